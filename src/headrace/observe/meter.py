@@ -1,0 +1,109 @@
+"""How fast a job goes now and when it will end: the arithmetic behind the progress display."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from headrace.events import BatchDone, Event, JobStarted, RecordFailed, StageDone
+from headrace.observe.busy import BusyTime
+
+_WINDOW_S = 20.0
+_SAMPLE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment of a job; rates are those of the last 20 seconds."""
+
+    ok: int
+    failed: int
+    skipped: int
+    records_per_s: float
+    tokens_per_s: float
+    busy: float
+    fraction: float | None
+    """Of the whole input, None where its size is unknown."""
+    eta_s: float | None
+    """Seconds to go, None where that cannot be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at: float
+    records: int
+    tokens: int
+    busy_s: float
+    fraction: float
+
+
+class Meter:
+    """Adds up events; `snapshot` says how things stand. Times are those of the events' own clock."""
+
+    def __init__(self) -> None:
+        self._total_bytes: int | None = None
+        self._total_records: int | None = None
+        self._skipped = self._ok = self._failed = self._tokens = self._bytes = self._loaded = 0
+        self._busy = BusyTime()
+        self._samples: deque[_Sample] = deque()
+
+    def hear(self, event: Event) -> None:
+        """Count one event."""
+        match event:
+            case JobStarted():
+                self._total_bytes, self._total_records = event.total_bytes, event.total_records
+                self._skipped = event.records_done
+                if not self._skipped:  # else skipping over finished records would pass for speed
+                    self._samples.append(self._sample(event.at))
+            case StageDone(stage="load"):
+                self._bytes += event.bytes
+                self._loaded += event.records
+            case StageDone(stage="prepare"):
+                self._tokens += event.tokens
+            case BatchDone():
+                self._ok += event.size - event.failed
+                self._busy.add(event.at, event.duration_s)
+                if not self._samples or event.at - self._samples[-1].at >= _SAMPLE_S:
+                    self._samples.append(self._sample(event.at))
+            case RecordFailed():
+                self._failed += 1
+            case _:
+                pass
+
+    def snapshot(self, now: float) -> Snapshot:
+        """How things stand at `now`."""
+        while len(self._samples) > 1 and now - self._samples[1].at > _WINDOW_S:
+            self._samples.popleft()
+        current = self._sample(now)
+        first = self._samples[0] if self._samples else current
+        elapsed = now - first.at
+        gained = current.fraction - first.fraction
+        sized = self._sized
+        return Snapshot(
+            ok=self._ok,
+            failed=self._failed,
+            skipped=self._skipped,
+            records_per_s=(current.records - first.records) / elapsed if elapsed > 0 else 0.0,
+            tokens_per_s=(current.tokens - first.tokens) / elapsed if elapsed > 0 else 0.0,
+            busy=min(1.0, (current.busy_s - first.busy_s) / elapsed) if elapsed > 0 else 0.0,
+            fraction=current.fraction if sized else None,
+            eta_s=(1 - current.fraction) / gained * elapsed if sized and gained > 0 else None,
+        )
+
+    @property
+    def _sized(self) -> bool:
+        return bool(self._total_records or self._total_bytes)
+
+    def _sample(self, at: float) -> _Sample:
+        done = self._ok + self._failed
+        return _Sample(at, done, self._tokens, self._busy.seconds, self._fraction(done))
+
+    def _fraction(self, done: int) -> float:
+        if self._total_records:
+            return min(1.0, (self._skipped + done) / self._total_records)
+        if self._total_bytes:
+            # What is read ahead is not done yet: count only the processed share of the records read so far.
+            read = self._skipped + self._loaded
+            processed = min(1.0, (self._skipped + done) / read) if read else 1.0
+            return min(1.0, self._bytes * processed / self._total_bytes)
+        return 0.0

@@ -1,0 +1,149 @@
+"""A job's progress while it runs: a bar on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self, TextIO
+
+from headrace.events import Event
+from headrace.observe.meter import Meter, Snapshot
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+_LINE_EVERY_S = 5.0
+_BAR_EVERY_S = 0.1
+
+
+class Progress:
+    """A context manager, and a listener that any thread may call; writes to stderr unless given another stream.
+
+    `clock` must be that of the events: `time.monotonic` outside of tests.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        stream = stream or sys.stderr
+        self._clock = clock
+        self._meter = Meter()
+        self._lock = threading.Lock()
+        self._display: _Display = _bar_or_lines(stream)
+        self._shown_at: float | None = None
+
+    def __enter__(self) -> Self:
+        self._display.open()
+        self._shown_at = self._clock()
+        return self
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            self._meter.hear(event)
+            now = self._clock()
+            if self._shown_at is not None and now - self._shown_at >= self._display.every_s:
+                self._display.show(self._meter.snapshot(now))
+                self._shown_at = now
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._display.show(self._meter.snapshot(self._clock()))
+            self._shown_at = None  # a late event is counted but no longer shown
+            self._display.close()
+
+
+class _Display(Protocol):
+    every_s: float
+
+    def open(self) -> None: ...
+    def show(self, snapshot: Snapshot) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Lines:
+    """One plain line at a time, for logs and pipes."""
+
+    every_s = _LINE_EVERY_S
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def open(self) -> None:
+        """Nothing to prepare: the first line comes with the first numbers."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        done = snapshot.skipped + snapshot.ok + snapshot.failed
+        share = "" if snapshot.fraction is None else f" ({snapshot.fraction:.0%})"
+        self._stream.write(f"headrace: {done:,} records{share}, {describe(snapshot)}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _Bar:
+    """rich's progress bar, with the job's rates beside it."""
+
+    every_s = _BAR_EVERY_S
+
+    def __init__(self, bar: RichProgress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=None, rates="")
+
+    def open(self) -> None:
+        self._bar.start()
+
+    def show(self, snapshot: Snapshot) -> None:
+        done = snapshot.skipped + snapshot.ok + snapshot.failed
+        self._bar.update(
+            self._task,
+            description=f"{done:,} records",
+            total=None if snapshot.fraction is None else 1.0,
+            completed=snapshot.fraction or 0.0,
+            rates=describe(snapshot),
+            refresh=True,
+        )
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+def describe(snapshot: Snapshot) -> str:
+    """The rates and the time to go in one line."""
+    parts = [f"{snapshot.records_per_s:,.0f} records/s"]
+    if snapshot.tokens_per_s:
+        parts.append(f"{snapshot.tokens_per_s:,.0f} tokens/s")
+    parts.append(f"engine busy {snapshot.busy:.0%}")
+    if snapshot.failed:
+        parts.append(f"{snapshot.failed:,} failed")
+    if snapshot.eta_s is not None and snapshot.fraction is not None and snapshot.fraction < 1:
+        parts.append(f"{_clock_time(snapshot.eta_s)} to go")
+    return ", ".join(parts)
+
+
+def _clock_time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _bar_or_lines(stream: TextIO) -> _Display:
+    if not stream.isatty():
+        return _Lines(stream)
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+    except ModuleNotFoundError:
+        return _Lines(stream)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[rates]}"),
+    )
+    # Drawn when something happened: rich's own refresh thread would outlive the job by a moment.
+    return _Bar(RichProgress(*columns, console=Console(file=stream), auto_refresh=False))

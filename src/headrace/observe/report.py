@@ -1,0 +1,169 @@
+"""Where the time of a job went: events in, one frozen report out."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from headrace.events import (
+    BatchDone,
+    BatchFormed,
+    BatchSplit,
+    CloseReason,
+    Event,
+    JobDone,
+    JobStarted,
+    RecordFailed,
+    StageDone,
+)
+from headrace.observe.advice import Numbers, advise
+from headrace.observe.busy import BusyTime
+
+State: TypeAlias = Literal["finished", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Seconds spent in each step. They overlap, so they add up to more than the wall; several workers add up too."""
+
+    load: float
+    prepare: float
+    starved: float
+    """The engine was free and had nothing to run."""
+    inference: float
+    """At least one batch was running."""
+    finish: float
+    write: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a job did and where its time went."""
+
+    state: State
+    ok: int
+    failed: int
+    skipped: int
+    """Records an earlier run had finished."""
+    failures: Mapping[str, int]
+    """Failed records by reason."""
+    truncated: int
+    wall_s: float
+    records_per_s: float
+    """Of this run, failed ones included."""
+    tokens: int
+    tokens_per_s: float
+    busy: float
+    """Fraction of the wall during which the engine ran a batch."""
+    padding_efficiency: float
+    """Real cost / computed cost; 1.0 where the engine does not pad."""
+    batches: int
+    splits: int
+    """Batches that were run again in halves."""
+    close_reasons: Mapping[CloseReason, int]
+    times: StageTimes
+    advice: str
+    """One sentence: what would make the next run shorter."""
+
+
+class ReportBuilder:
+    """A listener that adds up what it hears; any thread may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._start: float | None = None
+        self._last = 0.0
+        self._state: State = "interrupted"
+        self._skipped = 0
+        self._ok = 0
+        self._failures: Counter[str] = Counter()
+        self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
+        self._tokens = self._truncated = self._batches = self._splits = 0
+        self._cost = self._padded_cost = self._starved = 0.0
+        self._busy = BusyTime()
+        self._reasons: Counter[CloseReason] = Counter()
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            self._hear(event)
+            if not isinstance(event, RecordFailed):
+                self._start = event.at if self._start is None else self._start
+                self._last = max(self._last, event.at)
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case JobStarted():
+                self._skipped = event.records_done
+            case StageDone():
+                self._stages[event.stage] += event.duration_s
+                self._tokens += event.tokens
+                self._truncated += event.truncated
+            case BatchFormed():
+                self._batches += 1
+                self._reasons[event.reason] += 1
+                self._starved += event.starved_s
+                self._cost += event.cost
+                self._padded_cost += event.padded_cost
+            case BatchDone():
+                self._ok += event.size - event.failed
+                self._busy.add(event.at, event.duration_s)
+            case BatchSplit():
+                self._splits += 1
+            case RecordFailed():
+                self._failures[event.reason] += 1
+            case JobDone():
+                self._state = event.state
+            case _:  # a committed part says nothing about time
+                pass
+
+    def build(self) -> Report:
+        """The report of what was heard so far."""
+        with self._lock:
+            return self._build()
+
+    def _build(self) -> Report:
+        wall = self._last - self._start if self._start is not None else 0.0
+        failed = self._failures.total()
+        records = self._ok + failed
+        times = StageTimes(
+            load=self._stages["load"],
+            prepare=self._stages["prepare"],
+            starved=self._starved,
+            inference=self._busy.seconds,
+            finish=self._stages["finish"],
+            write=self._stages["write"],
+        )
+        busy = min(1.0, times.inference / wall) if wall > 0 else 0.0
+        padding_efficiency = self._cost / self._padded_cost if self._padded_cost > 0 else 1.0
+        numbers = Numbers(
+            records=records,
+            failed=failed,
+            batches=self._batches,
+            wall_s=wall,
+            busy=busy,
+            starved_s=times.starved,
+            padding_efficiency=padding_efficiency,
+            host_s=dict(self._stages),
+        )
+        return Report(
+            state=self._state,
+            ok=self._ok,
+            failed=failed,
+            skipped=self._skipped,
+            failures=dict(self._failures.most_common()),
+            truncated=self._truncated,
+            wall_s=wall,
+            records_per_s=records / wall if wall > 0 else 0.0,
+            tokens=self._tokens,
+            tokens_per_s=self._tokens / wall if wall > 0 else 0.0,
+            busy=busy,
+            padding_efficiency=padding_efficiency,
+            batches=self._batches,
+            splits=self._splits,
+            close_reasons=dict(self._reasons.most_common()),
+            times=times,
+            advice=advise(numbers),
+        )

@@ -1,0 +1,75 @@
+"""A report for people: a table on a terminal, aligned plain text elsewhere."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from headrace.observe.report import Report
+
+_STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
+
+
+def print_report(report: Report, stream: TextIO) -> None:
+    """Write `report` to `stream`: through rich where that is a terminal and rich is installed."""
+    if stream.isatty():
+        try:
+            from rich.console import Console
+            from rich.table import Table
+        except ModuleNotFoundError:
+            pass
+        else:
+            console = Console(file=stream)
+            table = Table("", "", title=_title(report), show_header=False, title_justify="left")
+            for name, value in rows(report):
+                table.add_row(name, value)
+            console.print(table)
+            console.print(report.advice, highlight=False)
+            return
+    stream.write(as_text(report))
+
+
+def as_text(report: Report) -> str:
+    """The report as aligned lines, the advice last."""
+    lines = rows(report)
+    width = max(len(name) for name, _ in lines)
+    return "\n".join([_title(report), *(f"  {name:<{width}}  {value}" for name, value in lines), report.advice, ""])
+
+
+def rows(report: Report) -> list[tuple[str, str]]:
+    """Label and value of each line, in reading order; lines that would say nothing are left out."""
+    lines = [("records", _records(report))]
+    if report.failures:
+        lines.append(("failed because", ", ".join(f"{name} {count:,}" for name, count in report.failures.items())))
+    if report.truncated:
+        lines.append(("truncated", f"{report.truncated:,} records cut to the model's maximum length"))
+    lines.append(("wall", f"{_seconds(report.wall_s)}   {report.records_per_s:,.1f} records/s"))
+    if report.tokens:
+        lines.append(("tokens", f"{report.tokens:,}   {report.tokens_per_s:,.0f} tokens/s"))
+    if report.batches:
+        mean = report.ok / report.batches
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.close_reasons.items())
+        lines.append(("engine busy", f"{report.busy:.1%}"))
+        lines.append(("padding efficiency", f"{report.padding_efficiency:.1%}"))
+        lines.append(("batches", f"{report.batches:,} of {mean:.1f} records   closed by: {reasons}"))
+    if report.splits:
+        lines.append(("run again in halves", f"{report.splits:,} batches"))
+    for stage in _STAGES:
+        seconds: float = getattr(report.times, stage)
+        share = f"{seconds / report.wall_s:7.1%} of wall" if report.wall_s > 0 else ""
+        lines.append((f"time: {stage}", f"{_seconds(seconds)} {share}".rstrip()))
+    return lines
+
+
+def _title(report: Report) -> str:
+    return f"headrace run: {report.state}"
+
+
+def _records(report: Report) -> str:
+    parts = [f"{report.ok:,} ok", f"{report.failed:,} failed"]
+    if report.skipped:
+        parts.append(f"{report.skipped:,} done before")
+    return ", ".join(parts)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:8.2f} s"

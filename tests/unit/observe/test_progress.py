@@ -1,0 +1,121 @@
+"""What the progress display says, and when; time is a number the test sets."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+
+import pytest
+
+from headrace.events import BatchDone, JobStarted, RecordFailed, StageDone
+from headrace.observe.meter import Meter
+from headrace.observe.progress import Progress
+
+
+def batch(at: float, *, size: int = 10, duration: float = 0.5, failed: int = 0) -> BatchDone:
+    return BatchDone(0, size, failed, 100, 100, duration, at)
+
+
+def started(**known: int | None) -> JobStarted:
+    values: dict[str, int | None] = {"total_bytes": None, "total_records": None, "records_done": 0}
+    return JobStarted(**(values | known), at=0.0)  # type: ignore[arg-type]
+
+
+def test_rates_busy_and_eta_from_a_known_number_of_records() -> None:
+    meter = Meter()
+    meter.hear(started(total_records=100))
+    meter.hear(StageDone("prepare", 20, 0.1, at=0.1, tokens=400))
+    meter.hear(batch(1.0))
+    meter.hear(batch(2.0))
+    snapshot = meter.snapshot(2.0)
+    assert (snapshot.ok, snapshot.records_per_s, snapshot.tokens_per_s, snapshot.busy) == (20, 10.0, 200.0, 0.5)
+    assert (snapshot.fraction, snapshot.eta_s) == (0.2, pytest.approx(8.0))
+
+
+def test_eta_from_bytes_leaves_out_what_is_only_read_ahead() -> None:
+    meter = Meter()
+    meter.hear(started(total_bytes=1_000))
+    meter.hear(StageDone("load", 40, 0.1, at=0.1, bytes=400))
+    meter.hear(batch(2.0, size=20))
+    snapshot = meter.snapshot(2.0)
+    assert (snapshot.fraction, snapshot.eta_s) == (pytest.approx(0.2), pytest.approx(8.0))
+
+
+def test_an_input_of_unknown_size_has_no_eta() -> None:
+    meter = Meter()
+    meter.hear(started())
+    meter.hear(batch(1.0))
+    assert (meter.snapshot(1.0).fraction, meter.snapshot(1.0).eta_s) == (None, None)
+
+
+def test_rates_forget_what_is_long_past() -> None:
+    meter = Meter()
+    meter.hear(started(total_records=100_000))
+    for second in range(1, 101):
+        meter.hear(batch(float(second), size=1_000 if second <= 50 else 10))
+    assert meter.snapshot(100.0).records_per_s == pytest.approx(10, rel=0.1)
+
+
+def test_skipping_over_finished_records_is_not_speed() -> None:
+    meter = Meter()
+    meter.hear(started(total_records=1_000, records_done=900))
+    for second in range(1, 6):
+        meter.hear(batch(float(second)))
+    snapshot = meter.snapshot(5.0)
+    assert (snapshot.skipped, snapshot.fraction) == (900, 0.95)
+    assert snapshot.eta_s == pytest.approx(5.0)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(stream: io.StringIO) -> None:
+    clock = Clock()
+    with Progress(stream, clock=clock) as progress:
+        progress(started(total_records=1_000))
+        for second in range(1, 13):
+            clock.now = float(second)
+            progress(batch(clock.now))
+        progress(RecordFailed(3, "RecordError", "no text"))
+
+
+def test_lines_come_every_five_seconds_and_at_the_end() -> None:
+    stream = io.StringIO()
+    run(stream)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0] == "headrace: 50 records (5%), 10 records/s, engine busy 50%, 1:35 to go"
+    assert lines[-1].startswith("headrace: 121 records (12%)")
+    assert "1 failed" in lines[-1]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar() -> None:
+    stream = Terminal()
+    run(stream)
+    assert "━" in stream.getvalue()
+    assert "121 records" in stream.getvalue()
+    assert "engine busy 50%" in stream.getvalue()
+
+
+def test_without_rich_a_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    stream = Terminal()
+    run(stream)
+    assert stream.getvalue().count("\n") == 3
+
+
+def test_the_bar_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt), Progress(Terminal()):
+        raise KeyboardInterrupt
+    assert threading.active_count() == before

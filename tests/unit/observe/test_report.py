@@ -1,0 +1,143 @@
+"""What the report adds up, from events made by hand."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from headrace.events import (
+    BatchDone,
+    BatchFormed,
+    BatchSplit,
+    Event,
+    JobDone,
+    JobStarted,
+    PartCommitted,
+    RecordFailed,
+    StageDone,
+)
+from headrace.observe.busy import BusyTime
+from headrace.observe.report import Report, ReportBuilder
+from headrace.observe.table import as_text, print_report
+
+
+def formed(batch: int, *, size: int = 4, cost: float = 30, padded: float = 40, starved: float = 0.5) -> BatchFormed:
+    return BatchFormed(batch, size, cost, padded, "full_cost" if batch else "timeout", starved, at=1.0)
+
+
+def done(at: float, duration: float, *, size: int = 4, failed: int = 0) -> BatchDone:
+    return BatchDone(0, size, failed, 30, 40, duration, at)
+
+
+def report_of(*events: Event) -> Report:
+    builder = ReportBuilder()
+    for event in events:
+        builder(event)
+    return builder.build()
+
+
+JOB: tuple[Event, ...] = (
+    JobStarted(total_bytes=1_000, total_records=None, records_done=7, at=100.0),
+    StageDone("load", 9, 0.25, at=100.3, bytes=1_000),
+    StageDone("prepare", 8, 0.5, at=100.8, tokens=60, truncated=2),
+    RecordFailed(3, "RecordError", "expected text, got null"),
+    formed(0),
+    done(102.0, 1.0),
+    formed(1),
+    BatchSplit(1, 4, ValueError("bad"), out_of_memory=False, at=103.0),
+    done(104.0, 2.0, failed=1),
+    RecordFailed(5, "ValueError", "bad"),
+    StageDone("finish", 7, 0.125, at=104.5),
+    StageDone("write", 9, 0.75, at=105.0, bytes=500),
+    PartCommitted(0, 9, 2, 500, at=105.0),
+    JobDone("finished", at=110.0),
+)
+
+
+def test_counts_records_and_reasons() -> None:
+    report = report_of(*JOB)
+    assert (report.ok, report.failed, report.skipped, report.truncated) == (7, 2, 7, 2)
+    assert report.failures == {"RecordError": 1, "ValueError": 1}
+    assert report.state == "finished"
+    assert (report.batches, report.splits) == (2, 1)
+    assert report.close_reasons == {"timeout": 1, "full_cost": 1}
+
+
+def test_rates_are_of_the_wall() -> None:
+    report = report_of(*JOB)
+    assert report.wall_s == 10.0
+    assert report.records_per_s == pytest.approx(0.9)
+    assert (report.tokens, report.tokens_per_s) == (60, 6.0)
+    assert report.busy == pytest.approx(0.3)
+    assert report.padding_efficiency == 0.75
+
+
+def test_says_where_the_time_went() -> None:
+    times = report_of(*JOB).times
+    assert (times.load, times.prepare, times.starved) == (0.25, 0.5, 1.0)
+    assert (times.inference, times.finish, times.write) == (3.0, 0.125, 0.75)
+
+
+def test_a_job_that_never_said_it_ended_was_interrupted() -> None:
+    assert report_of(*JOB[:-1]).state == "interrupted"
+
+
+def test_nothing_heard_is_a_report_too() -> None:
+    report = report_of()
+    assert (report.ok, report.wall_s, report.busy, report.padding_efficiency) == (0, 0.0, 0.0, 1.0)
+    assert "Nothing was left to do" in as_text(report)
+
+
+def test_batches_that_run_at_the_same_time_count_once() -> None:
+    busy = BusyTime()
+    for end, duration in [(2.0, 1.0), (2.5, 1.0), (4.0, 0.5), (5.0, 4.5)]:
+        busy.add(end, duration)
+    assert busy.seconds == pytest.approx(4.5)
+
+
+def test_busy_time_stays_small_and_exact_over_many_gaps() -> None:
+    busy = BusyTime()
+    for second in range(10_000):
+        busy.add(second + 0.5, 0.25)
+    assert busy.seconds == pytest.approx(2_500)
+    assert len(busy._open) <= 64
+
+
+def test_plain_text_names_every_stage_and_ends_with_the_advice() -> None:
+    report = report_of(*JOB)
+    text = as_text(report)
+    for words in ("7 ok, 2 failed, 7 done before", "RecordError 1, ValueError 1", "2 records cut", "30.0%", "75.0%"):
+        assert words in text
+    for stage in ("load", "prepare", "starved", "inference", "finish", "write"):
+        assert f"time: {stage}" in text
+    assert text.splitlines()[-1] == report.advice
+    assert "10.0% of wall" in next(line for line in text.splitlines() if "time: starved" in line)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_table() -> None:
+    stream = Terminal()
+    print_report(report_of(*JOB), stream)
+    assert "│" in stream.getvalue()
+    assert "7 ok, 2 failed" in stream.getvalue()
+
+
+def test_without_rich_a_terminal_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    stream = Terminal()
+    report = report_of(*JOB)
+    print_report(report, stream)
+    assert stream.getvalue() == as_text(report)
+
+
+def test_a_pipe_gets_plain_text() -> None:
+    stream = io.StringIO()
+    report = report_of(*JOB)
+    print_report(report, stream)
+    assert stream.getvalue() == as_text(report)
