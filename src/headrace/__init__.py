@@ -1,0 +1,45 @@
+"""Headrace keeps GPUs busy: dynamic batching, overlapped bulk jobs, one shared model for many callers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace import errors
+from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.blocking import map_batches
+from headrace.batching.cost import CostEstimator, CostEstimatorFn, TokenEstimator, TokenEstimatorFn
+from headrace.batching.decorator import Batched, batched
+from headrace.batching.offload import BlockedLoopWarning
+from headrace.batching.stats import BatchStats
+from headrace.batching.tokens import NoTokenEstimateWarning, Prompt, TokenBatcher
+
+if TYPE_CHECKING:
+    from headrace.wiring import run
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchStats",
+    "Batched",
+    "BlockedLoopWarning",
+    "CostEstimator",
+    "CostEstimatorFn",
+    "DynamicBatcher",
+    "NoTokenEstimateWarning",
+    "Prompt",
+    "TokenBatcher",
+    "TokenEstimator",
+    "TokenEstimatorFn",
+    "batched",
+    "errors",
+    "map_batches",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":  # brings in the whole house: only for those who run jobs
+        from headrace.wiring import run
+
+        return run
+    raise AttributeError(f"module 'headrace' has no attribute {name!r}")

@@ -1,0 +1,86 @@
+"""The bounded waiting room, in records and in cost: whoever comes when it is full waits, or is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from headrace.batching.policy import Lineup
+
+
+class Admission:
+    """Lets records into a `Lineup` as far as it has room; those that wait enter in the order they came.
+
+    A record that alone costs more than the whole room enters once the room is empty.
+    """
+
+    def __init__(self, lineup: Lineup, capacity: int, max_cost: float | None) -> None:
+        self._lineup = lineup
+        self.capacity = capacity
+        self.max_cost = float("inf") if max_cost is None else max_cost
+        self._waiters: deque[tuple[asyncio.Future[None], float]] = deque()
+        self._reserved = 0
+        self._reserved_cost = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Submitters that wait for room, those just let in included."""
+        return len(self._waiters) + self._reserved
+
+    def admits(self, cost: float) -> bool:
+        """Whether a record of this cost may enter now, without overtaking anyone."""
+        return not self._waiters and self._has_room(cost)
+
+    async def enter(self, cost: float) -> None:
+        """Wait until a record of this cost may enter; the caller adds it before it awaits anything."""
+        if self.admits(cost):
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = (turn, cost)
+        self._waiters.append(place)
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._give_back(cost)  # cancelled just after it was let in
+            elif place in self._waiters:
+                self._waiters.remove(place)
+            self.let_in()
+            raise
+        self._give_back(cost)
+
+    def let_in(self) -> None:
+        """Room has been made: let in whoever fits, in order."""
+        while self._waiters:
+            turn, cost = self._waiters[0]
+            if turn.done():  # cancelled
+                self._waiters.popleft()
+                continue
+            if not self._has_room(cost):
+                return
+            self._waiters.popleft()
+            self._reserved += 1
+            self._reserved_cost += cost
+            turn.set_result(None)
+
+    def refuse_all(self, cause: Exception) -> None:
+        """Fail everyone who still waits for room."""
+        for turn, _ in self._waiters:
+            if not turn.done():
+                turn.set_exception(cause)
+        self._waiters.clear()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether somebody waits for room, so that nothing more can come in before a batch leaves."""
+        return bool(self._waiters) and not self._reserved
+
+    def _has_room(self, cost: float) -> bool:
+        taken = self._lineup.size + self._reserved
+        if taken >= self.capacity:
+            return False
+        return self._lineup.cost + self._reserved_cost + cost <= self.max_cost or not taken
+
+    def _give_back(self, cost: float) -> None:
+        self._reserved -= 1
+        self._reserved_cost -= cost

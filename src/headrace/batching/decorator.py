@@ -1,0 +1,76 @@
+"""`@batched`: a batch function becomes one that is called with a single item."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Generic, TypeVar, overload
+from weakref import WeakKeyDictionary
+
+from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.stats import BatchStats
+
+RecordT = TypeVar("RecordT")
+ResultT = TypeVar("ResultT")
+BatchFn = Callable[[list[RecordT]], Awaitable[Sequence[ResultT]] | Sequence[ResultT]]
+
+
+class Batched(Generic[RecordT, ResultT]):
+    """A function of one item whose concurrent calls on one event loop share batches.
+
+    Each event loop has a batcher of its own, started by its first call and ended with the loop or by `stop()`.
+    """
+
+    def __init__(self, function: BatchFn[RecordT, ResultT], options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._options = options
+        self._batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, DynamicBatcher[RecordT, ResultT]]
+        self._batchers = WeakKeyDictionary()
+        DynamicBatcher(function, **options)  # wrong options raise where they are written
+
+    async def __call__(self, item: RecordT, **options: Any) -> ResultT:
+        """The result for `item`; options are those of `DynamicBatcher.submit`."""
+        return await (await self._batcher().submit(item, **options))
+
+    @property
+    def stats(self) -> BatchStats:
+        """The counts of all loops' batchers together."""
+        return BatchStats.merge(batcher.stats for batcher in self._batchers.values())
+
+    async def stop(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Process what waits on this loop, then end; the next call starts anew."""
+        batcher = self._batchers.get(asyncio.get_running_loop())
+        if batcher is not None:
+            await batcher.stop(timeout)
+
+    def _batcher(self) -> DynamicBatcher[RecordT, ResultT]:
+        loop = asyncio.get_running_loop()
+        batcher = self._batchers.get(loop)
+        if batcher is None:
+            batcher = self._batchers[loop] = DynamicBatcher(self._function, **self._options)
+        if not batcher.is_running:
+            batcher._start()
+        return batcher
+
+
+@overload
+def batched(function: BatchFn[RecordT, ResultT], /) -> Batched[RecordT, ResultT]: ...
+
+
+@overload
+def batched(**options: Any) -> Callable[[BatchFn[RecordT, ResultT]], Batched[RecordT, ResultT]]: ...
+
+
+def batched(function: Any = None, /, **options: Any) -> Any:
+    """Turn a function of a list into one of an item, whose concurrent calls are batched; options are `DynamicBatcher`'s.
+
+    @headrace.batched(max_batch_size=64)
+    def embed(texts: list[str]) -> list[list[float]]: ...
+
+    vector = await embed("one text")
+    """
+    if function is not None:
+        return Batched(function, options)
+    return lambda function: Batched(function, options)

@@ -1,0 +1,234 @@
+"""The loop that turns what waits into batches: take a slot, then form the batch, then let the next records in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.batching import isolation
+from headrace.batching.admission import Admission
+from headrace.batching.cost import batch_cost
+from headrace.batching.isolation import MemoryLimit, OnError
+from headrace.batching.offload import Caller
+from headrace.batching.policy import Batch, Lineup
+from headrace.batching.replies import Entry, fail
+from headrace.batching.stats import Meter
+from headrace.errors import ProcessTimeoutError, StoppedError
+from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason, Listener
+
+logger = logging.getLogger("headrace")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a dispatcher works through the lineup."""
+
+    name: str
+    batch_timeout_s: float
+    max_concurrent_batches: int
+    process_timeout_s: float | None
+    on_error: OnError
+    listener: Listener | None
+
+
+class Dispatcher:
+    """Owns every batch from its forming until each of its records has a reply."""
+
+    def __init__(self, lineup: Lineup, admission: Admission, caller: Caller, meter: Meter, settings: Settings) -> None:
+        self._lineup = lineup
+        self._admission = admission
+        self._caller = caller
+        self._meter = meter
+        self._settings = settings
+        self._clock = asyncio.get_running_loop().time
+        self._slots = asyncio.Semaphore(settings.max_concurrent_batches)
+        self._runs: dict[asyncio.Task[None], Batch] = {}
+        self._given_up: set[asyncio.Task[Any]] = set()
+        self._memory = MemoryLimit()
+        self._draining = False
+        self._hurry = 0
+        self.sleeper: asyncio.Future[None] | None = None
+        """Not None while the dispatcher waits, with a slot free, for company."""
+        self._enough = 1
+        self._longest = 0.0
+
+    def arrived(self, cost: float) -> None:
+        """A record has joined the lineup while `sleeper` was waiting."""
+        if cost > self._longest:
+            self._longest = cost
+        if self._lineup.size >= self._enough or self._is_full():
+            self.wake()
+
+    def wake(self) -> None:
+        """Look again at what waits."""
+        if self.sleeper is not None and not self.sleeper.done():
+            self.sleeper.set_result(None)
+
+    def hurry(self) -> None:
+        """No more is coming for a while: close batches without waiting until what waits now has gone."""
+        self._hurry = self._lineup.size
+        self.wake()
+
+    def drain(self) -> None:
+        """End once nothing waits."""
+        self._draining = True
+        self.wake()
+
+    async def run(self) -> None:
+        """Serve until drained. Whatever ends this task, nobody is left waiting."""
+        cause: BaseException = StoppedError(f"{self._settings.name} stopped before this record was processed")
+        try:
+            await self._serve()
+            while self._runs:
+                await asyncio.wait(self._runs)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as exc:
+            logger.critical("%s failed, and its waiting records with it", self._settings.name, exc_info=exc)
+            cause = exc
+            raise
+        finally:
+            self._abandon(cause)
+
+    async def _serve(self) -> None:
+        while True:
+            await self._slots.acquire()
+            free_since = self._clock()
+            reason = await self._until_ready()
+            if reason is None:
+                return
+            batch, reason = self._lineup.take(reason)
+            self._hurry = max(self._hurry - len(batch), 0)
+            self._admission.let_in()
+            self._begin(batch, reason, free_since)
+
+    async def _until_ready(self) -> CloseReason | None:
+        """Why to close a batch now; None when drained. Called with a slot free."""
+        lineup, timeout = self._lineup, self._settings.batch_timeout_s
+        while True:
+            if not lineup.size:
+                if self._draining and not self._admission.waiting:
+                    return None
+                await self._sleep(1, None)
+                continue
+            self._longest = lineup.longest() if lineup.limits.padded else 0.0
+            if self._is_full():
+                return "boundary"  # unless it meets the limit that makes it full, which `take` finds out
+            if self._draining or self._hurry:
+                return "drain"
+            if not timeout or self._admission.is_full:
+                return "idle"
+            deadline = lineup.oldest_arrival() + timeout
+            if self._clock() >= deadline:
+                return "timeout"
+            await self._sleep(lineup.limits.max_batch_size, deadline)
+
+    def _is_full(self) -> bool:
+        """Whether more company would not change the next batch."""
+        lineup = self._lineup
+        size, limits = lineup.size, lineup.limits
+        return (
+            size >= limits.max_batch_size
+            or lineup.cost >= limits.target_batch_cost
+            or (limits.padded and size * self._longest >= limits.target_batch_cost)
+        )
+
+    async def _sleep(self, enough: int, deadline: float | None) -> None:
+        """Wait for `enough` records or a full batch, until `deadline` on the loop's clock."""
+        loop = asyncio.get_running_loop()
+        self._enough = enough
+        self.sleeper = loop.create_future()
+        timer = None if deadline is None else loop.call_at(deadline, self.wake)
+        try:
+            await self.sleeper
+        finally:
+            self.sleeper = None
+            if timer is not None:
+                timer.cancel()
+
+    def _begin(self, batch: Batch, reason: CloseReason, free_since: float) -> None:
+        now, number = self._clock(), self._meter.batches
+        costs = [entry.cost for entry in batch]
+        cost = sum(costs)
+        padded = batch_cost(costs, padded=True) if self._lineup.limits.padded else cost
+        self._meter.began(now, batch, cost, padded, reason)
+        self._emit(BatchFormed, number, len(batch), cost, padded, reason, now - free_since, now)
+        run = self._run(number, batch, cost, padded)
+        task = asyncio.get_running_loop().create_task(run, name=f"{self._settings.name}-batch-{number}")
+        self._runs[task] = batch
+        task.add_done_callback(self._ended)
+
+    async def _run(self, number: int, batch: Batch, cost: float, padded: float) -> None:
+        started = self._clock()
+        failed = 0
+        try:
+            failed = await isolation.process(batch, self._call, self._settings.on_error, self._on_split(number))
+            if not failed:
+                self._memory.succeeded(padded)
+        finally:
+            now = self._clock()
+            left = sum(entry.cancelled() for entry in batch)
+            self._meter.ended(now, len(batch), failed, max(len(batch) - failed - left, 0), now - started)
+            self._emit(BatchDone, number, len(batch), failed, cost, padded, now - started, now)
+            self._slots.release()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        batch = self._runs.pop(task, ())
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            fail(batch, exc)  # a listener that raises: the records must not wait for it
+            logger.error("%s: %s ended unexpectedly", self._settings.name, task.get_name(), exc_info=exc)
+
+    async def _call(self, records: list[Any]) -> Any:
+        timeout = self._settings.process_timeout_s
+        if timeout is None:
+            return await self._caller.call(records)
+        call = asyncio.get_running_loop().create_task(self._caller.call(records), name=f"{self._settings.name}-call")
+        try:
+            done, _ = await asyncio.wait({call}, timeout=timeout)
+        except BaseException:
+            self._give_up(call)
+            raise
+        if not done:
+            self._give_up(call)
+            raise ProcessTimeoutError(
+                f"process_fn has not returned a batch of {len(records)} records within process_timeout_s={timeout}; "
+                "its result will be ignored. Raise the limit or make batches smaller"
+            )
+        return call.result()
+
+    def _give_up(self, call: asyncio.Task[Any]) -> None:
+        """Cancel a call without waiting for it to agree; its end is still owned here."""
+        call.cancel()
+        self._given_up.add(call)
+        call.add_done_callback(self._forget)
+
+    def _forget(self, call: asyncio.Task[Any]) -> None:
+        self._given_up.discard(call)
+        if not call.cancelled():
+            call.exception()  # read, so that the loop does not report what nobody waits for
+
+    def _on_split(self, number: int) -> Callable[[list[Entry], BaseException], None]:
+        def split(part: list[Entry], cause: BaseException) -> None:
+            out_of_memory = isolation.is_out_of_memory(cause)
+            if out_of_memory:
+                limits = self._lineup.limits
+                self._memory.failed(batch_cost([entry.cost for entry in part], padded=limits.padded))
+                self._lineup.set_budget(min(limits.target_batch_cost, self._memory.cost))
+            self._emit(BatchSplit, number, len(part), cause, out_of_memory, self._clock())
+
+        return split
+
+    def _abandon(self, cause: BaseException) -> None:
+        """Fail whoever still waits, and let go of what still runs."""
+        self._admission.refuse_all(cause)
+        fail(self._lineup.clear(), cause)
+        for task, batch in self._runs.items():
+            fail(batch, cause)
+            task.cancel()
+
+    def _emit(self, event: type[Any], *fields: Any) -> None:
+        if self._settings.listener is not None:
+            self._settings.listener(event(*fields))

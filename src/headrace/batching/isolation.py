@@ -1,0 +1,80 @@
+"""What becomes of a failed batch: its records fail with it, or it is run again in halves."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeAlias
+
+from headrace.batching.replies import Entry, checked_results, fail, give
+from headrace.errors import EngineDeadError, EngineOutOfMemoryError, ProcessError
+
+OnError: TypeAlias = Literal["fail", "isolate"]
+
+
+def is_out_of_memory(exc: BaseException) -> bool:
+    """Whether a smaller batch may succeed where this one did not.
+
+    torch's own error is known by its class name, so that torch need not be imported.
+    """
+    return isinstance(exc, (MemoryError, EngineOutOfMemoryError)) or any(
+        base.__name__ == "OutOfMemoryError" for base in type(exc).__mro__
+    )
+
+
+def should_split(exc: BaseException, on_error: OnError) -> bool:
+    """Whether a batch of several records that failed with `exc` is run again in halves."""
+    if is_out_of_memory(exc):
+        return True
+    return on_error == "isolate" and not isinstance(exc, (EngineDeadError, ProcessError))
+
+
+class MemoryLimit:
+    """Learns from out-of-memory errors how large a batch the engine can take."""
+
+    def __init__(self) -> None:
+        self.cost = float("inf")
+        """No batch should cost more than this."""
+        self._largest_ok = 0.0
+
+    def succeeded(self, cost: float) -> None:
+        """A batch of this cost fitted."""
+        if cost > self._largest_ok:
+            self._largest_ok = cost
+
+    def failed(self, cost: float) -> None:
+        """A batch of this cost did not fit: half of it, or what is known to fit, is the new limit."""
+        if self._largest_ok >= cost:
+            self._largest_ok = 0.0  # fitted once, but the device has less room now
+        self.cost = min(self.cost, max(cost / 2, self._largest_ok))
+
+
+async def process(
+    batch: list[Entry],
+    call: Callable[[list[Any]], Awaitable[Any]],
+    on_error: OnError,
+    on_split: Callable[[list[Entry], BaseException], None],
+) -> int:
+    """Run `batch` and end each record's wait as soon as its outcome is known; returns how many records failed.
+
+    A batch split down to one bad record costs at most 2·log2(len(batch)) calls more than a batch without.
+    """
+    failed = 0
+    parts = [batch]
+    while parts:
+        part = parts.pop()
+        if part is not batch:
+            part = [entry for entry in part if not entry.done()]
+            if not part:
+                continue
+        try:
+            results = checked_results(await call([entry.record for entry in part]), len(part))
+        except Exception as exc:  # an engine may raise anything; it is its records' to bear
+            if len(part) == 1 or not should_split(exc, on_error):
+                failed += fail(part, exc)
+                continue
+            on_split(part, exc)
+            half = len(part) // 2
+            parts += [part[half:], part[:half]]
+        else:
+            failed += give(part, results)
+    return failed

@@ -1,0 +1,256 @@
+"""Which of the waiting records form the next batch. Pure and synchronous: no clock, no lock, no await.
+
+Records are served by *level*, then by *caller*, then in order of arrival:
+
+* A level is a priority. The level served next is the one whose next record has the smallest
+  `arrival - priority * PRIORITY_AGE_S`: one step of priority is worth so many seconds of waiting, and since later
+  records arrive ever later, no level waits for ever.
+* Inside a level, callers share by start-time fair queueing (Goyal, Vin and Cheng, 1996): each caller's next record
+  has a start tag max(virtual time, the caller's last finish tag), its finish tag is start + cost, and the smallest
+  start tag goes first. A caller with 2,000 records waiting therefore does not hold up another with one.
+
+With length bucketing, each level's next records in that order stand in a `Window`, which chooses among them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from headrace.batching.replies import Entry
+from headrace.batching.window import Limits, Window
+from headrace.events import CloseReason
+
+PRIORITY_AGE_S = 10.0
+"""Seconds of waiting that one step of priority outweighs."""
+
+Batch: TypeAlias = list[Entry]
+
+
+class Lane:
+    """One caller's waiting records at one priority, first in, first out."""
+
+    __slots__ = ("caller", "entries", "finish", "start")
+
+    def __init__(self, caller: Hashable) -> None:
+        self.caller = caller
+        self.entries: deque[Any] = deque()
+        self.start = 0.0
+        self.finish = 0.0
+
+
+class Level:
+    """The records of one priority, their callers served fairly."""
+
+    __slots__ = ("_heap", "_ties", "_virtual", "lanes", "priority", "window")
+
+    def __init__(self, priority: int, limits: Limits) -> None:
+        self.priority = priority
+        self.lanes: dict[Hashable, Lane] = {}
+        self.window = Window(limits) if limits.window else None
+        self._heap: list[tuple[float, int, Lane]] = []
+        self._virtual = 0.0
+        self._ties = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        if self.window is not None:
+            yield from self.window
+        for lane in self.lanes.values():
+            yield from (entry for entry in lane.entries if entry.home is not None)
+
+    def open_lane(self, caller: Hashable) -> Lane:
+        """A lane for a caller that has none."""
+        lane = self.lanes[caller] = Lane(caller)
+        self._schedule(lane)
+        return lane
+
+    def head(self) -> Lane | None:
+        """The lane whose first record is next, or None; lanes found empty are dropped."""
+        while self._heap:
+            lane = self._heap[0][2]
+            while lane.entries and lane.entries[0].home is None:
+                lane.entries.popleft()  # left while it waited
+            if lane.entries:
+                return lane
+            heapq.heappop(self._heap)
+            del self.lanes[lane.caller]
+        return None
+
+    def pop(self, lane: Lane) -> Entry:
+        """Take the first record of `lane`, which `head()` has just returned."""
+        heapq.heappop(self._heap)
+        entry: Entry = lane.entries.popleft()
+        self._virtual = lane.start
+        lane.finish = lane.start + entry.cost
+        self._schedule(lane)
+        return entry
+
+    def fill_window(self, window: Window) -> None:
+        """Let the next records into the window, as far as there is room."""
+        while window.has_room and (lane := self.head()) is not None:
+            window.add(self.pop(lane), lane.caller)
+
+    def next_entry(self) -> Entry | None:
+        """The record whose arrival stands for the level's; None when the level is empty."""
+        if self.window is not None and (oldest := self.window.oldest()) is not None:
+            return oldest
+        lane = self.head()
+        return None if lane is None else lane.entries[0]
+
+    def sweep(self) -> None:
+        """Drop the records that have left."""
+        if self.window is not None:
+            self.window.sweep()
+        for lane in self.lanes.values():
+            lane.entries = deque(entry for entry in lane.entries if entry.home is not None)
+
+    def _schedule(self, lane: Lane) -> None:
+        lane.start = max(self._virtual, lane.finish)
+        self._ties += 1
+        heapq.heappush(self._heap, (lane.start, self._ties, lane))
+
+
+class Lineup:
+    """The waiting records, and the choice of those that go next.
+
+    `size` and `cost` count what waits; a record that leaves stops counting at once, whenever its place is cleared.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.size = 0
+        self.cost: float = 0
+        self._levels: dict[int, Level] = {}
+        self._gone = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Every waiting record, in no particular order."""
+        for level in self._levels.values():
+            yield from level
+
+    def add(self, entry: Entry, priority: int = 0, caller: Hashable = None) -> None:
+        """Let a record wait. The caller of this method has set `entry.home`."""
+        level = self._levels.get(priority)
+        if level is None:
+            level = self._levels[priority] = Level(priority, self.limits)
+        lane = level.lanes.get(caller)
+        if lane is None:
+            lane = level.open_lane(caller)
+        lane.entries.append(entry)
+        self.size += 1
+        self.cost += entry.cost
+
+    def set_budget(self, target_batch_cost: float) -> None:
+        """From now on, a batch may cost so much."""
+        self.limits = replace(self.limits, target_batch_cost=target_batch_cost)
+        for level in self._levels.values():
+            if level.window is not None:
+                level.window.limits = self.limits
+
+    def discard(self, entry: Entry) -> None:
+        """Forget a waiting record that nobody wants any more."""
+        entry.home = None
+        self.size -= 1
+        self.cost -= entry.cost
+        self._gone += 1
+        if self._gone > self.size + 64:  # each sweep is paid for by as many discards
+            self._sweep()
+
+    def oldest_arrival(self) -> float:
+        """Arrival time of the record that has waited longest; inf when none waits."""
+        return min((entry.arrival for entry in self), default=float("inf"))
+
+    def longest(self) -> float:
+        """The largest cost among the waiting records; 0 when none waits."""
+        return max((entry.cost for entry in self), default=0)
+
+    def take(self, reason: CloseReason) -> tuple[Batch, CloseReason]:
+        """Remove and return the next batch, at least one record, and why it ends where it does.
+
+        `reason` is why a batch is closed now; a batch that meets a limit reports that limit instead.
+
+        Raises:
+            IndexError: no record waits.
+        """
+        if not self.size:
+            raise IndexError("no record waits")
+        batch, met = self._take_bucketed() if self.limits.window else self._take_in_order()
+        for entry in batch:
+            entry.home = None
+            self.cost -= entry.cost
+        self.size -= len(batch)
+        if not self.size:
+            self.cost = 0  # so that fractions cannot add up to a drift
+        return batch, met or reason
+
+    def clear(self) -> Batch:
+        """Remove and return everything that waits."""
+        left = list(self)
+        for entry in left:
+            entry.home = None
+        self._levels.clear()
+        self.size, self.cost, self._gone = 0, 0, 0
+        return left
+
+    def _sweep(self) -> None:
+        for level in self._levels.values():
+            level.sweep()
+        self._gone = 0
+
+    def _next_level(self) -> Level | None:
+        best: Level | None = None
+        best_key = 0.0
+        for level in list(self._levels.values()):
+            entry = level.next_entry()
+            if entry is None:
+                del self._levels[level.priority]
+                continue
+            key = entry.arrival - level.priority * PRIORITY_AGE_S
+            if best is None or key < best_key:
+                best, best_key = level, key
+        return best
+
+    def _take_bucketed(self) -> tuple[Batch, CloseReason | None]:
+        if self._gone:
+            self._sweep()
+        level = self._next_level()
+        assert level is not None and level.window is not None  # size > 0, and this mode has windows
+        level.fill_window(level.window)
+        return level.window.take()
+
+    def _take_in_order(self) -> tuple[Batch, CloseReason | None]:
+        limits = self.limits
+        batch: Batch = []
+        total = longest = 0.0
+        for entry in self._in_order():
+            if len(batch) == limits.max_batch_size:
+                return batch, "full_size"
+            cost = entry.cost
+            total += cost
+            if cost > longest:
+                longest = cost
+            if batch and (longest * (len(batch) + 1) if limits.padded else total) > limits.target_batch_cost:
+                return batch, "full_cost"
+            batch.append(entry)
+        if len(batch) == limits.max_batch_size:
+            return batch, "full_size"
+        spent = longest * len(batch) if limits.padded else total
+        return batch, "full_cost" if spent >= limits.target_batch_cost else None
+
+    def _in_order(self) -> Iterator[Entry]:
+        """The records in the order of service; each is removed when the one after it is asked for."""
+        while (level := self._next_level()) is not None:
+            lane = level.head()
+            assert lane is not None  # the level has a next entry
+            if len(self._levels) > 1 or len(level.lanes) > 1:
+                yield lane.entries[0]
+                level.pop(lane)
+                continue
+            entries = lane.entries  # nobody to be fair to: no tags to keep
+            while entries:
+                if entries[0].home is not None:
+                    yield entries[0]
+                entries.popleft()

@@ -1,0 +1,282 @@
+"""`BatchStats`, and what it is computed from."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.batching.replies import Entry
+from headrace.events import CloseReason
+
+WINDOW_S = 60.0
+"""Length of the recent past that `window_utilization` speaks of, in seconds."""
+
+_BOUNDS = tuple(1e-6 * 2 ** (step / 4) for step in range(4 * 31))
+"""Upper bounds of the histogram's buckets: four per doubling, 1 µs to 36 minutes."""
+
+_PAST_STEP_S = 0.1
+"""Least distance between two remembered points of the recent past, so that they are at most 600."""
+
+_SAMPLED = 32
+"""Queue times taken of one batch at most; each stands for its share of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """A distribution of durations that can be added to another: a percentile is at most 19 % (2 ** 0.25) too high."""
+
+    counts: tuple[float, ...] = field(default=(), repr=False)
+    """Per bucket of the histogram, up to the last that is not empty."""
+
+    def percentile(self, share: float) -> float:
+        """The duration in seconds that `share` (0 to 1) of all stay within; 0 when there are none."""
+        left = share * sum(self.counts)
+        for bound, count in zip(_BOUNDS, self.counts, strict=False):
+            left -= count
+            if count and left <= 0:
+                return bound
+        return _BOUNDS[-1] if any(self.counts) else 0.0
+
+    @property
+    def p50(self) -> float:
+        """Median, in seconds."""
+        return self.percentile(0.50)
+
+    @property
+    def p95(self) -> float:
+        """95th percentile, in seconds."""
+        return self.percentile(0.95)
+
+    @property
+    def p99(self) -> float:
+        """99th percentile, in seconds."""
+        return self.percentile(0.99)
+
+    def __add__(self, other: Durations) -> Durations:
+        longer, shorter = sorted((self.counts, other.counts), key=len, reverse=True)
+        return Durations(tuple(a + b for a, b in zip(longer, shorter, strict=False)) + longer[len(shorter) :])
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """A batcher's counts at one moment.
+
+    The snapshots of several replicas add up with `BatchStats.merge`; utilization is then that of all of them together.
+    """
+
+    total_submitted: int = 0
+    """Records admitted."""
+    total_completed: int = 0
+    """Records that got a result. Failed and cancelled ones do not count."""
+    total_failed: int = 0
+    """Records that got an exception from a batch."""
+    total_batches: int = 0
+    """Batches handed to `process_fn`, the running ones included."""
+    total_batched: int = 0
+    """Records in those batches."""
+    total_batch_cost: float = 0
+    """Cost of those batches: the sum over their records."""
+    total_padded_cost: float = 0
+    """Cost of those batches as the engine computes them: records × the longest where it pads."""
+    avg_batch_size: float = 0.0
+    """Records per batch."""
+    avg_batch_cost: float = 0.0
+    """Cost per batch."""
+    busy_time_s: float = 0.0
+    """Seconds during which at least one batch was being processed, up to now."""
+    idle_time_s: float = 0.0
+    """The other seconds between the first `start()` and now, those stopped not counted."""
+    window_busy_s: float = 0.0
+    """Busy seconds within the last `window_s`."""
+    window_s: float = 0.0
+    """Length of the recent past, in seconds: 60, or less soon after the start."""
+    waiting: int = 0
+    """Records waiting for a batch now."""
+    waiting_cost: float = 0
+    """Their cost."""
+    in_flight: int = 0
+    """Records being processed now."""
+    max_batch_size: int = 0
+    """The batcher's own limit (of replicas: the largest)."""
+    close_reasons: Mapping[CloseReason, int] = field(default_factory=dict)
+    """Batches by why they were closed."""
+    queue_times: Durations = Durations()
+    """How long records waited for their batch; sampled, at most 32 records of a batch."""
+    process_times: Durations = Durations()
+    """How long batches took in `process_fn`."""
+
+    @property
+    def utilization(self) -> float:
+        """Fraction of wall time with at least one batch in `process_fn`, 0 to 1."""
+        wall = self.busy_time_s + self.idle_time_s
+        return self.busy_time_s / wall if wall > 0 else 0.0
+
+    @property
+    def window_utilization(self) -> float:
+        """The same over the last `window_s` seconds."""
+        return min(self.window_busy_s / self.window_s, 1.0) if self.window_s > 0 else 0.0
+
+    @property
+    def batch_utilization(self) -> float:
+        """How full batches are: records per batch ÷ `max_batch_size`, 0 to 1."""
+        return self.avg_batch_size / self.max_batch_size if self.max_batch_size else 0.0
+
+    @property
+    def padding_efficiency(self) -> float:
+        """Real ÷ padded cost, 0 to 1; 1 before the first batch."""
+        return self.total_batch_cost / self.total_padded_cost if self.total_padded_cost else 1.0
+
+    @staticmethod
+    def merge(snapshots: Iterable[BatchStats]) -> BatchStats:
+        """The snapshots of several replicas as one: counts and times added up."""
+        every = list(snapshots)
+        reasons: Counter[CloseReason] = Counter()
+        for stats in every:
+            reasons.update(stats.close_reasons)
+        summed = {name: sum(getattr(stats, name) for stats in every) for name in _SUMMED}
+        batches = max(summed["total_batches"], 1)
+        return BatchStats(
+            **summed,
+            avg_batch_size=summed["total_batched"] / batches,
+            avg_batch_cost=summed["total_batch_cost"] / batches,
+            max_batch_size=max((stats.max_batch_size for stats in every), default=0),
+            close_reasons=dict(reasons),
+            queue_times=sum((stats.queue_times for stats in every), Durations()),
+            process_times=sum((stats.process_times for stats in every), Durations()),
+        )
+
+
+_SUMMED = (
+    "total_submitted",
+    "total_completed",
+    "total_failed",
+    "total_batches",
+    "total_batched",
+    "total_batch_cost",
+    "total_padded_cost",
+    "busy_time_s",
+    "idle_time_s",
+    "window_busy_s",
+    "window_s",
+    "waiting",
+    "waiting_cost",
+    "in_flight",
+)
+
+
+class Meter:
+    """What `BatchStats` is computed from. Every `now` is a reading of the batcher's own clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.completed = 0
+        self.failed = 0
+        self.batches = 0
+        self.batched = 0
+        self.batch_cost: float = 0
+        self.padded_cost: float = 0
+        self.in_flight = 0
+        self.reasons: Counter[CloseReason] = Counter()
+        self._queue_times = [0.0] * (len(_BOUNDS) + 1)
+        self._process_times = [0.0] * (len(_BOUNDS) + 1)
+        self._running = 0
+        self._busy = 0.0
+        self._busy_since = 0.0
+        self._wall = 0.0
+        self._started: float | None = None
+        self._past: deque[tuple[float, float]] = deque()  # (wall, busy) at the ends of recent batches
+
+    def start(self, now: float) -> None:
+        """The batcher runs from now."""
+        self._started = now
+
+    def stop(self, now: float) -> None:
+        """The batcher no longer runs."""
+        if self._started is not None:
+            self._wall += now - self._started
+            self._started = None
+
+    def began(self, now: float, batch: Sequence[Entry], cost: float, padded: float, reason: CloseReason) -> None:
+        """A batch is handed to `process_fn`."""
+        size = len(batch)
+        if not self._running:
+            self._busy_since = now
+        self._running += 1
+        self.batches += 1
+        self.batched += size
+        self.in_flight += size
+        self.batch_cost += cost
+        self.padded_cost += padded
+        self.reasons[reason] += 1
+        step = size // _SAMPLED + 1
+        for entry in batch[::step]:
+            self._queue_times[bisect_left(_BOUNDS, now - entry.arrival)] += step
+
+    def ended(self, now: float, size: int, failed: int, completed: int, duration: float) -> None:
+        """That batch came back: `failed` got an exception, `completed` a result, the rest had left."""
+        self._running -= 1
+        self.in_flight -= size
+        self.failed += failed
+        self.completed += completed
+        self._process_times[bisect_left(_BOUNDS, duration)] += 1
+        if not self._running:
+            self._busy += now - self._busy_since
+        wall = self._wall_at(now)
+        if self._past and wall - self._past[-1][0] < _PAST_STEP_S:
+            return
+        self._past.append((wall, self._busy_at(now)))
+        while self._past[0][0] < wall - WINDOW_S and len(self._past) > 1 and self._past[1][0] <= wall - WINDOW_S:
+            self._past.popleft()
+
+    def snapshot(
+        self, now: float, submitted: int, waiting: int, waiting_cost: float, max_batch_size: int
+    ) -> BatchStats:
+        """The counts at `now`."""
+        wall, busy = self._wall_at(now), self._busy_at(now)
+        since = max(wall - WINDOW_S, 0.0)
+        return BatchStats(
+            total_submitted=submitted,
+            total_completed=self.completed,
+            total_failed=self.failed,
+            total_batches=self.batches,
+            total_batched=self.batched,
+            total_batch_cost=self.batch_cost,
+            total_padded_cost=self.padded_cost,
+            avg_batch_size=self.batched / max(self.batches, 1),
+            avg_batch_cost=self.batch_cost / max(self.batches, 1),
+            busy_time_s=busy,
+            idle_time_s=max(wall - busy, 0.0),
+            window_busy_s=busy - self._busy_before(since, wall, busy),
+            window_s=wall - since,
+            waiting=waiting,
+            waiting_cost=waiting_cost,
+            in_flight=self.in_flight,
+            max_batch_size=max_batch_size,
+            close_reasons=dict(self.reasons),
+            queue_times=_trimmed(self._queue_times),
+            process_times=_trimmed(self._process_times),
+        )
+
+    def _wall_at(self, now: float) -> float:
+        return self._wall + (now - self._started if self._started is not None else 0.0)
+
+    def _busy_at(self, now: float) -> float:
+        return self._busy + (now - self._busy_since if self._running else 0.0)
+
+    def _busy_before(self, since: float, wall: float, busy: float) -> float:
+        """Busy seconds up to wall second `since`, read off the line through the known points around it."""
+        before = (0.0, 0.0)
+        for point in (*self._past, (wall, busy)):
+            if point[0] >= since:
+                span = point[0] - before[0]
+                return before[1] + (point[1] - before[1]) * ((since - before[0]) / span if span else 1.0)
+            before = point
+        return before[1]
+
+
+def _trimmed(counts: list[float]) -> Durations:
+    used = len(counts)
+    while used and not counts[used - 1]:
+        used -= 1
+    return Durations(tuple(counts[:used]))

@@ -1,0 +1,112 @@
+"""Every error Headrace raises on purpose.
+
+    HeadraceError
+    ├── ConfigError (ValueError)            a parameter, flag or file cannot be used; nothing was started
+    │   └── MissingExtraError               an optional dependency is not installed
+    ├── NotRunningError (RuntimeError)      the batcher has not been started, or is stopped
+    ├── AlreadyRunningError (RuntimeError)  started twice
+    ├── QueueFullError                      submit_nowait found no room
+    ├── RecordError (ValueError)            this record alone cannot be processed
+    │   ├── CostError                       its cost is not a finite number >= 0
+    │   └── RecordTooLargeError             it alone costs more than a batch may
+    ├── DeadlineExceededError (TimeoutError)   its deadline passed while it waited
+    ├── StoppedError (RuntimeError)         the batcher stopped before the record was processed
+    ├── ProcessError (RuntimeError)         stands in for an engine's exception that cannot be copied for a caller
+    ├── ProcessTimeoutError (TimeoutError)  a batch ran longer than process_timeout_s
+    ├── BadResultError (ValueError)         process_fn returned the wrong type or the wrong number of results
+    ├── EngineError (RuntimeError)          a model cannot be loaded or run
+    │   ├── EngineDeadError                 the engine is gone: no record's fault, nothing to split or retry
+    │   └── EngineOutOfMemoryError          the device has no room for this batch: it is split
+    └── JobError                            a bulk job cannot start or go on
+        ├── OutputLockedError               another process writes the same output
+        ├── ResumeMismatchError             input, model or parameters are not those the output was begun with
+        └── TooManyErrorsError              more records failed than the job allows
+
+A message names the thing, the value and the way out.
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """Base of all of Headrace's own errors."""
+
+
+class ConfigError(HeadraceError, ValueError):
+    """A parameter, flag or file cannot be used; nothing was started."""
+
+
+class MissingExtraError(ConfigError):
+    """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class NotRunningError(HeadraceError, RuntimeError):
+    """The batcher has not been started, or is stopped."""
+
+
+class AlreadyRunningError(HeadraceError, RuntimeError):
+    """The batcher was started twice."""
+
+
+class QueueFullError(HeadraceError):
+    """`submit_nowait` found no room."""
+
+
+class RecordError(HeadraceError, ValueError):
+    """One record cannot be processed; its neighbours can."""
+
+
+class CostError(RecordError):
+    """A record's cost is not a finite number >= 0."""
+
+
+class RecordTooLargeError(RecordError):
+    """A record alone costs more than a batch may, and `oversized="reject"` is set."""
+
+
+class DeadlineExceededError(HeadraceError, TimeoutError):
+    """A record's deadline passed while it waited; it was not run."""
+
+
+class StoppedError(HeadraceError, RuntimeError):
+    """The batcher stopped before the record was processed."""
+
+
+class ProcessError(HeadraceError, RuntimeError):
+    """Stands in for an engine's exception that cannot be copied for each caller; `__cause__` is the original."""
+
+
+class ProcessTimeoutError(HeadraceError, TimeoutError):
+    """A batch ran longer than `process_timeout_s`."""
+
+
+class BadResultError(HeadraceError, ValueError):
+    """`process_fn` returned the wrong type, or the wrong number of results."""
+
+
+class EngineError(HeadraceError, RuntimeError):
+    """A model cannot be loaded or run."""
+
+
+class EngineDeadError(EngineError):
+    """The engine is gone: no record's fault, and nothing that splitting or retrying could mend."""
+
+
+class EngineOutOfMemoryError(EngineError):
+    """The device has no room for this batch."""
+
+
+class JobError(HeadraceError):
+    """A bulk job cannot start or go on."""
+
+
+class OutputLockedError(JobError):
+    """Another process writes the same output."""
+
+
+class ResumeMismatchError(JobError):
+    """Input, model or parameters are not those the output was begun with."""
+
+
+class TooManyErrorsError(JobError):
+    """More records failed than the job allows."""

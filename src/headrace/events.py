@@ -1,0 +1,130 @@
+"""What can be observed: one frozen event per step, handed to listeners; the logic itself holds no metric.
+
+Durations are in seconds of the monotonic clock. `at` is the moment the step ended, on `time.monotonic()`'s scale
+(a batcher's event loop may bring its own clock, as virtual time in tests does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+CloseReason: TypeAlias = Literal["full_cost", "full_size", "timeout", "idle", "drain", "boundary"]
+"""Why a batch was closed:
+
+full_cost  the next record would exceed the cost budget
+full_size  max_batch_size records
+timeout    batch_timeout_s since the oldest waiting record arrived
+idle       waiting longer could add nothing: batch_timeout_s is 0, or the waiting room is full
+drain      no more is coming: the batcher stops, or a mapped input has ended
+boundary   length bucketing: the next record in the window is too unlike in length to share padding
+"""
+
+Stage: TypeAlias = Literal["load", "prepare", "finish", "write"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFormed:
+    """A slot was free and a batch was closed for it."""
+
+    batch: int
+    """0-based number of the batch in its batcher."""
+    size: int
+    cost: float
+    """Sum of the records' costs."""
+    padded_cost: float
+    """What the engine computes: records × the longest where it pads, else `cost`."""
+    reason: CloseReason
+    starved_s: float
+    """How long the slot stood free before this batch."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """A batch came back from `process_fn`, whatever became of it."""
+
+    batch: int
+    size: int
+    failed: int
+    cost: float
+    padded_cost: float
+    duration_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSplit:
+    """A failed batch was run again in halves."""
+
+    batch: int
+    size: int
+    cause: BaseException
+    out_of_memory: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFailed:
+    """One record of a job failed for good."""
+
+    position: int
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageDone:
+    """A host-side stage of a job finished a chunk of records. Stages overlap: times add up to more than the wall."""
+
+    stage: Stage
+    records: int
+    duration_s: float
+    at: float
+    bytes: int = 0
+    """Bytes of input read (load) or of output written (write)."""
+    tokens: int = 0
+    """Model tokens made of the records (prepare)."""
+    truncated: int = 0
+    """Records cut to the model's maximum length (prepare)."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    """A job knows what it is about to do."""
+
+    total_bytes: int | None
+    """Size of the input, None where it cannot be known."""
+    total_records: int | None
+    records_done: int
+    """Records already in committed parts, which this run skips."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartCommitted:
+    """A part of the output is durable: its records are done."""
+
+    start: int
+    """First position the part holds."""
+    end: int
+    """One past the last."""
+    failed: int
+    """How many of them are dead letters."""
+    bytes: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """A job ended: `state` is what a later run of the same command finds."""
+
+    state: Literal["finished", "interrupted", "failed"]
+    at: float
+
+
+Event: TypeAlias = (
+    BatchFormed | BatchDone | BatchSplit | RecordFailed | StageDone | JobStarted | PartCommitted | JobDone
+)
+Listener: TypeAlias = Callable[[Event], None]

@@ -1,0 +1,42 @@
+"""A record on its way through a job, and what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row of the input."""
+
+    position: int
+    """0-based place in the whole input; unique, and the same at every read of the same input."""
+    id: Any
+    """The value of the id column; the position where there is none."""
+    data: Any
+    """The row as the source read it (a dict for JSONL)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ok:
+    """A record that was processed."""
+
+    record: Record
+    output: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A record that was not, and why."""
+
+    record: Record
+    """`data` is what could be read of it: the raw line where it is not JSON."""
+    reason: str
+    """A short stable word for grouping: the error's class name in most cases, such as `RecordError`."""
+    message: str
+    """One line for a person."""
+    attempts: int = 1
+
+
+Outcome: TypeAlias = Ok | Failed
