@@ -1,0 +1,115 @@
+"""`headrace run`: a bulk job from a file to a file."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from headrace.cli.stopping import Stopper, stop_on_signals
+from headrace.errors import ConfigError, EngineError, HeadraceError, OutputLockedError, ResumeMismatchError
+from headrace.jobs.job import JobEnd, Limits
+from headrace.observe.report import Report
+from headrace.observe.table import print_report
+from headrace.wiring import JobSettings, execute
+
+_DEFAULTS = Limits()
+# An EngineError that comes this far is one of loading: later ones belong to records or are the job's.
+_NOT_STARTED = (ConfigError, EngineError, ResumeMismatchError, OutputLockedError)
+
+
+def run(  # noqa: PLR0913 - one parameter per flag
+    source: Annotated[Path, typer.Option("-i", "--input-file", help="The records: a .jsonl file.")],
+    sink: Annotated[Path, typer.Option("-o", "--output-file", help="The results: a .parquet or .jsonl file.")],
+    task: Annotated[str, typer.Option(help="What to do with each record: embed.")] = "embed",
+    model: Annotated[
+        str | None, typer.Option(help="A local model folder. Default: all-MiniLM-L6-v2.", show_default=False)
+    ] = None,
+    text_column: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
+    id_column: Annotated[
+        str | None,
+        typer.Option(help='The column that identifies a record. Default: "id" if there is one, else the position.'),
+    ] = None,
+    on_too_long: Annotated[
+        Literal["truncate", "error"], typer.Option(help="A text longer than the model takes is cut, or fails.")
+    ] = "truncate",
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a text. Default: the model's own limit.")
+    ] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens of a batch, padding included. Default: the engine's.")
+    ] = None,
+    max_error_rate: Annotated[
+        float, typer.Option(min=0, max=1, help="Stop when more than this fraction of the records has failed.")
+    ] = _DEFAULTS.max_error_rate,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that tokenize.")] = _DEFAULTS.workers,
+    engine: Annotated[
+        str | None, typer.Option(help="module:factory of an engine of your own, instead of the task's.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")] = False,
+) -> None:
+    """Run a bulk job. The same command again continues it where it ended.
+
+    Records that cannot be processed go to OUTPUT.errors.jsonl, with position and reason.
+
+    Exit status: 0 finished (or had finished before); 1 failed, what is done is kept; 2 not started: usage, file, model
+    or column; 3 finished, but some records failed; 130 or 143 stopped by Ctrl-C or SIGTERM, what is done is kept.
+    """
+    options: dict[str, Any] = {} if on_too_long == "truncate" else {"on_too_long": on_too_long}
+    if max_model_len is not None:
+        options["max_model_len"] = max_model_len
+    settings = JobSettings(
+        source=source,
+        sink=sink,
+        task=task,
+        model=model,
+        engine=engine,
+        engine_options=options,
+        text_column=text_column,
+        id_column=id_column,
+        batch_tokens=batch_tokens,
+        limits=Limits(max_error_rate=max_error_rate, workers=workers),
+        overwrite=overwrite,
+    )
+    with stop_on_signals() as stopper:
+        sys.exit(_run(settings, stopper))
+
+
+def _run(settings: JobSettings, stopper: Stopper) -> int:
+    """Run to the end; returns the exit status, and says in one line what is not as asked."""
+    try:
+        end, report = execute(settings, stopper, progress=True)
+    except HeadraceError as error:
+        _say(str(error))
+        return 2 if isinstance(error, _NOT_STARTED) else 1
+    except Exception as error:  # noqa: BLE001 - the edge of the program: a user is never shown a traceback
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        _say(
+            f"unexpected {type(error).__name__} at {place.filename}:{place.lineno}: {error}; what is committed is kept"
+        )
+        return 1
+    return _conclude(settings, stopper, end, report)
+
+
+def _conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report) -> int:
+    errors = settings.sink.with_suffix(".errors.jsonl")
+    if end.state == "already_finished":
+        _say(f"{settings.sink} is already finished: {end.records:,} records{_failed(end, errors)}; nothing to do")
+        return 0
+    print_report(report, sys.stderr)
+    if end.state == "interrupted":
+        _say(f"stopped; {end.records:,} records are done and kept: run the same command again to continue")
+        return 128 + (stopper.signal or 0)
+    _say(f"wrote {settings.sink}: {end.records - end.failed:,} of {end.records:,} records{_failed(end, errors)}")
+    return 3 if end.failed else 0
+
+
+def _failed(end: JobEnd, errors: Path) -> str:
+    return f", {end.failed:,} failed, see {errors}" if end.failed else ""
+
+
+def _say(line: str) -> None:
+    print(f"headrace: {line}", file=sys.stderr)

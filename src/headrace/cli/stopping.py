@@ -1,0 +1,40 @@
+"""Ctrl-C and SIGTERM: the first finishes what is in flight, the second ends at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType
+
+from headrace.jobs.job import StopRequest
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopper(StopRequest):
+    """A stop request that remembers the signal it came from."""
+
+    signal: int | None = None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's shape
+        """Ask to stop; at the second call end the process, which is safe at any moment: parts are whole or absent."""
+        if self.requested:
+            os._exit(128 + number)
+        self.signal = number
+        # Not print: the signal may have come in the middle of one.
+        os.write(2, b"\nheadrace: stopping: finishing what is in flight (again to end at once)\n")
+        self.request()
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[Stopper]:
+    """Turn SIGINT and SIGTERM into a stop request while the body runs. Main thread only."""
+    stopper = Stopper()
+    before = {number: signal.signal(number, stopper.handle) for number in _SIGNALS}
+    try:
+        yield stopper
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

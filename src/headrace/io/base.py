@@ -1,0 +1,62 @@
+"""The seams at both ends of a job: where records come from and where outcomes go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from headrace.records import Failed, Ok, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive rows of the input, read together."""
+
+    records: Sequence[Record]
+    failures: Sequence[Failed]
+    """Rows that could not be read as records; each still has its position."""
+    bytes: int
+    """Input bytes this chunk stands for, skipped rows included."""
+
+
+class Source(Protocol):
+    """An input that can be read again in the same order. All methods block: they run on a reader thread."""
+
+    total_bytes: int | None
+    total_records: int | None
+
+    def describe(self) -> Mapping[str, Any]:
+        """JSON-able facts that identify the content (sizes and digests, not only names)."""
+        ...
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """The input's rows still to do, from the first.
+
+        `next_todo(position)` is the first position >= its argument that is still to do, so that a long stretch of
+        finished rows is passed over in one step. A stretch without any row to do still gives chunks, empty ones, now
+        and then: their bytes are what a progress bar counts.
+
+        Raises:
+            JobError: the input cannot be read on.
+        """
+        ...
+
+
+class PartWriter(Protocol):
+    """Turns finished rows of one format into the bytes of one part."""
+
+    suffix: str
+    """File name ending, such as `.jsonl`."""
+
+    def encode(self, outcomes: Sequence[Ok]) -> bytes:
+        """The rows of one part, in the order given."""
+        ...
+
+    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
+        """Write the rows of all parts, in the order given, as one file.
+
+        The bytes depend on the rows alone, not on where one part ends and the next begins. Memory is bounded.
+        """
+        ...

@@ -1,0 +1,112 @@
+"""A job as it is handed to its run: the parts, built and checked, and how far they may go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from headrace.batching.batcher import DynamicBatcher
+from headrace.engines.base import BatchEngine
+from headrace.errors import TooManyErrorsError
+from headrace.events import Listener
+from headrace.io.base import Source
+from headrace.jobs.columns import Columns
+from headrace.jobs.output import JobOutput
+from headrace.records import Failed, Outcome
+
+CHECK_ERRORS_AFTER = 100
+"""Records that must have ended before the error rate means anything; fewer are judged at the end of the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a job goes. None of these decides what the output is."""
+
+    max_error_rate: float = 0.5
+    """Stop when more than this fraction of the records has failed."""
+    workers: int = 2
+    """Threads that prepare chunks."""
+    part_records: int = 4096
+    """Rows after which a part is committed."""
+    commit_interval_s: float = 2.0
+    """Seconds after which a finished row is committed though its part is small: what a kill may cost."""
+
+
+class StopRequest:
+    """Asks a running job to stop. A plain flag: it may be set from a signal handler or from any thread."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def request(self) -> None:
+        """Read no more, finish what is in flight, commit, return."""
+        self.requested = True
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything a run needs."""
+
+    source: Source
+    columns: Columns
+    engine: BatchEngine[Any, Any, Any]
+    batcher: DynamicBatcher[Any, Any]
+    output: JobOutput
+    fingerprint: Mapping[str, Any]
+    """JSON-able facts that decide the output."""
+    listener: Listener
+    limits: Limits
+    stop: StopRequest
+    overwrite: bool
+    """Begin anew, whatever there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How a run ended, if it did not raise."""
+
+    state: Literal["finished", "interrupted", "already_finished"]
+    records: int
+    """Records of the input that are done, those of earlier runs included."""
+    failed: int
+    """How many of them are dead letters."""
+
+
+class Tally:
+    """Counts how records end, and raises when too many fail. Starts with what earlier runs have committed."""
+
+    def __init__(self, records: int, failed: int, max_error_rate: float) -> None:
+        self.records = records
+        self.failed = failed
+        self._limit = max_error_rate
+        self._reasons: Counter[str] = Counter()
+        self._example = ""
+
+    def count(self, outcome: Outcome) -> None:
+        """Count one more.
+
+        Raises:
+            TooManyErrorsError: more than the allowed fraction has failed, of at least 100 records.
+        """
+        self.records += 1
+        if isinstance(outcome, Failed):
+            self.failed += 1
+            self._reasons[outcome.reason] += 1
+            self._example = f"record {outcome.record.position}: {outcome.message}"
+            if self.records >= CHECK_ERRORS_AFTER:
+                self.check()
+
+    def check(self) -> None:
+        """Judge what has been counted, however few.
+
+        Raises:
+            TooManyErrorsError: more than the allowed fraction has failed.
+        """
+        if self.failed > self._limit * self.records:
+            kinds = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common(3))
+            raise TooManyErrorsError(
+                f"{self.failed} of {self.records} records failed, more than --max-error-rate {self._limit:g} allows"
+                + (f" (in this run: {kinds}; the last, {self._example})" if kinds else "")
+            )

@@ -1,0 +1,236 @@
+"""The one place that builds a job from settings, and `headrace.run`, its front door."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.batching.batcher import DynamicBatcher
+from headrace.engines import registry
+from headrace.engines.base import BatchEngine
+from headrace.errors import ConfigError
+from headrace.events import Event, Listener
+from headrace.io.base import PartWriter
+from headrace.io.jsonl import JsonlSource, JsonlWriter
+from headrace.io.parquet import ParquetWriter
+from headrace.jobs import columns
+from headrace.jobs import run as main_path
+from headrace.jobs.job import Job, JobEnd, Limits, StopRequest
+from headrace.jobs.output import JobOutput
+from headrace.jobs.stages import Work, infer
+from headrace.observe.progress import Progress
+from headrace.observe.report import Report, ReportBuilder
+
+T = TypeVar("T")
+
+_WRITERS: Mapping[str, Callable[[str], PartWriter]] = {".jsonl": JsonlWriter, ".parquet": ParquetWriter}
+_OUTPUT_COLUMNS = {"embed": "embedding"}
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """What a user says about a job."""
+
+    source: Path
+    """A .jsonl file."""
+    sink: Path
+    """A .parquet or .jsonl file."""
+    task: str = "embed"
+    model: str | None = None
+    """A folder or a known name; None is the task's default."""
+    engine: str | None = None
+    """`module:factory` of an engine to use instead of the task's own."""
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the engine, such as `max_model_len`."""
+    text_column: str = "text"
+    id_column: str | None = None
+    """None: the column "id" where there is one, else the record's position."""
+    batch_tokens: int | None = None
+    """Budget of a batch in the engine's unit of cost, padding included; None is the engine's default."""
+    limits: Limits = field(default_factory=Limits)
+    overwrite: bool = False
+
+
+def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
+    source: str | Path,
+    model: str | Path | None = None,
+    *,
+    sink: str | Path,
+    task: str = "embed",
+    engine: str | None = None,
+    text_column: str = "text",
+    id_column: str | None = None,
+    batch_tokens: int | None = None,
+    limits: Limits | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    **engine_options: Any,
+) -> Report:
+    """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
+
+    Args:
+        source: a .jsonl file.
+        model: a local folder; None for the task's default model.
+        sink: a .parquet or .jsonl file; records that fail go beside it, to `....errors.jsonl`.
+        task: what to do: "embed".
+        engine: `module:factory` of an engine to use instead of the task's own.
+        text_column: the column that holds the text.
+        id_column: the column that identifies a record; None for "id" where there is one, else the position.
+        batch_tokens: most a batch may cost, in tokens with padding.
+        limits: how far the job goes: error rate, workers, how often it commits.
+        overwrite: begin anew, whatever is there.
+        progress: show a progress bar on stderr.
+        engine_options: options of the engine, such as `max_model_len` or `on_too_long`.
+
+    Raises:
+        ConfigError: a parameter, file, column or model cannot be used; nothing was written.
+        JobError: the job cannot start or go on; what it has finished is kept.
+    """
+    settings = JobSettings(
+        source=Path(source),
+        sink=Path(sink),
+        task=task,
+        model=None if model is None else str(model),
+        engine=engine,
+        engine_options=engine_options,
+        text_column=text_column,
+        id_column=id_column,
+        batch_tokens=batch_tokens,
+        limits=limits or Limits(),
+        overwrite=overwrite,
+    )
+    return _off_loop(functools.partial(execute, settings, StopRequest(), progress=progress))[1]
+
+
+def execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tuple[JobEnd, Report]:
+    """Build the job and run it to its end, or until it is asked to stop. Blocks.
+
+    Raises:
+        ConfigError: a parameter, file, column or model cannot be used; nothing was written.
+        JobError: the job cannot start or go on; what it has finished is kept.
+    """
+    report = ReportBuilder()
+    listeners: list[Listener] = [report]
+    plan = check(settings)
+    engine = _build_engine(settings)
+    try:
+        if not progress:
+            end = main_path.run(build(settings, plan, engine, stop, _Fan(listeners)))
+        else:
+            with Progress() as bar:
+                listeners.append(bar)
+                end = main_path.run(build(settings, plan, engine, stop, _Fan(listeners)))
+    finally:
+        engine.close()
+    return end, report.build()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What can be checked before a model is loaded."""
+
+    source: JsonlSource
+    columns: columns.Columns
+    output: JobOutput
+
+
+def check(settings: JobSettings) -> Plan:
+    """Open the input and look at its first rows, and see that the output may be written. Writes nothing.
+
+    Raises:
+        ConfigError: a file, column or format cannot be used.
+    """
+    _check_limits(settings)
+    if settings.task not in _OUTPUT_COLUMNS:
+        raise ConfigError(f"unknown task {settings.task!r}; known: {', '.join(_OUTPUT_COLUMNS)}")
+    make_writer = _WRITERS.get(settings.sink.suffix)
+    if make_writer is None:
+        raise ConfigError(f"cannot tell the format of output {settings.sink}: it must end in {' or '.join(_WRITERS)}")
+    source = JsonlSource(settings.source)
+    output = JobOutput(settings.sink, make_writer(_OUTPUT_COLUMNS[settings.task]))
+    if settings.sink.exists() and settings.sink.samefile(settings.source):
+        raise ConfigError(f"{settings.sink} is both input and output; choose another output")
+    found = columns.resolve(source, settings.text_column, settings.id_column)
+    if not settings.overwrite:
+        output.refuse_foreign_files()
+    return Plan(source, found, output)
+
+
+def build(
+    settings: JobSettings, plan: Plan, engine: BatchEngine[Any, Any, Any], stop: StopRequest, listener: Listener
+) -> Job:
+    """Put the parts together."""
+    batcher: DynamicBatcher[Work, Any] = DynamicBatcher(
+        functools.partial(infer, engine=engine, stop=stop),
+        cost_estimator=lambda work: work.cost,
+        target_batch_cost=settings.batch_tokens or engine.default_batch_cost,
+        max_batch_size=engine.default_batch_size,
+        max_queue_size=max(1024, 2 * engine.default_batch_size),
+        padded=engine.pads,
+        length_bucketing=True,
+        on_error="isolate",
+        listener=listener,
+    )
+    fingerprint = {
+        "source": plan.source.describe(),
+        "engine": engine.describe(),
+        "task": settings.task,
+        "text_column": plan.columns.text,
+        "id_column": plan.columns.id,
+    }
+    return Job(
+        source=plan.source,
+        columns=plan.columns,
+        engine=engine,
+        batcher=batcher,
+        output=plan.output,
+        fingerprint=fingerprint,
+        listener=listener,
+        limits=settings.limits,
+        stop=stop,
+        overwrite=settings.overwrite,
+    )
+
+
+def _build_engine(settings: JobSettings) -> BatchEngine[Any, Any, Any]:
+    return registry.create(settings.engine or settings.task, settings.model, **settings.engine_options)
+
+
+def _check_limits(settings: JobSettings) -> None:
+    limits = settings.limits
+    checks: tuple[tuple[str, float | None, bool, str], ...] = (
+        ("batch_tokens", settings.batch_tokens, settings.batch_tokens is None or settings.batch_tokens >= 1, ">= 1"),
+        ("max_error_rate", limits.max_error_rate, 0 <= limits.max_error_rate <= 1, "between 0 and 1"),
+        ("workers", limits.workers, limits.workers >= 1, ">= 1"),
+        ("part_records", limits.part_records, limits.part_records >= 1, ">= 1"),
+        ("commit_interval_s", limits.commit_interval_s, limits.commit_interval_s > 0, "> 0"),
+    )
+    for name, value, good, allowed in checks:
+        if not good:
+            raise ConfigError(f"{name} is {value!r}; it must be {allowed}")
+
+
+class _Fan:
+    """One listener that tells several."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = listeners
+
+    def __call__(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+
+def _off_loop(call: Callable[[], T]) -> T:
+    """Call here, or on a thread where this one runs an event loop already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(1, "headrace-run") as pool:
+        return pool.submit(call).result()
