@@ -1,0 +1,44 @@
+"""What README shows is run, so that it cannot rot."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rows = [json.dumps({"id": f"doc-{n}", "text": "water under the mill " * (n + 1)}) for n in range(5)]
+    (tmp_path / "docs.jsonl").write_text("\n".join([*rows, "no JSON"]), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_python_blocks_run(number: int, documents: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(BLOCKS[number], f"README.md, block {number}", "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out
+    expected = ["5 embedded, 1 failed", "['ONE', 'TWO', 'THREE']\n1 batch"]
+    assert expected[number] in printed
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([\w./-]+)\)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = set(re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE))
+    assert named == set(project["optional-dependencies"]) - {"all", "dev", "bench"}
+    assert project["dependencies"] == []
