@@ -32,7 +32,7 @@ class Snapshot:
 class _Sample:
     at: float
     records: int
-    tokens: int
+    tokens: float
     busy_s: float
     fraction: float
 
@@ -43,7 +43,9 @@ class Meter:
     def __init__(self) -> None:
         self._total_bytes: int | None = None
         self._total_records: int | None = None
-        self._skipped = self._ok = self._failed = self._tokens = self._bytes = self._loaded = 0
+        self._skipped = self._ok = self._failed = self._bytes = self._loaded = 0
+        self._tokens = 0.0
+        self._counts_tokens = False
         self._busy = BusyTime()
         self._samples: deque[_Sample] = deque()
 
@@ -59,9 +61,11 @@ class Meter:
                 self._bytes += event.bytes
                 self._loaded += event.records
             case StageDone(stage="prepare"):
-                self._tokens += event.tokens
+                self._counts_tokens |= event.tokens > 0
             case BatchDone():
                 self._ok += event.size - event.failed
+                if self._counts_tokens:  # then they are what a record costs
+                    self._tokens += event.cost
                 self._busy.add(event.at, event.duration_s)
                 if not self._samples or event.at - self._samples[-1].at >= _SAMPLE_S:
                     self._samples.append(self._sample(event.at))

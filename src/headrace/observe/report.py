@@ -55,6 +55,7 @@ class Report:
     records_per_s: float
     """Of this run, failed ones included."""
     tokens: int
+    """That the engine ran; 0 where records are not counted in tokens."""
     tokens_per_s: float
     busy: float
     """Fraction of the wall during which the engine ran a batch."""
@@ -81,8 +82,8 @@ class ReportBuilder:
         self._ok = 0
         self._failures: Counter[str] = Counter()
         self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
-        self._tokens = self._truncated = self._batches = self._splits = 0
-        self._cost = self._padded_cost = self._starved = 0.0
+        self._prepared_tokens = self._truncated = self._batches = self._splits = 0
+        self._cost = self._padded_cost = self._done_cost = self._starved = 0.0
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
 
@@ -99,7 +100,7 @@ class ReportBuilder:
                 self._skipped = event.records_done
             case StageDone():
                 self._stages[event.stage] += event.duration_s
-                self._tokens += event.tokens
+                self._prepared_tokens += event.tokens
                 self._truncated += event.truncated
             case BatchFormed():
                 self._batches += 1
@@ -109,6 +110,7 @@ class ReportBuilder:
                 self._padded_cost += event.padded_cost
             case BatchDone():
                 self._ok += event.size - event.failed
+                self._done_cost += event.cost
                 self._busy.add(event.at, event.duration_s)
             case BatchSplit():
                 self._splits += 1
@@ -136,6 +138,8 @@ class ReportBuilder:
             finish=self._stages["finish"],
             write=self._stages["write"],
         )
+        # Where tokens were counted they are what a record costs; those prepared but not run are left out.
+        tokens = round(self._done_cost) if self._prepared_tokens else 0
         busy = min(1.0, times.inference / wall) if wall > 0 else 0.0
         padding_efficiency = self._cost / self._padded_cost if self._padded_cost > 0 else 1.0
         numbers = Numbers(
@@ -157,8 +161,8 @@ class ReportBuilder:
             truncated=self._truncated,
             wall_s=wall,
             records_per_s=records / wall if wall > 0 else 0.0,
-            tokens=self._tokens,
-            tokens_per_s=self._tokens / wall if wall > 0 else 0.0,
+            tokens=tokens,
+            tokens_per_s=tokens / wall if wall > 0 else 0.0,
             busy=busy,
             padding_efficiency=padding_efficiency,
             batches=self._batches,

@@ -29,8 +29,16 @@ def test_rates_busy_and_eta_from_a_known_number_of_records() -> None:
     meter.hear(batch(1.0))
     meter.hear(batch(2.0))
     snapshot = meter.snapshot(2.0)
-    assert (snapshot.ok, snapshot.records_per_s, snapshot.tokens_per_s, snapshot.busy) == (20, 10.0, 200.0, 0.5)
+    assert (snapshot.ok, snapshot.records_per_s, snapshot.tokens_per_s, snapshot.busy) == (20, 10.0, 100.0, 0.5)
     assert (snapshot.fraction, snapshot.eta_s) == (0.2, pytest.approx(8.0))
+
+
+def test_costs_that_are_no_tokens_are_not_shown_as_such() -> None:
+    meter = Meter()
+    meter.hear(started())
+    meter.hear(StageDone("prepare", 20, 0.1, at=0.1))
+    meter.hear(batch(1.0))
+    assert meter.snapshot(1.0).tokens_per_s == 0
 
 
 def test_eta_from_bytes_leaves_out_what_is_only_read_ahead() -> None:
