@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULT
 @pytest.fixture
 def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     rows = [json.dumps({"id": f"doc-{n}", "text": "water under the mill " * (n + 1)}) for n in range(5)]
     (tmp_path / "docs.jsonl").write_text("\n".join([*rows, "no JSON"]), encoding="utf-8")
     return tmp_path
@@ -29,6 +33,15 @@ def test_python_blocks_run(number: int, documents: Path, capsys: pytest.CaptureF
     assert expected[number] in printed
 
 
+def test_the_command_runs(documents: Path) -> None:
+    [command] = re.findall(r"^headrace (run .*)$", README, flags=re.MULTILINE)
+    start = [sys.executable, "-c", "from headrace.cli.main import main; main()"]
+    ended = subprocess.run([*start, *command.split()], capture_output=True, text=True, check=False)
+    assert ended.returncode == 3, ended.stderr  # finished, one bad line
+    assert (documents / "vectors.parquet").exists()
+    assert len((documents / "vectors.errors.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+
+
 def test_links_lead_somewhere() -> None:
     links = re.findall(r"\]\(([\w./-]+)\)", README)
     assert links
@@ -36,8 +49,6 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_extras_are_those_of_the_package() -> None:
-    import tomllib
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = set(re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE))
     assert named == set(project["optional-dependencies"]) - {"all", "dev", "bench"}

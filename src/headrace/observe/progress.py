@@ -116,7 +116,7 @@ def describe(snapshot: Snapshot) -> str:
     parts = [f"{snapshot.records_per_s:,.0f} records/s"]
     if snapshot.tokens_per_s:
         parts.append(f"{snapshot.tokens_per_s:,.0f} tokens/s")
-    parts.append(f"engine busy {snapshot.busy:.0%}")
+    parts.append(f"busy {snapshot.busy:.0%}")
     if snapshot.failed:
         parts.append(f"{snapshot.failed:,} failed")
     if snapshot.eta_s is not None and snapshot.fraction is not None and snapshot.fraction < 1:
@@ -137,13 +137,18 @@ def _bar_or_lines(stream: TextIO) -> _Display:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
+        from rich.table import Column
     except ModuleNotFoundError:
         return _Lines(stream)
+
+    def text(template: str) -> TextColumn:
+        return TextColumn(template, table_column=Column(no_wrap=True))
+
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[rates]}"),
+        text("{task.description}"),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),  # takes what the words leave, from 80 columns on
+        text("{task.percentage:>3.0f}%"),
+        text("{task.fields[rates]}"),
     )
     # Drawn when something happened: rich's own refresh thread would outlive the job by a moment.
-    return _Bar(RichProgress(*columns, console=Console(file=stream), auto_refresh=False))
+    return _Bar(RichProgress(*columns, console=Console(file=stream), auto_refresh=False, expand=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import threading
 
@@ -97,7 +98,7 @@ def test_lines_come_every_five_seconds_and_at_the_end() -> None:
     run(stream)
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
-    assert lines[0] == "headrace: 50 records (5%), 10 records/s, engine busy 50%, 1:35 to go"
+    assert lines[0] == "headrace: 50 records (5%), 10 records/s, busy 50%, 1:35 to go"
     assert lines[-1].startswith("headrace: 121 records (12%)")
     assert "1 failed" in lines[-1]
 
@@ -107,12 +108,15 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_a_bar() -> None:
+def test_a_terminal_of_80_columns_gets_a_bar_and_every_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     run(stream)
-    assert "━" in stream.getvalue()
-    assert "121 records" in stream.getvalue()
-    assert "engine busy 50%" in stream.getvalue()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    last = re.split(r"[\r\n]+", shown.strip())[-1]
+    assert re.search(r"121 records +[━╸╺]+ +12% 10 records/s, busy 50%, 1 failed, 1:\d\d to go", last)
+    assert len(last) <= 80
 
 
 def test_without_rich_a_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
