@@ -7,6 +7,8 @@ from collections import deque
 
 from headrace.batching.policy import Lineup
 
+_UNLIMITED = float("inf")
+
 
 class Admission:
     """Lets records into a `Lineup` as far as it has room; those that wait enter in the order they came.
@@ -17,7 +19,7 @@ class Admission:
     def __init__(self, lineup: Lineup, capacity: int, max_cost: float | None) -> None:
         self._lineup = lineup
         self.capacity = capacity
-        self.max_cost = float("inf") if max_cost is None else max_cost
+        self.max_cost = _UNLIMITED if max_cost is None else max_cost
         self._waiters: deque[tuple[asyncio.Future[None], float]] = deque()
         self._reserved = 0
         self._reserved_cost = 0.0
@@ -29,7 +31,19 @@ class Admission:
 
     def admits(self, cost: float) -> bool:
         """Whether a record of this cost may enter now, without overtaking anyone."""
-        return not self._waiters and self._has_room(cost)
+        lineup = self._lineup
+        if self._waiters or lineup.size + self._reserved >= self.capacity:
+            return False
+        return self.max_cost == _UNLIMITED or self._has_room(cost)
+
+    def room(self, cost: float) -> int:
+        """How many records of this cost may enter now, without overtaking anyone."""
+        if not self.admits(cost):
+            return 0
+        free = self.capacity - self._lineup.size - self._reserved
+        if cost and self.max_cost != _UNLIMITED:
+            free = min(free, int((self.max_cost - self._lineup.cost - self._reserved_cost) // cost))
+        return max(free, 1)
 
     async def enter(self, cost: float) -> None:
         """Wait until a record of this cost may enter; the caller adds it before it awaits anything."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from headrace.errors import CostError
-
-RecordT = TypeVar("RecordT")
 
 CostEstimatorFn: TypeAlias = Callable[[Any], int]
 """`(record) -> cost`, a finite number >= 0 in any unit the budget is given in."""
@@ -47,6 +45,45 @@ def checked_cost(cost: object, record: object) -> float:
         f"the cost of a {type(record).__name__} record is {cost!r}: it must be a finite number >= 0 "
         "(from estimated_cost, the estimator function, the record's own method or default_cost)"
     )
+
+
+class CostRule:
+    """Cost of a record nobody gave a cost for: the estimator function, the record's own method, the default."""
+
+    def __init__(
+        self,
+        estimator: CostEstimatorFn | None,
+        methods: tuple[str, ...],
+        default: float,
+        on_default: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.estimator = estimator
+        self._methods = methods
+        self.default = default
+        self._on_default = on_default
+
+    def __call__(self, record: Any) -> float:
+        """The record's cost, not yet checked; raises what the estimator raises."""
+        if self.estimator is not None:
+            return self.estimator(record)
+        for name in self._methods:
+            own = getattr(record, name, None)
+            if own is not None:
+                return own()  # type: ignore[no-any-return]
+        if self._on_default is not None:
+            self._on_default(record)
+        return self.default
+
+    def shared(self, records: Sequence[Any]) -> float | None:
+        """The default cost if it is that of every one of these records, by their types; None if each must be asked."""
+        if self.estimator is not None:
+            return None
+        for kind in set(map(type, records)):
+            if any(hasattr(kind, name) for name in self._methods):
+                return None
+        if self._on_default is not None:
+            self._on_default(records[0])
+        return self.default
 
 
 def batch_cost(costs: list[float], *, padded: bool) -> float:

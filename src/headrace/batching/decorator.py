@@ -39,7 +39,7 @@ class Batched(Generic[RecordT, ResultT]):
         """The counts of all loops' batchers together."""
         return BatchStats.merge(batcher.stats for batcher in self._batchers.values())
 
-    async def stop(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+    async def stop(self, timeout: float | None = None) -> None:
         """Process what waits on this loop, then end; the next call starts anew."""
         batcher = self._batchers.get(asyncio.get_running_loop())
         if batcher is not None:
@@ -64,7 +64,10 @@ def batched(**options: Any) -> Callable[[BatchFn[RecordT, ResultT]], Batched[Rec
 
 
 def batched(function: Any = None, /, **options: Any) -> Any:
-    """Turn a function of a list into one of an item, whose concurrent calls are batched; options are `DynamicBatcher`'s.
+    """Turn a function of a list into one of an item, whose concurrent calls share batches.
+
+    Options are `DynamicBatcher`'s.
+
 
     @headrace.batched(max_batch_size=64)
     def embed(texts: list[str]) -> list[list[float]]: ...

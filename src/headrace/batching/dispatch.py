@@ -5,47 +5,35 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from headrace.batching import isolation
 from headrace.batching.admission import Admission
 from headrace.batching.cost import batch_cost
-from headrace.batching.isolation import MemoryLimit, OnError
+from headrace.batching.isolation import MemoryLimit
 from headrace.batching.offload import Caller
+from headrace.batching.options import Options
 from headrace.batching.policy import Batch, Lineup
-from headrace.batching.replies import Entry, fail
+from headrace.batching.replies import Entry, fail, own_copy
 from headrace.batching.stats import Meter
 from headrace.errors import ProcessTimeoutError, StoppedError
-from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason, Listener
+from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason
 
 logger = logging.getLogger("headrace")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a dispatcher works through the lineup."""
-
-    name: str
-    batch_timeout_s: float
-    max_concurrent_batches: int
-    process_timeout_s: float | None
-    on_error: OnError
-    listener: Listener | None
 
 
 class Dispatcher:
     """Owns every batch from its forming until each of its records has a reply."""
 
-    def __init__(self, lineup: Lineup, admission: Admission, caller: Caller, meter: Meter, settings: Settings) -> None:
+    def __init__(self, lineup: Lineup, admission: Admission, caller: Caller, meter: Meter, options: Options) -> None:
         self._lineup = lineup
         self._admission = admission
         self._caller = caller
         self._meter = meter
-        self._settings = settings
+        self._options = options
         self._clock = asyncio.get_running_loop().time
-        self._slots = asyncio.Semaphore(settings.max_concurrent_batches)
-        self._runs: dict[asyncio.Task[None], Batch] = {}
+        self._slots = asyncio.Semaphore(options.max_concurrent_batches)
+        self._runs: dict[asyncio.Task[None], list[Entry]] = {}
         self._given_up: set[asyncio.Task[Any]] = set()
         self._memory = MemoryLimit()
         self._draining = False
@@ -79,7 +67,7 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Serve until drained. Whatever ends this task, nobody is left waiting."""
-        cause: BaseException = StoppedError(f"{self._settings.name} stopped before this record was processed")
+        cause: BaseException = StoppedError(f"{self._options.name} stopped before this record was processed")
         try:
             await self._serve()
             while self._runs:
@@ -87,7 +75,7 @@ class Dispatcher:
         except asyncio.CancelledError:
             raise
         except BaseException as exc:
-            logger.critical("%s failed, and its waiting records with it", self._settings.name, exc_info=exc)
+            logger.critical("%s failed, and its waiting records with it", self._options.name, exc_info=exc)
             cause = exc
             raise
         finally:
@@ -100,14 +88,14 @@ class Dispatcher:
             reason = await self._until_ready()
             if reason is None:
                 return
-            batch, reason = self._lineup.take(reason)
-            self._hurry = max(self._hurry - len(batch), 0)
+            batch = self._lineup.take(reason)
+            self._hurry = max(self._hurry - batch.size, 0)
             self._admission.let_in()
-            self._begin(batch, reason, free_since)
+            self._begin(batch, free_since)
 
     async def _until_ready(self) -> CloseReason | None:
         """Why to close a batch now; None when drained. Called with a slot free."""
-        lineup, timeout = self._lineup, self._settings.batch_timeout_s
+        lineup, timeout = self._lineup, self._options.batch_timeout_s
         while True:
             if not lineup.size:
                 if self._draining and not self._admission.waiting:
@@ -149,43 +137,42 @@ class Dispatcher:
             if timer is not None:
                 timer.cancel()
 
-    def _begin(self, batch: Batch, reason: CloseReason, free_since: float) -> None:
+    def _begin(self, batch: Batch, free_since: float) -> None:
         now, number = self._clock(), self._meter.batches
-        costs = [entry.cost for entry in batch]
-        cost = sum(costs)
-        padded = batch_cost(costs, padded=True) if self._lineup.limits.padded else cost
-        self._meter.began(now, batch, cost, padded, reason)
-        self._emit(BatchFormed, number, len(batch), cost, padded, reason, now - free_since, now)
-        run = self._run(number, batch, cost, padded)
-        task = asyncio.get_running_loop().create_task(run, name=f"{self._settings.name}-batch-{number}")
-        self._runs[task] = batch
+        padded = batch.padded_cost() if self._lineup.limits.padded else batch.cost
+        self._meter.began(now, batch, padded)
+        self._emit(BatchFormed, number, batch.size, batch.cost, padded, batch.reason, now - free_since, now)
+        run = self._run(number, batch, padded)
+        task = asyncio.get_running_loop().create_task(run, name=f"{self._options.name}-batch-{number}")
+        self._runs[task] = batch.entries
         task.add_done_callback(self._ended)
 
-    async def _run(self, number: int, batch: Batch, cost: float, padded: float) -> None:
+    async def _run(self, number: int, batch: Batch, padded: float) -> None:
         started = self._clock()
-        failed = 0
+        completed = failed = 0
         try:
-            failed = await isolation.process(batch, self._call, self._settings.on_error, self._on_split(number))
+            completed, failed = await isolation.process(
+                batch.entries, self._call, self._options.on_error, self._on_split(number)
+            )
             if not failed:
                 self._memory.succeeded(padded)
         finally:
             now = self._clock()
-            left = sum(entry.cancelled() for entry in batch)
-            self._meter.ended(now, len(batch), failed, max(len(batch) - failed - left, 0), now - started)
-            self._emit(BatchDone, number, len(batch), failed, cost, padded, now - started, now)
+            self._meter.ended(now, batch.size, failed, completed, now - started)
+            self._emit(BatchDone, number, batch.size, failed, batch.cost, padded, now - started, now)
             self._slots.release()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        batch = self._runs.pop(task, ())
+        entries = self._runs.pop(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
-            fail(batch, exc)  # a listener that raises: the records must not wait for it
-            logger.error("%s: %s ended unexpectedly", self._settings.name, task.get_name(), exc_info=exc)
+            fail(entries, exc)  # a listener that raises: the records must not wait for it
+            logger.error("%s: %s ended unexpectedly", self._options.name, task.get_name(), exc_info=exc)
 
     async def _call(self, records: list[Any]) -> Any:
-        timeout = self._settings.process_timeout_s
+        timeout = self._options.process_timeout_s
         if timeout is None:
             return await self._caller.call(records)
-        call = asyncio.get_running_loop().create_task(self._caller.call(records), name=f"{self._settings.name}-call")
+        call = asyncio.get_running_loop().create_task(self._caller.call(records), name=f"{self._options.name}-call")
         try:
             done, _ = await asyncio.wait({call}, timeout=timeout)
         except BaseException:
@@ -215,20 +202,21 @@ class Dispatcher:
             out_of_memory = isolation.is_out_of_memory(cause)
             if out_of_memory:
                 limits = self._lineup.limits
-                self._memory.failed(batch_cost([entry.cost for entry in part], padded=limits.padded))
+                costs = [entry.cost for entry in part for _ in range(entry.count)]
+                self._memory.failed(batch_cost(costs, padded=limits.padded))
                 self._lineup.set_budget(min(limits.target_batch_cost, self._memory.cost))
-            self._emit(BatchSplit, number, len(part), cause, out_of_memory, self._clock())
+            self._emit(BatchSplit, number, sum(entry.count for entry in part), cause, out_of_memory, self._clock())
 
         return split
 
     def _abandon(self, cause: BaseException) -> None:
         """Fail whoever still waits, and let go of what still runs."""
-        self._admission.refuse_all(cause)
+        self._admission.refuse_all(own_copy(cause))
         fail(self._lineup.clear(), cause)
-        for task, batch in self._runs.items():
-            fail(batch, cause)
+        for task, entries in self._runs.items():
+            fail(entries, cause)
             task.cancel()
 
     def _emit(self, event: type[Any], *fields: Any) -> None:
-        if self._settings.listener is not None:
-            self._settings.listener(event(*fields))
+        if self._options.listener is not None:
+            self._options.listener(event(*fields))

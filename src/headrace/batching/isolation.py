@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeAlias
 
-from headrace.batching.replies import Entry, checked_results, fail, give
+from headrace.batching.replies import Entry, checked_results, fail, give, records_of
 from headrace.errors import EngineDeadError, EngineOutOfMemoryError, ProcessError
 
 OnError: TypeAlias = Literal["fail", "isolate"]
@@ -53,28 +53,47 @@ async def process(
     call: Callable[[list[Any]], Awaitable[Any]],
     on_error: OnError,
     on_split: Callable[[list[Entry], BaseException], None],
-) -> int:
-    """Run `batch` and end each record's wait as soon as its outcome is known; returns how many records failed.
+) -> tuple[int, int]:
+    """Run `batch` and end each record's wait as soon as its outcome is known.
 
-    A batch split down to one bad record costs at most 2·log2(len(batch)) calls more than a batch without.
+    A batch split down to one bad record costs at most 2·log2(records) calls more than a batch without.
+
+    Returns:
+        How many records got a result, and how many an exception.
     """
-    failed = 0
+    completed = failed = 0
     parts = [batch]
     while parts:
         part = parts.pop()
         if part is not batch:
             part = [entry for entry in part if not entry.done()]
-            if not part:
-                continue
+        records = records_of(part)
+        if not records:
+            continue
         try:
-            results = checked_results(await call([entry.record for entry in part]), len(part))
-        except Exception as exc:  # an engine may raise anything; it is its records' to bear
-            if len(part) == 1 or not should_split(exc, on_error):
+            results = checked_results(await call(records), len(records))
+        except Exception as exc:  # noqa: BLE001  # an engine may raise anything; it is its records' to bear
+            if len(records) == 1 or not should_split(exc, on_error):
                 failed += fail(part, exc)
                 continue
             on_split(part, exc)
-            half = len(part) // 2
-            parts += [part[half:], part[:half]]
+            first, second = halves(part, len(records))
+            parts += [second, first]
         else:
-            failed += give(part, results)
-    return failed
+            good, bad = give(part, results)
+            completed += good
+            failed += bad
+    return completed, failed
+
+
+def halves(entries: list[Entry], size: int) -> tuple[list[Entry], list[Entry]]:
+    """Cut entries of `size` records, at least 2, into two halves in order."""
+    left = size // 2
+    for index, entry in enumerate(entries):
+        if entry.count > left:
+            first = entries[:index]
+            if left:
+                first.append(entry.split(left))
+            return first, entries[index:]
+        left -= entry.count
+    raise ValueError(f"{len(entries)} entries hold fewer than {size} records")

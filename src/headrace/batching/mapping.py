@@ -4,155 +4,263 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol
 
+from headrace.batching.replies import Home, own_copy
 from headrace.errors import ConfigError
 
-_SPIN_S = 0.005
-"""A plain iterable is read so long, in seconds, before the loop gets a turn."""
+RUN = 64
+"""Most records of a plain iterable that are read, and wait, together."""
+
+_SPIN_S = 0.001
+"""A plain iterable is read so long at a time, in seconds, before the loop gets a turn."""
 
 
-class Slot:
-    """A mapped record and, once `finished`, its result or exception: what a future is to `submit`, at a lower price."""
+class Run:
+    """Records read together, and their results."""
 
-    __slots__ = ("arrival", "cost", "failed", "finished", "home", "left", "record", "result", "stream")
+    __slots__ = ("failed", "missing", "records", "results")
 
-    def __init__(self, record: Any, stream: Stream) -> None:
-        self.record = record
-        self.stream = stream
-        self.finished = False
+    def __init__(self, records: Sequence[Any]) -> None:
+        self.records = records
+        self.results: list[Any] = [None] * len(records)
+        self.missing = len(records)
         self.failed = False
-        self.left = False
-        self.home: Any = None
-        self.result: Any = None
+        """Whether a result is an exception."""
+
+
+class Part:
+    """Some records of a run, as an `Entry`: what a future is to `submit`, for many records at once."""
+
+    __slots__ = ("arrival", "cost", "end", "home", "run", "start", "stream")
+
+    def __init__(self, stream: Stream, run: Run, start: int, end: int) -> None:
+        self.stream = stream
+        self.run = run
+        self.start = start
+        self.end = end
+        self.cost = 0.0
+        self.arrival = 0.0
+        self.home: Home | None = None
+
+    @property
+    def count(self) -> int:
+        """How many records."""
+        return self.end - self.start
+
+    @property
+    def records(self) -> Sequence[Any]:
+        """The records."""
+        return self.run.records[self.start : self.end]
+
+    def split(self, count: int) -> Part:
+        """Cut off the first `count` records."""
+        first = Part(self.stream, self.run, self.start, self.start + count)
+        first.cost, first.arrival = self.cost, self.arrival
+        self.start += count
+        self.stream.parts.add(first)
+        return first
 
     def done(self) -> bool:
-        """Whether there is a result, or nobody wants it any more."""
-        return self.finished or self.left
-
-    def cancelled(self) -> bool:
-        """Whether nobody wants the result any more."""
-        return self.left
-
-    def cancel(self) -> None:
-        """Nobody wants the result any more."""
-        if not self.finished:
-            self.left = True
-            if self.home is not None:
-                self.home.discard(self)
+        """Whether nobody wants the results any more."""
+        return self.stream.closed
 
     def set_result(self, result: Any) -> None:
-        """End the wait with a result."""
-        self.result = result
-        self.finished = True
-        stream = self.stream
-        if stream.completed is not None:
-            stream.completed.append(self)
-        if stream.reader is not None:
-            stream.finished(self)
+        """The one record's result."""
+        self.set_results([result])
 
     def set_exception(self, exception: Any) -> None:
-        """End the wait with an exception."""
-        self.failed = True
-        self.set_result(exception)
+        """The one record's exception."""
+        self.set_results([exception])
+
+    def set_results(self, results: Sequence[Any]) -> None:
+        """Each record's result or exception."""
+        run = self.run
+        run.results[self.start : self.end] = results
+        run.missing -= self.end - self.start
+        if not run.failed and any(isinstance(result, BaseException) for result in results):
+            run.failed = True
+        self.stream.finished(self)
+
+
+class Port(Protocol):
+    """What a stream needs of the batcher it feeds."""
+
+    def cost(self, record: Any) -> float:
+        """What a record costs; may raise what the user's estimator raises."""
+        ...
+
+    def shared_cost(self, records: Sequence[Any]) -> float | None:
+        """What each of the records costs, if that is known to be the same without asking each."""
+        ...
+
+    def enter(self, part: Part, reserved: int) -> bool:
+        """Admit the part, or as many of its first records as there is room for; whether none is left.
+
+        `reserved` records may enter in any case.
+        """
+        ...
+
+    async def wait_for_room(self, cost: float) -> None:
+        """Wait until a record of this cost may enter; that room is then the caller's, until it next awaits."""
+        ...
+
+    def hurry(self) -> None:
+        """No more is coming for a while."""
+        ...
 
 
 class Stream:
-    """The slots of one mapped input, from the record's reading until its result is handed out.
+    """One mapped input, from the reading of its records until their results are handed out.
 
-    `put(slot)` lets a slot into the batcher and waits for room; `limit` bounds the slots not yet handed out.
+    `limit` bounds the records read whose results are not yet handed out.
     """
 
-    def __init__(self, put: Callable[[Slot], Any], hurry: Callable[[], None], limit: int, *, ordered: bool) -> None:
-        self._put = put
-        self._hurry = hurry
+    def __init__(self, port: Port, limit: int, *, ordered: bool) -> None:
+        self._port = port
         self._limit = limit
-        self._slots: deque[Slot] | set[Slot] = deque() if ordered else set()
-        self.completed: deque[Slot] | None = None if ordered else deque()
-        self.reader: asyncio.Future[None] | None = None
-        """Not None while the reader waits for a result."""
-        self._feeder_waits: asyncio.Future[None] | None = None
+        self._runs: deque[Run] = deque()
+        self._completed: deque[Part] | None = None if ordered else deque()
+        self._ahead = 0
         self._ended = False
+        self._reader: asyncio.Future[None] | None = None
+        self._feeder_waits: asyncio.Future[None] | None = None
+        self.parts: set[Part] = set()
+        """Those whose results are not there."""
+        self.closed = False
 
-    async def slots(self, records: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Slot]:
-        """Finished slots. An error of `records` itself is raised once all that came before it has been handed out."""
+    async def chunks(
+        self, records: Iterable[Any] | AsyncIterable[Any]
+    ) -> AsyncGenerator[tuple[Sequence[Any], Sequence[Any], bool], None]:
+        """Records, their results, and whether one of these is an exception.
+
+        An error of `records` itself is raised once all that came before it has been handed out.
+        """
         feeder = asyncio.get_running_loop().create_task(self._feed(records), name="headrace-map-feeder")
         feeder.add_done_callback(self._fed)
         try:
             while True:
-                while (slot := self._next()) is not None:
-                    yield slot
-                if self._ended and not self._slots:
+                while (chunk := self._next()) is not None:
+                    yield chunk
+                if self._ended and not self._ahead:
                     await feeder
                     return
-                self.reader = asyncio.get_running_loop().create_future()
+                self._reader = asyncio.get_running_loop().create_future()
                 try:
-                    await self.reader
+                    await self._reader
                 finally:
-                    self.reader = None
+                    self._reader = None
         finally:
+            self.closed = True
             feeder.cancel()
-            for slot in self._slots:
-                slot.cancel()
+            for part in self.parts:
+                if part.home is not None:
+                    part.home.discard(part)
             await asyncio.wait({feeder})
 
-    def finished(self, slot: Slot) -> None:
-        """Wake the reader if `slot` is what it waits for."""
-        if (self.completed is not None or self._slots[0] is slot) and not self.reader.done():  # type: ignore[index,union-attr]
-            self.reader.set_result(None)  # type: ignore[union-attr]
+    def finished(self, part: Part) -> None:
+        """The part's results are there."""
+        self.parts.discard(part)
+        if self._completed is not None:
+            self._completed.append(part)
+        elif part.run.missing or part.run is not self._runs[0]:
+            return
+        _wake(self._reader)
 
-    def _next(self) -> Slot | None:
-        slots = self._slots
-        if isinstance(slots, deque):
-            if not slots or not slots[0].finished:
+    def _next(self) -> tuple[Sequence[Any], Sequence[Any], bool] | None:
+        if self._completed is None:
+            if not self._runs or self._runs[0].missing:
                 return None
-            slot = slots.popleft()
+            run = self._runs.popleft()
+            chunk = run.records, run.results, run.failed
+        elif self._completed:
+            part = self._completed.popleft()
+            chunk = part.records, part.run.results[part.start : part.end], part.run.failed
         else:
-            if not self.completed:
-                return None
-            slot = self.completed.popleft()
-            slots.discard(slot)
-        if self._feeder_waits is not None and len(slots) <= self._limit // 2:
+            return None
+        self._ahead -= len(chunk[0])
+        if self._ahead <= self._limit // 2:
             _wake(self._feeder_waits)
-        return slot
+        return chunk
 
     def _fed(self, _: asyncio.Task[None]) -> None:
         self._ended = True
-        self._hurry()
-        _wake(self.reader)
+        self._port.hurry()
+        _wake(self._reader)
 
     async def _feed(self, records: Iterable[Any] | AsyncIterable[Any]) -> None:
         if isinstance(records, AsyncIterable):
             async for record in records:
-                await self._place(record)
+                await self._place([record])
             return
         if not isinstance(records, Iterable):
             raise ConfigError(f"records is a {type(records).__name__}: it must be an iterable or an async iterable")
         clock = asyncio.get_running_loop().time
         turn_ends = clock() + _SPIN_S
-        for count, record in enumerate(records):
-            await self._place(record)
-            if not count % 16 and clock() > turn_ends:
+        for chunk in read_ahead(records, clock):
+            await self._place(chunk)
+            if clock() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = clock() + _SPIN_S
 
-    async def _place(self, record: Any) -> None:
-        slots = self._slots
-        while len(slots) >= self._limit:
+    async def _place(self, records: Sequence[Any]) -> None:
+        while self._ahead >= self._limit:
             self._feeder_waits = asyncio.get_running_loop().create_future()
             try:
                 await self._feeder_waits
             finally:
                 self._feeder_waits = None
-        slot = Slot(record, self)
-        if isinstance(slots, deque):
-            slots.append(slot)
-        else:
-            slots.add(slot)
-        waiting = self._put(slot)
-        if waiting is not None:
-            await waiting
+        run = Run(records)
+        self._ahead += len(records)
+        if self._completed is None:
+            self._runs.append(run)
+        shared = self._port.shared_cost(records)
+        if shared is not None:
+            await self._enter(Part(self, run, 0, len(records)), shared)
+            return
+        for at, record in enumerate(records):
+            part = Part(self, run, at, at + 1)
+            try:
+                cost = self._port.cost(record)
+            except Exception as exc:  # noqa: BLE001  # of the user's estimator: it costs this record, not the stream
+                part.set_exception(own_copy(exc))
+            else:
+                await self._enter(part, cost)
+
+    async def _enter(self, part: Part, cost: float) -> None:
+        part.cost = cost
+        self.parts.add(part)
+        entered = self._port.enter(part, 0)
+        while not entered:
+            await self._port.wait_for_room(cost)
+            entered = self._port.enter(part, 1)
+
+
+def read_ahead(records: Iterable[Any], clock: Callable[[], float]) -> Iterator[list[Any]]:
+    """Runs of records: single ones of a slow input, up to `RUN` of a fast one.
+
+    What was read before the input raised comes first, then its error.
+    """
+    source = iter(records)
+    size = 1
+    while True:
+        chunk: list[Any] = []
+        error: BaseException | None = None
+        started = clock()
+        try:
+            chunk.extend(islice(source, size))
+        except BaseException as exc:  # noqa: BLE001  # raised below, once what came before it has been handed on
+            error = exc
+        slow = clock() - started > _SPIN_S
+        if chunk:
+            yield chunk
+        if error is not None:
+            raise error
+        if len(chunk) < size:
+            return
+        size = max(size // 4, 1) if slow else min(size * 2, RUN)
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

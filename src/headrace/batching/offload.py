@@ -24,7 +24,7 @@ class BlockedLoopWarning(RuntimeWarning):
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
-    """Whether calling `fn` gives a coroutine: an `async def`, a partial of one, or an object with an async `__call__`."""
+    """Whether `fn` is an `async def`, a partial of one, or an object with an async `__call__`."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
@@ -46,7 +46,7 @@ def watched(coroutine: Coroutine[Any, Any, Any], noticed: Callable[[float], None
                 noticed(kept)
         try:
             step, value = coroutine.send, (yield waited_for)
-        except BaseException as exc:  # thrown into the task (a cancellation, most often): the coroutine's to handle
+        except BaseException as exc:  # noqa: BLE001  # thrown in, such as a cancellation
             step, value = coroutine.throw, exc
 
 
@@ -71,7 +71,7 @@ class WorkerThread:
         def call() -> None:
             try:
                 outcome: Any = fn()
-            except BaseException as exc:  # whatever an engine raises belongs to its batch, and the thread lives on
+            except BaseException as exc:  # noqa: BLE001  # the batch's to bear; the thread lives on
                 outcome = Raised(exc)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_finish, future, outcome)
@@ -113,12 +113,11 @@ class Caller:
     taken to block and runs in a worker thread, and what it returns is awaited on the loop if it can be.
     """
 
-    def __init__(self, fn: Callable[[list[Any]], Any], *, offload: bool, threads: int, name: str) -> None:
+    def __init__(self, fn: Callable[[list[Any]], Any], *, offload: bool, name: str) -> None:
         self._fn = fn
         self._name = name
         self._async = is_async(fn)
         self._on_loop = self._async and not offload
-        self._threads = threads
         self._idle: list[WorkerThread] = []
         self._started = 0
         self._noticed = False
@@ -181,7 +180,7 @@ class Caller:
         self._noticed = True
         name = getattr(self._fn, "__qualname__", type(self._fn).__name__)
         warnings.warn(
-            f"{name} kept the event loop for {seconds:.2f} s without awaiting: no record is loaded or batched meanwhile. "
+            f"{name} kept the event loop for {seconds:.2f} s without awaiting: nothing is loaded or batched meanwhile. "
             "Pass offload=True to run it on a thread of its own, or make it a plain function",
             BlockedLoopWarning,
             stacklevel=2,

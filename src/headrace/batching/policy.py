@@ -18,7 +18,7 @@ import heapq
 from collections import deque
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from headrace.batching.replies import Entry
 from headrace.batching.window import Limits, Window
@@ -27,7 +27,35 @@ from headrace.events import CloseReason
 PRIORITY_AGE_S = 10.0
 """Seconds of waiting that one step of priority outweighs."""
 
-Batch: TypeAlias = list[Entry]
+
+class Batch:
+    """Records that go together."""
+
+    __slots__ = ("cost", "entries", "longest", "reason", "size")
+
+    def __init__(self, reason: CloseReason) -> None:
+        self.entries: list[Entry] = []
+        self.size = 0
+        """Records."""
+        self.cost: float = 0
+        """Sum of their costs."""
+        self.longest: float = 0
+        """The largest of their costs."""
+        self.reason = reason
+
+    def add(self, entry: Entry) -> None:
+        """Let an entry in, which no longer waits."""
+        entry.home = None
+        self.entries.append(entry)
+        count, cost = entry.count, entry.cost
+        self.size += count
+        self.cost += cost * count
+        if cost > self.longest:
+            self.longest = cost
+
+    def padded_cost(self) -> float:
+        """What an engine computes that pads every record to the longest."""
+        return self.longest * self.size
 
 
 class Lane:
@@ -80,9 +108,10 @@ class Level:
         return None
 
     def pop(self, lane: Lane) -> Entry:
-        """Take the first record of `lane`, which `head()` has just returned."""
+        """Take the first record of `lane` alone, which `head()` has just returned."""
         heapq.heappop(self._heap)
-        entry: Entry = lane.entries.popleft()
+        entry: Entry = lane.entries[0]
+        entry = entry.split(1) if entry.count > 1 else lane.entries.popleft()
         self._virtual = lane.start
         lane.finish = lane.start + entry.cost
         self._schedule(lane)
@@ -140,8 +169,9 @@ class Lineup:
         if lane is None:
             lane = level.open_lane(caller)
         lane.entries.append(entry)
-        self.size += 1
-        self.cost += entry.cost
+        count = entry.count
+        self.size += count
+        self.cost += entry.cost * count
 
     def set_budget(self, target_batch_cost: float) -> None:
         """From now on, a batch may cost so much."""
@@ -153,8 +183,8 @@ class Lineup:
     def discard(self, entry: Entry) -> None:
         """Forget a waiting record that nobody wants any more."""
         entry.home = None
-        self.size -= 1
-        self.cost -= entry.cost
+        self.size -= entry.count
+        self.cost -= entry.cost * entry.count
         self._gone += 1
         if self._gone > self.size + 64:  # each sweep is paid for by as many discards
             self._sweep()
@@ -167,8 +197,8 @@ class Lineup:
         """The largest cost among the waiting records; 0 when none waits."""
         return max((entry.cost for entry in self), default=0)
 
-    def take(self, reason: CloseReason) -> tuple[Batch, CloseReason]:
-        """Remove and return the next batch, at least one record, and why it ends where it does.
+    def take(self, reason: CloseReason) -> Batch:
+        """Remove and return the next batch, of at least one record.
 
         `reason` is why a batch is closed now; a batch that meets a limit reports that limit instead.
 
@@ -177,16 +207,16 @@ class Lineup:
         """
         if not self.size:
             raise IndexError("no record waits")
-        batch, met = self._take_bucketed() if self.limits.window else self._take_in_order()
-        for entry in batch:
-            entry.home = None
-            self.cost -= entry.cost
-        self.size -= len(batch)
-        if not self.size:
-            self.cost = 0  # so that fractions cannot add up to a drift
-        return batch, met or reason
+        batch = Batch(reason)
+        if self.limits.window:
+            self._take_bucketed(batch)
+        else:
+            self._take_in_order(batch)
+        self.size -= batch.size
+        self.cost = self.cost - batch.cost if self.size else 0  # so that fractions cannot add up to a drift
+        return batch
 
-    def clear(self) -> Batch:
+    def clear(self) -> list[Entry]:
         """Remove and return everything that waits."""
         left = list(self)
         for entry in left:
@@ -213,44 +243,61 @@ class Lineup:
                 best, best_key = level, key
         return best
 
-    def _take_bucketed(self) -> tuple[Batch, CloseReason | None]:
+    def _take_bucketed(self, batch: Batch) -> None:
         if self._gone:
             self._sweep()
         level = self._next_level()
         assert level is not None and level.window is not None  # size > 0, and this mode has windows
         level.fill_window(level.window)
-        return level.window.take()
+        entries, met = level.window.take()
+        for entry in entries:
+            batch.add(entry)
+        batch.reason = met or batch.reason
 
-    def _take_in_order(self) -> tuple[Batch, CloseReason | None]:
-        limits = self.limits
-        batch: Batch = []
-        total = longest = 0.0
-        for entry in self._in_order():
-            if len(batch) == limits.max_batch_size:
-                return batch, "full_size"
-            cost = entry.cost
-            total += cost
-            if cost > longest:
-                longest = cost
-            if batch and (longest * (len(batch) + 1) if limits.padded else total) > limits.target_batch_cost:
-                return batch, "full_cost"
-            batch.append(entry)
-        if len(batch) == limits.max_batch_size:
-            return batch, "full_size"
-        spent = longest * len(batch) if limits.padded else total
-        return batch, "full_cost" if spent >= limits.target_batch_cost else None
-
-    def _in_order(self) -> Iterator[Entry]:
-        """The records in the order of service; each is removed when the one after it is asked for."""
+    def _take_in_order(self, batch: Batch) -> None:
         while (level := self._next_level()) is not None:
             lane = level.head()
             assert lane is not None  # the level has a next entry
-            if len(self._levels) > 1 or len(level.lanes) > 1:
-                yield lane.entries[0]
-                level.pop(lane)
+            if len(self._levels) == 1 and len(level.lanes) == 1:
+                self._take_alone(batch, lane.entries)  # nobody to be fair to: no tags to keep
+                return
+            if not self._fits(batch, lane.entries[0].cost):
+                return
+            batch.add(level.pop(lane))
+        self._fits(batch, 0)  # exactly full is full
+
+    def _take_alone(self, batch: Batch, entries: deque[Entry]) -> None:
+        while entries:
+            entry = entries[0]
+            if entry.home is None:
+                entries.popleft()  # left while it waited
                 continue
-            entries = lane.entries  # nobody to be fair to: no tags to keep
-            while entries:
-                if entries[0].home is not None:
-                    yield entries[0]
-                entries.popleft()
+            if not self._fits(batch, entry.cost):
+                return
+            room = self._room(batch, entry) if entry.count > 1 else 1
+            batch.add(entries.popleft() if room >= entry.count else entry.split(room))
+        self._fits(batch, 0)
+
+    def _fits(self, batch: Batch, cost: float) -> bool:
+        """Whether one more record of this cost may join; if not, the batch knows why. An empty batch takes anything."""
+        limits = self.limits
+        if batch.size >= limits.max_batch_size:
+            batch.reason = "full_size"
+            return False
+        spent = max(batch.longest, cost) * (batch.size + (cost > 0)) if limits.padded else batch.cost + cost
+        if batch.size and (spent > limits.target_batch_cost or (not cost and spent == limits.target_batch_cost)):
+            batch.reason = "full_cost"
+            return False
+        return True
+
+    def _room(self, batch: Batch, entry: Entry) -> int:
+        """How many records of a run may join, at least 1; `_fits` has said that the first does."""
+        limits, cost = self.limits, entry.cost
+        room = min(entry.count, limits.max_batch_size - batch.size)
+        if cost:
+            if limits.padded:
+                by_cost = limits.target_batch_cost // max(batch.longest, cost) - batch.size
+            else:
+                by_cost = (limits.target_batch_cost - batch.cost) // cost
+            room = min(room, int(by_cost))
+        return max(room, 1)

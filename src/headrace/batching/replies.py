@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from itertools import repeat
+from typing import Any, Protocol, Self, TypeVar
 
 from headrace.errors import BadResultError, ProcessError
 
@@ -21,21 +22,43 @@ class Home(Protocol):
 
 
 class Entry(Protocol):
-    """A record that waits, or is being processed, and the reply owed for it."""
+    """One record, or a run of records of equal cost from one caller, and the reply owed for each."""
 
-    record: Any
+    @property
+    def count(self) -> int:
+        """How many records."""
+        ...
+
     cost: float
+    """Of each of them."""
     arrival: float
     home: Home | None
     """Where the entry waits; None once it is in a batch, or has left."""
+
+    @property
+    def records(self) -> Sequence[Any]:
+        """The records, `count` of them."""
+        ...
+
+    def split(self, count: int) -> Self:
+        """Cut off the first `count` records, fewer than all, as an entry of their own."""
+        ...
 
     def done(self) -> bool:
         """Whether the reply has been given, or nobody wants it any more."""
         ...
 
-    def set_result(self, result: Any, /) -> None: ...
+    def set_result(self, result: Any, /) -> None:
+        """Give the one record's result; raises `InvalidStateError` if nobody wants it any more."""
+        ...
 
-    def set_exception(self, exception: Any, /) -> None: ...
+    def set_results(self, results: Sequence[Any], /) -> None:
+        """Give each record its result, or an exception of its own."""
+        ...
+
+    def set_exception(self, exception: Any, /) -> None:
+        """Give the one record an exception of its own."""
+        ...
 
 
 class Ticket(asyncio.Future[ResultT]):
@@ -46,10 +69,24 @@ class Ticket(asyncio.Future[ResultT]):
 
     __slots__ = ("arrival", "cost", "home", "record")
 
+    count = 1
     record: Any
     cost: float
     arrival: float
     home: Home | None
+
+    @property
+    def records(self) -> tuple[Any]:
+        """The one record."""
+        return (self.record,)
+
+    def split(self, count: int) -> Self:
+        """Never called: a ticket is one record."""
+        raise ValueError(f"a ticket holds one record, {count} cannot be cut off it")
+
+    def set_results(self, results: Sequence[Any]) -> None:
+        """The one record's result."""
+        self.set_result(results[0])
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the wait; a record that is not yet in a batch will not be run."""
@@ -60,31 +97,56 @@ class Ticket(asyncio.Future[ResultT]):
         return True
 
 
-def give(entries: Sequence[Entry], results: Iterable[Any]) -> int:
-    """End each entry's wait with its result, passing over those that no longer wait.
+def records_of(entries: Iterable[Entry]) -> list[Any]:
+    """The records of a batch, as `process_fn` takes them."""
+    records: list[Any] = []
+    for entry in entries:
+        if entry.count == 1:
+            records.append(entry.record if type(entry) is Ticket else entry.records[0])
+        else:
+            records += entry.records
+    return records
 
-    An exception object in a result's place fails that entry alone.
+
+def give(entries: Iterable[Entry], results: Sequence[Any]) -> tuple[int, int]:
+    """End each record's wait with its result, passing over those that nobody waits for any more.
+
+    An exception object in a result's place fails that record alone.
 
     Returns:
-        How many of the entries failed.
+        How many records got a result, and how many an exception.
     """
-    failed = 0
-    for entry, result in zip(entries, results, strict=True):
-        if isinstance(result, BaseException):
-            failed += 1
-            if not entry.done():
-                entry.set_exception(own_copy(result))
-        elif not entry.done():
-            entry.set_result(result)
-    return failed
+    failed = gone = at = 0
+    if isinstance(results, (list, tuple)) and True in map(isinstance, results, repeat(BaseException)):
+        failed = sum(isinstance(result, BaseException) for result in results)
+        results = [own_copy(result) if isinstance(result, BaseException) else result for result in results]
+    for entry in entries:
+        if entry.count > 1:
+            entry.set_results(results[at : at + entry.count])
+            at += entry.count
+            continue
+        result = results[at]
+        at += 1
+        try:
+            if failed and isinstance(result, Exception):
+                entry.set_exception(result)
+            else:
+                entry.set_result(result)
+        except asyncio.InvalidStateError:  # cancelled while it was processed
+            gone += 1
+    return max(at - failed - gone, 0), failed
 
 
 def fail(entries: Iterable[Entry], cause: BaseException) -> int:
-    """End each entry's wait with an exception of its own; returns how many entries there were."""
+    """End each record's wait with an exception of its own; returns how many records there were."""
     count = 0
     for entry in entries:
-        count += 1
-        if not entry.done():
+        count += entry.count
+        if entry.done():
+            continue
+        if entry.count > 1:
+            entry.set_results([own_copy(cause) for _ in range(entry.count)])
+        else:
             entry.set_exception(own_copy(cause))
     return count
 
@@ -100,7 +162,7 @@ def own_copy(cause: BaseException) -> Exception:
     if isinstance(cause, Exception) and not isinstance(cause, StopIteration):
         try:
             own = copy.copy(cause)
-        except Exception:  # whatever a user's own __init__ or __reduce__ raises: its error must still arrive
+        except Exception:  # noqa: BLE001  # whatever a user's own __init__ raises: the error itself must still arrive
             own = None
     if not isinstance(own, Exception) or type(own) is not type(cause) or own is cause:
         own = ProcessError(f"process_fn raised {type(cause).__name__}: {cause}")
@@ -127,4 +189,4 @@ def checked_results(results: Any, size: int) -> Sequence[Any]:
             f"process_fn returned {len(results)} results for batch of {size} records: "
             "return one per record, in the order of the batch; put an exception in the place of one that failed"
         )
-    return results  # type: ignore[no-any-return]
+    return results

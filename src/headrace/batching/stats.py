@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from headrace.batching.replies import Entry
+from headrace.batching.policy import Batch
 from headrace.events import CloseReason
 
 WINDOW_S = 60.0
@@ -177,6 +177,8 @@ class Meter:
         self.batch_cost: float = 0
         self.padded_cost: float = 0
         self.in_flight = 0
+        self.left = 0
+        """Records that left before they were in a batch: cancelled, late, or stopped."""
         self.reasons: Counter[CloseReason] = Counter()
         self._queue_times = [0.0] * (len(_BOUNDS) + 1)
         self._process_times = [0.0] * (len(_BOUNDS) + 1)
@@ -197,21 +199,20 @@ class Meter:
             self._wall += now - self._started
             self._started = None
 
-    def began(self, now: float, batch: Sequence[Entry], cost: float, padded: float, reason: CloseReason) -> None:
+    def began(self, now: float, batch: Batch, padded: float) -> None:
         """A batch is handed to `process_fn`."""
-        size = len(batch)
         if not self._running:
             self._busy_since = now
         self._running += 1
         self.batches += 1
-        self.batched += size
-        self.in_flight += size
-        self.batch_cost += cost
+        self.batched += batch.size
+        self.in_flight += batch.size
+        self.batch_cost += batch.cost
         self.padded_cost += padded
-        self.reasons[reason] += 1
-        step = size // _SAMPLED + 1
-        for entry in batch[::step]:
-            self._queue_times[bisect_left(_BOUNDS, now - entry.arrival)] += step
+        self.reasons[batch.reason] += 1
+        step = len(batch.entries) // _SAMPLED + 1
+        for entry in batch.entries[::step]:
+            self._queue_times[bisect_left(_BOUNDS, now - entry.arrival)] += step * entry.count
 
     def ended(self, now: float, size: int, failed: int, completed: int, duration: float) -> None:
         """That batch came back: `failed` got an exception, `completed` a result, the rest had left."""
@@ -229,14 +230,12 @@ class Meter:
         while self._past[0][0] < wall - WINDOW_S and len(self._past) > 1 and self._past[1][0] <= wall - WINDOW_S:
             self._past.popleft()
 
-    def snapshot(
-        self, now: float, submitted: int, waiting: int, waiting_cost: float, max_batch_size: int
-    ) -> BatchStats:
+    def snapshot(self, now: float, waiting: int, waiting_cost: float, max_batch_size: int) -> BatchStats:
         """The counts at `now`."""
         wall, busy = self._wall_at(now), self._busy_at(now)
         since = max(wall - WINDOW_S, 0.0)
         return BatchStats(
-            total_submitted=submitted,
+            total_submitted=self.batched + self.left + waiting,
             total_completed=self.completed,
             total_failed=self.failed,
             total_batches=self.batches,

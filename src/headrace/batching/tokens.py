@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.batching.batcher import DynamicBatcher
-from headrace.batching.cost import TokenEstimatorFn, checked_cost
+from headrace.batching.cost import CostRule, TokenEstimatorFn
 from headrace.errors import ConfigError
 
 RecordT = TypeVar("RecordT")
@@ -36,14 +36,14 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
 
     Args:
         inference_fn: `process_fn` by another name.
-        token_estimator: `cost_estimator` by another name. Without either, a record's `estimate_tokens()` counts, then its
-            `estimate_cost()`, then `default_token_estimate`.
+        token_estimator: `cost_estimator` by another name. Without either, a record's `estimate_tokens()` counts, then
+            its `estimate_cost()`, then `default_token_estimate`.
         target_batch_tokens: `target_batch_cost` by another name.
         default_token_estimate: `default_cost` by another name.
         **options: Everything else `DynamicBatcher` takes.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the drop-in's constructor, all but one of them keyword-only
         self,
         inference_fn: Callable[[list[RecordT]], Awaitable[Sequence[ResultT]] | Sequence[ResultT]] | None = None,
         *,
@@ -61,14 +61,17 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
             raise TypeError("TokenBatcher requires either 'inference_fn' or 'process_fn'")
         if inference_fn is not None and process_fn is not None:
             raise ConfigError("inference_fn and process_fn are two names of one thing: pass one of them")
+        estimator = token_estimator if token_estimator is not None else cost_estimator
+        default = default_cost if default_token_estimate is None else default_token_estimate
         super().__init__(
             function,
-            cost_estimator=token_estimator if token_estimator is not None else cost_estimator,
+            cost_estimator=estimator,
             target_batch_cost=target_batch_cost if target_batch_tokens is None else target_batch_tokens,
-            default_cost=default_cost if default_token_estimate is None else default_token_estimate,
+            default_cost=default,
             **options,
         )
-        self._default_given = default_token_estimate is not None or default_cost != 1
+        warn = self._warn if default_token_estimate is None and default_cost == 1 else None
+        self._cost = CostRule(estimator, ("estimate_tokens", "estimate_cost"), default, warn)
         self._warned = False
 
     async def submit(
@@ -90,21 +93,15 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
             caller=caller,
         )
 
-    def _estimate_cost(self, record: Any, explicit: float | None) -> float:
-        if explicit is None and self._cost_estimator is None:
-            own = getattr(record, "estimate_tokens", None)
-            if own is not None:
-                return checked_cost(own(), record)
-            if not self._warned and not self._default_given and getattr(record, "estimate_cost", None) is None:
-                self._warn(record)
-        return super()._estimate_cost(record, explicit)
-
     def _warn(self, record: Any) -> None:
+        if self._warned:
+            return
         self._warned = True
+        limits = self._options.limits
         warnings.warn(
-            f"{type(record).__name__} records have no token estimate: each counts as {self._default_cost} and "
-            f"target_batch_tokens={self._target} limits nothing. Pass token_estimator, estimated_tokens at submit, or records "
-            "with an estimate_tokens() method such as headrace.Prompt",
+            f"{type(record).__name__} records have no token estimate: each counts as {self._cost.default} and "
+            f"target_batch_tokens={limits.target_batch_cost} limits nothing. Pass token_estimator, estimated_tokens at "
+            "submit, or records with an estimate_tokens() method such as headrace.Prompt",
             NoTokenEstimateWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -12,7 +12,7 @@ from headrace.batching.replies import Entry
 from headrace.events import CloseReason
 
 MAX_STRETCH = 2
-"""A padded batch's longest record is at most this many times its shortest: at least half of what is computed is real."""
+"""A padded batch's longest record is at most this many times its shortest: at least half the computation is real."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Window:
         size, met = (fitting, "full_cost") if fitting < limits.max_batch_size else (limits.max_batch_size, "full_size")
         low = high - max(size, 1)
         if limits.padded:
-            alike = bisect_left(places, (longest / MAX_STRETCH,), 0, high)  # type: ignore[type-var]
+            alike = bisect_left(places, (longest / MAX_STRETCH,), 0, high)
             if alike > low and high - alike >= limits.min_batch_size:
                 return alike, "boundary"
         return (low, met) if low >= 0 else (0, None)
