@@ -65,12 +65,8 @@ class PartFolder:
 
     def committed(self) -> list[Interval]:
         """The intervals of all committed parts, ascending."""
-        found = []
-        for entry in os.scandir(self.path):
-            match = _NAME.fullmatch(entry.name)
-            if match and match[3] == self._suffix:
-                found.append(Interval(int(match[1]), int(match[2])))
-        return sorted(found)
+        matches = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
+        return sorted(Interval(int(m[1]), int(m[2])) for m in matches if m and m[3] == self._suffix)
 
     def commit(self, interval: Interval, rows: bytes, failures: bytes) -> None:
         """Make a part durable, all or nothing.
@@ -119,7 +115,7 @@ class PartFolder:
 
     def clear(self) -> None:
         """Remove all parts, twins and what a killed process left half written."""
-        for entry in os.scandir(self.path):
-            if _NAME.fullmatch(entry.name.removesuffix(_TEMPORARY)):
-                Path(entry.path).unlink(missing_ok=True)
+        for path in list(self.path.iterdir()):
+            if _NAME.fullmatch(path.name.removesuffix(_TEMPORARY)):
+                path.unlink(missing_ok=True)
         sync_folder(self.path)

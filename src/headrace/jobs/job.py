@@ -17,7 +17,7 @@ from headrace.jobs.output import JobOutput
 from headrace.records import Failed, Outcome
 
 CHECK_ERRORS_AFTER = 100
-"""Records that must have ended before the error rate means anything; fewer are judged at the end of the input."""
+"""Records that must be known of before the error rate means anything; fewer are judged at the end of the input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +75,27 @@ class JobEnd:
 
 
 class Tally:
-    """Counts how records end, and raises when too many fail. Starts with what earlier runs have committed."""
+    """Counts how records end, and raises when too many fail. Starts with what earlier runs have committed.
+
+    The rate is that of failures among the records that are known of. Those that have ended would be the wrong measure:
+    a record that cannot be read fails at once, while its good neighbours are still on their way.
+    """
 
     def __init__(self, records: int, failed: int, max_error_rate: float) -> None:
         self.records = records
+        """Records that have ended."""
         self.failed = failed
+        self._known = records
         self._limit = max_error_rate
         self._reasons: Counter[str] = Counter()
         self._example = ""
 
+    def expect(self, records: int) -> None:
+        """So many more are on their way."""
+        self._known += records
+
     def count(self, outcome: Outcome) -> None:
-        """Count one more.
+        """Count the end of one.
 
         Raises:
             TooManyErrorsError: more than the allowed fraction has failed, of at least 100 records.
@@ -95,7 +105,7 @@ class Tally:
             self.failed += 1
             self._reasons[outcome.reason] += 1
             self._example = f"record {outcome.record.position}: {outcome.message}"
-            if self.records >= CHECK_ERRORS_AFTER:
+            if self._known >= CHECK_ERRORS_AFTER:
                 self.check()
 
     def check(self) -> None:
@@ -104,9 +114,9 @@ class Tally:
         Raises:
             TooManyErrorsError: more than the allowed fraction has failed.
         """
-        if self.failed > self._limit * self.records:
+        if self.failed > self._limit * self._known:
             kinds = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common(3))
             raise TooManyErrorsError(
-                f"{self.failed} of {self.records} records failed, more than --max-error-rate {self._limit:g} allows"
+                f"{self.failed} of {self._known} records failed, more than --max-error-rate {self._limit:g} allows"
                 + (f" (in this run: {kinds}; the last, {self._example})" if kinds else "")
             )

@@ -1,8 +1,8 @@
 """The output of a job and its working folder: what it was begun with, its parts, and the one merged file at the end.
 
 For `out.parquet`: `out.parquet.parts/` holds `job.json`, `lock` and the parts; `out.errors.jsonl` takes the dead
-letters. The end is a row of steps, each of which may be repeated after a kill: merge the dead letters, merge the parts, mark the
-job finished, remove the parts.
+letters. The end is a row of steps, each of which may be repeated after a kill: merge the dead letters, merge the
+parts, mark the job finished, remove the parts.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ class JobOutput:
         """
         state = None if overwrite else self._read_state()
         if state is None:
-            self._state.unlink(missing_ok=True)  # first, so that no kill leaves old parts under the new fingerprint
-            self.parts.clear()
+            self.parts.clear()  # first, so that no kill leaves old parts under the new fingerprint
             self._write_state(fingerprint, None)
             return Ledger([])
         self._compare(state["fingerprint"], fingerprint)

@@ -26,7 +26,7 @@ async def pump(job: Job, ledger: Ledger, tally: Tally) -> bool:
     left = 0
     async with (
         Sink(job.output, job.limits, job.listener, tally.count) as sink,
-        Feed(job, ledger.next_todo, sink.put) as feed,
+        Feed(job, ledger.next_todo, tally.expect, sink.put) as feed,
         job.batcher as batcher,
         aclosing(batcher.as_completed(feed.work())) as results,  # type: ignore[type-var]  # it is a generator
     ):

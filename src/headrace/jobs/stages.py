@@ -39,17 +39,19 @@ class Feed:
     """Reads and prepares ahead of the batcher.
 
     At most `workers + 1` chunks are read or prepared at once, so memory does not grow with the input. What cannot be
-    read, selected or prepared goes to `on_failed`, past the batcher.
+    read, selected or prepared goes to `on_failed`, past the batcher; `expect` hears how many records a chunk has.
     """
 
     def __init__(
         self,
         job: Job,
         next_todo: Callable[[int], int],
+        expect: Callable[[int], None],
         on_failed: Callable[[Failed], Awaitable[None]],
     ) -> None:
         self._job = job
         self._chunks = job.source.chunks(next_todo)
+        self._expect = expect
         self._on_failed = on_failed
         self._ahead: deque[asyncio.Task[_PreparedChunk | None]] = deque()
         self._reader = ThreadPoolExecutor(1, "headrace-read")
@@ -80,6 +82,7 @@ class Feed:
             if chunk is None:
                 self.exhausted = True
                 return
+            self._expect(len(chunk.work) + len(chunk.failures))
             for failed in chunk.failures:
                 await self._on_failed(failed)
             for item in chunk.work:

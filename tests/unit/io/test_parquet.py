@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import JobError
+from headrace.io import parquet
+from headrace.io.parquet import ParquetWriter
+from headrace.records import Ok, Record
+
+pq: Any = pytest.importorskip("pyarrow.parquet")
+
+
+def oks(ids: Sequence[Any], dimension: int = 3) -> list[Ok]:
+    return [Ok(Record(n, i, None), [n / 4] * dimension) for n, i in enumerate(ids)]
+
+
+def merge(folder: Path, writer: ParquetWriter, *parts: Sequence[Ok]) -> bytes:
+    paths = []
+    for number, part in enumerate(parts):
+        paths.append(folder / f"{number}.parquet")
+        paths[-1].write_bytes(writer.encode(part))
+    target = io.BytesIO()
+    writer.merge(paths, target)
+    return target.getvalue()
+
+
+def rows(content: bytes) -> list[tuple[Any, Any]]:
+    table = pq.read_table(io.BytesIO(content))
+    return list(zip(table["id"].to_pylist(), table["embedding"].to_pylist(), strict=True))
+
+
+def test_where_parts_end_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 28 * 7)  # seven rows
+    writer, outcomes = ParquetWriter("embedding"), oks(range(40))
+    whole = merge(tmp_path, writer, outcomes)
+    assert merge(tmp_path, writer, outcomes[:1], outcomes[1:20], [], outcomes[20:25], outcomes[25:]) == whole
+    assert pq.ParquetFile(io.BytesIO(whole)).num_row_groups == 6
+    assert rows(whole) == [(n, [n / 4] * 3) for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "merged"),
+    [
+        ([[1, 2], [3]], [1, 2, 3]),
+        ([[1, 2], ["a"]], ["1", "2", "a"]),
+        ([["a", 1], [2]], ["a", "1", "2"]),
+        ([[2**63], [1]], [str(2**63), "1"]),
+    ],
+)
+def test_ids_are_integers_or_all_text(tmp_path: Path, parts: list[list[Any]], merged: list[Any]) -> None:
+    content = merge(tmp_path, ParquetWriter("embedding"), *map(oks, parts))
+    assert [row[0] for row in rows(content)] == merged
+
+
+def test_vectors_are_fixed_size_lists_of_float32(tmp_path: Path) -> None:
+    content = merge(tmp_path, ParquetWriter("embedding"), oks(["a"], dimension=5))
+    assert str(pq.read_schema(io.BytesIO(content)).field("embedding").type) == "fixed_size_list<element: float>[5]"
+
+
+def test_no_rows_at_all_is_a_file_without_rows(tmp_path: Path) -> None:
+    for parts in ([], [[]], [[], []]):
+        assert rows(merge(tmp_path, ParquetWriter("embedding"), *parts)) == []
+
+
+def test_what_is_no_vector_is_refused() -> None:
+    writer = ParquetWriter("embedding")
+    with pytest.raises(JobError, match=r"record 0 is a str; write to a \.jsonl file"):
+        writer.encode([Ok(Record(0, 0, None), "text")])
+    with pytest.raises(JobError, match=r"different lengths in one part: \[2, 3\]"):
+        writer.encode([*oks([0], 2), *oks([1], 3)])
+
+
+def test_parts_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"1\.parquet holds .*\[3\] where earlier parts hold .*\[2\]"):
+        merge(tmp_path, ParquetWriter("embedding"), oks([0], 2), oks([1], 3))
+
+
+def test_a_damaged_part_is_named(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.parquet"
+    bad.write_bytes(b"PAR1 no")
+    with pytest.raises(JobError, match=r"bad\.parquet is damaged"):
+        ParquetWriter("embedding").merge([bad], io.BytesIO())

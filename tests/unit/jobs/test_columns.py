@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import ConfigError, RecordError
+from headrace.io.jsonl import JsonlSource
+from headrace.jobs.columns import Columns, resolve
+from headrace.records import Record
+
+
+def source(path: Path, *rows: Any) -> JsonlSource:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return JsonlSource(path)
+
+
+def test_id_is_the_id_column_where_there_is_one(tmp_path: Path) -> None:
+    assert resolve(source(tmp_path / "a", {"text": "x", "id": 1}), "text", None) == Columns("text", "id")
+    assert resolve(source(tmp_path / "b", {"text": "x"}), "text", None) == Columns("text", None)
+    assert resolve(source(tmp_path / "c", {"text": "x", "id": 1, "k": 2}), "text", "k") == Columns("text", "k")
+
+
+@pytest.mark.parametrize(("text", "id_column", "missing"), [("body", None, "body"), ("text", "key", "key")])
+def test_a_column_no_record_has_is_refused_with_those_they_have(
+    tmp_path: Path, text: str, id_column: str | None, missing: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"'{missing}'; they have text, id"):
+        resolve(source(tmp_path / "a", {"text": "x"}, {"id": 1}), text, id_column)
+
+
+def test_an_input_without_records_has_no_column_to_miss(tmp_path: Path) -> None:
+    assert resolve(source(tmp_path / "a"), "text", "id") == Columns("text", "id")
+    assert resolve(source(tmp_path / "b", [1], 2), "text", None) == Columns("text", None)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [(None, "null"), (3, "of type int"), (["a"], "of type list"), ("\ud800", "not valid Unicode")],
+)
+def test_text_that_is_not_text_fails_its_record(value: Any, why: str) -> None:
+    with pytest.raises(RecordError, match=why):
+        Columns("text", None).text_of(Record(0, 0, {"text": value}))
+
+
+def test_a_record_without_the_column_fails_alone() -> None:
+    with pytest.raises(RecordError, match="no column 'text'"):
+        Columns("text", None).text_of(Record(0, 0, {}))
+    with pytest.raises(RecordError, match="no column 'id'"):
+        Columns("text", "id").identify(Record(0, 0, {}))
+
+
+@pytest.mark.parametrize("value", [None, 1.5, True, {}, "\udfff"])
+def test_an_id_is_text_or_an_integer(value: Any) -> None:
+    with pytest.raises(RecordError, match="column 'id'"):
+        Columns("text", "id").identify(Record(0, 0, {"id": value}))
+    assert Columns("text", "id").identify(Record(4, 4, {"id": "ä"})).id == "ä"
+    assert Columns("text", "id").identify(Record(4, 4, {"id": 7})).id == 7
