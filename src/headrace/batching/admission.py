@@ -23,6 +23,18 @@ class Admission:
         self._waiters: deque[tuple[asyncio.Future[None], float]] = deque()
         self._reserved = 0
         self._reserved_cost = 0.0
+        self._inspects = max_cost is not None
+        self.open_below = 0
+        """While fewer records than this wait, a record may enter without asking `admits`."""
+        self._set_open()
+
+    def inspect_all(self) -> None:
+        """From now on every record asks: some must be refused for reasons that are not the room's."""
+        self._inspects = True
+        self._set_open()
+
+    def _set_open(self) -> None:
+        self.open_below = 0 if self._inspects or self._waiters or self._reserved else self.capacity
 
     @property
     def waiting(self) -> int:
@@ -52,6 +64,7 @@ class Admission:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         place = (turn, cost)
         self._waiters.append(place)
+        self._set_open()
         try:
             await turn
         except BaseException:
@@ -76,6 +89,7 @@ class Admission:
             self._reserved += 1
             self._reserved_cost += cost
             turn.set_result(None)
+        self._set_open()
 
     def refuse_all(self, cause: Exception) -> None:
         """Fail everyone who still waits for room."""
@@ -83,6 +97,7 @@ class Admission:
             if not turn.done():
                 turn.set_exception(cause)
         self._waiters.clear()
+        self._set_open()
 
     @property
     def is_full(self) -> bool:
@@ -98,3 +113,4 @@ class Admission:
     def _give_back(self, cost: float) -> None:
         self._reserved -= 1
         self._reserved_cost -= cost
+        self._set_open()

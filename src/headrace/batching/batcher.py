@@ -20,15 +20,17 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from headrace.batching.blocking import current_loop, iterate, raising
-from headrace.batching.cost import CostEstimatorFn, CostRule
+from headrace.batching.cost import CostEstimatorFn, CostRule, checked_cost
 from headrace.batching.intake import Intake, MapPort
 from headrace.batching.mapping import RUN, Stream
 from headrace.batching.options import checked_options, function, number, optional
 from headrace.batching.stats import BatchStats, Meter
+from headrace.batching.tasks import current_task
 from headrace.errors import AlreadyRunningError, ConfigError, NotRunningError, StoppedError
 from headrace.events import Listener
 
@@ -161,7 +163,7 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
         await asyncio.shield(self._stopping)
 
     async def _shut_down(self, intake: Intake, timeout: float | None, drain: bool) -> None:
-        intake.accepts = False
+        intake.close()
         if not drain:
             intake.refuse(StoppedError(f"{self._options.name} was stopped without processing what waited"))
         intake.dispatcher.drain()
@@ -175,7 +177,7 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
     def _ended(self, task: asyncio.Task[None]) -> None:
         if self._task is task and self._intake is not None:
             self._task = None
-            self._intake.accepts = False
+            self._intake.close()
             self._meter.stop(self._intake.clock())
         if task.done() and not task.cancelled():
             task.exception()  # read: the dispatcher has logged it, and every waiter got it
@@ -227,6 +229,20 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
             DeadlineExceededError: there was no room before the deadline (later, the future raises it).
         """
         intake = self._intake or self._open()
+        task = current_task(intake.loop)
+        if (
+            intake.lineup.size < intake.admission.open_below
+            and deadline_s is None
+            and task is not None
+            and get_ident() == intake.thread
+        ):  # the short way, for nearly every record: nothing to wait for and nothing to refuse
+            if estimated_cost is not None:
+                cost = checked_cost(estimated_cost, record)
+            elif type(record) in self._cost.plain:
+                cost = self._cost.default
+            else:
+                cost = checked_cost(self._cost(record), record)
+            return intake.ticket(record, cost, priority, task if caller is None else caller)
         task = intake.check_open()
         cost = intake.checked_cost(record, estimated_cost)
         if deadline_s is not None:

@@ -61,6 +61,8 @@ class CostRule:
         self._methods = methods
         self.default = default
         self._on_default = on_default
+        self.plain: set[type] = set()
+        """Types whose records are known to cost the default."""
 
     def __call__(self, record: Any) -> float:
         """The record's cost, not yet checked; raises what the estimator raises."""
@@ -72,6 +74,8 @@ class CostRule:
                 return own()  # type: ignore[no-any-return]
         if self._on_default is not None:
             self._on_default(record)
+        if not any(hasattr(type(record), name) for name in self._methods):
+            self.plain.add(type(record))
         return self.default
 
     def shared(self, records: Sequence[Any]) -> float | None:

@@ -22,7 +22,7 @@ from headrace.errors import ConfigError, DeadlineExceededError, NotRunningError,
 
 
 class Intake:
-    """One life of a batcher, from its start on one event loop to its end: a waiting room and the dispatcher behind it."""
+    """One life of a batcher, from start to end on one event loop: a waiting room and the dispatcher behind it."""
 
     def __init__(self, options: Options, cost: CostRule, meter: Meter) -> None:
         loop = asyncio.get_running_loop()
@@ -34,9 +34,11 @@ class Intake:
         self.admission = Admission(self.lineup, options.capacity, options.max_queue_cost)
         self.caller = Caller(options.process_fn, offload=options.offload, name=f"{options.name}-worker")
         self.dispatcher = Dispatcher(self.lineup, self.admission, self.caller, meter, options)
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._options = options
         self._cost = cost
+        if options.reject_oversized:
+            self.admission.inspect_all()
         self._meter = meter
 
     def check_open(self) -> Any:
@@ -46,7 +48,7 @@ class Intake:
             NotRunningError: the batcher takes no records any more.
             ConfigError: the code runs on another event loop.
         """
-        if self.accepts and threading.get_ident() == self._thread:
+        if self.accepts and threading.get_ident() == self.thread:
             task = current_task(self.loop)
             if task is not None or asyncio.get_running_loop() is self.loop:
                 return task
@@ -76,7 +78,14 @@ class Intake:
         ticket: Ticket[Any] = Ticket(loop=self.loop)
         ticket.record = record
         ticket.cost = cost
-        self.join(ticket, priority, caller)
+        ticket.arrival = self.clock()
+        ticket.home = self
+        lineup = self.lineup
+        lineup.lane(priority, caller).append(ticket)
+        lineup.size += 1
+        lineup.cost += cost
+        if self.dispatcher.sleeper is not None:
+            self.dispatcher.arrived(cost)
         return ticket
 
     def join(self, entry: Entry, priority: int, caller: Hashable) -> None:
@@ -120,6 +129,11 @@ class Intake:
 
         timer = self.loop.call_later(number("deadline_s", deadline_s, above=0), expire)
         ticket.add_done_callback(lambda _: timer.cancel())
+
+    def close(self) -> None:
+        """Let no more records in."""
+        self.accepts = False
+        self.admission.inspect_all()
 
     def refuse(self, cause: Exception) -> None:
         """Fail whoever waits for a batch, or for room."""

@@ -161,17 +161,18 @@ class Lineup:
             yield from level
 
     def add(self, entry: Entry, priority: int = 0, caller: Hashable = None) -> None:
-        """Let a record wait. The caller of this method has set `entry.home`."""
+        """Let an entry wait. The caller of this method has set `entry.home`."""
+        self.lane(priority, caller).append(entry)
+        self.size += entry.count
+        self.cost += entry.cost * entry.count
+
+    def lane(self, priority: int, caller: Hashable) -> deque[Any]:
+        """Where an entry of this caller is to be appended now; `size` and `cost` are then to be raised by it."""
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = Level(priority, self.limits)
         lane = level.lanes.get(caller)
-        if lane is None:
-            lane = level.open_lane(caller)
-        lane.entries.append(entry)
-        count = entry.count
-        self.size += count
-        self.cost += entry.cost * count
+        return (level.open_lane(caller) if lane is None else lane).entries
 
     def set_budget(self, target_batch_cost: float) -> None:
         """From now on, a batch may cost so much."""
@@ -255,49 +256,65 @@ class Lineup:
         batch.reason = met or batch.reason
 
     def _take_in_order(self, batch: Batch) -> None:
+        cost: float | None = None
         while (level := self._next_level()) is not None:
             lane = level.head()
             assert lane is not None  # the level has a next entry
             if len(self._levels) == 1 and len(level.lanes) == 1:
                 self._take_alone(batch, lane.entries)  # nobody to be fair to: no tags to keep
-                return
-            if not self._fits(batch, lane.entries[0].cost):
-                return
+                cost = lane.entries[0].cost if lane.entries else None
+                break
+            cost = lane.entries[0].cost
+            if not self._has_room(batch.size, batch.cost, batch.longest, cost):
+                break
             batch.add(level.pop(lane))
-        self._fits(batch, 0)  # exactly full is full
+            cost = None
+        limits = self.limits
+        spent = batch.padded_cost() if limits.padded else batch.cost
+        if batch.size >= limits.max_batch_size:
+            batch.reason = "full_size"
+        elif cost is not None or spent >= limits.target_batch_cost:
+            batch.reason = "full_cost"  # the next does not fit, or no next one could
 
     def _take_alone(self, batch: Batch, entries: deque[Entry]) -> None:
+        """Take from the only lane. The sums are kept in local variables: this loop runs once for every ticket."""
+        limits = self.limits
+        target, most, padded = limits.target_batch_cost, limits.max_batch_size, limits.padded
+        size, total, longest, taken = batch.size, batch.cost, batch.longest, batch.entries
         while entries:
             entry = entries[0]
             if entry.home is None:
                 entries.popleft()  # left while it waited
                 continue
-            if not self._fits(batch, entry.cost):
-                return
-            room = self._room(batch, entry) if entry.count > 1 else 1
-            batch.add(entries.popleft() if room >= entry.count else entry.split(room))
-        self._fits(batch, 0)
-
-    def _fits(self, batch: Batch, cost: float) -> bool:
-        """Whether one more record of this cost may join; if not, the batch knows why. An empty batch takes anything."""
-        limits = self.limits
-        if batch.size >= limits.max_batch_size:
-            batch.reason = "full_size"
-            return False
-        spent = max(batch.longest, cost) * (batch.size + (cost > 0)) if limits.padded else batch.cost + cost
-        if batch.size and (spent > limits.target_batch_cost or (not cost and spent == limits.target_batch_cost)):
-            batch.reason = "full_cost"
-            return False
-        return True
-
-    def _room(self, batch: Batch, entry: Entry) -> int:
-        """How many records of a run may join, at least 1; `_fits` has said that the first does."""
-        limits, cost = self.limits, entry.cost
-        room = min(entry.count, limits.max_batch_size - batch.size)
-        if cost:
-            if limits.padded:
-                by_cost = limits.target_batch_cost // max(batch.longest, cost) - batch.size
+            cost = entry.cost
+            top = cost if cost > longest else longest  # noqa: FURB136  # a call for every record
+            if size and (size >= most or (top * (size + 1) if padded else total + cost) > target):
+                break
+            count = entry.count
+            if count == 1:
+                entries.popleft()
             else:
-                by_cost = (limits.target_batch_cost - batch.cost) // cost
-            room = min(room, int(by_cost))
+                count = self._room(size, total, top, entry)
+                entry = entries.popleft() if count == entry.count else entry.split(count)
+            entry.home = None
+            taken.append(entry)
+            size += count
+            total += cost * count
+            longest = top
+        batch.size, batch.cost, batch.longest = size, total, longest
+
+    def _has_room(self, size: int, total: float, longest: float, cost: float) -> bool:
+        """Whether one more record of this cost may join a batch. An empty batch takes anything."""
+        limits = self.limits
+        spent = max(longest, cost) * (size + 1) if limits.padded else total + cost
+        return not size or (size < limits.max_batch_size and spent <= limits.target_batch_cost)
+
+    def _room(self, size: int, total: float, longest: float, entry: Entry) -> int:
+        """How many records of a run may join a batch, at least 1; `longest` is that of the batch with them in it."""
+        limits, cost = self.limits, entry.cost
+        room = min(entry.count, limits.max_batch_size - size)
+        if limits.padded and longest:
+            room = min(room, int(limits.target_batch_cost // longest) - size)
+        elif cost:
+            room = min(room, int((limits.target_batch_cost - total) // cost))
         return max(room, 1)
