@@ -111,7 +111,7 @@ def test_chunks_are_prepared_on_several_threads_while_the_model_runs(engine: Emb
         {"prompts": {"passage": "passage: the "}, "default_prompt_name": "passage"},
         {"prompts": {"passage": "passage: the "}, "default_prompt_name": "passage", "include_prompt": False},
     ],
-    ids=["mean", "cls-dense", "max", "last-left-padded", "prompt", "prompt-left-out"],
+    ids=["mean", "cls-dense", "max", "last-decoder", "prompt", "prompt-left-out"],
 )
 def test_pooling_dense_and_prompts_are_those_of_the_folder(
     sentence_folder: Callable[..., Path], options: dict[str, Any]

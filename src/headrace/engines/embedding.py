@@ -83,7 +83,6 @@ class EmbeddingEngine:
         self._tokenizer.enable_truncation(self.max_model_len, direction=shared.truncation_side)
         self._tokenizer.no_padding()
         self._pad_id: int = shared.pad_token_id or 0
-        self._pads_left = shared.padding_side == "left"
         self._takes_types = "token_type_ids" in shared.model_input_names
         self._typed = self._takes_types and any(self._tokenizer.encode("text").type_ids)
         self._prompt: str = self._model.prompts.get(self._model.default_prompt_name) or ""
@@ -155,18 +154,21 @@ class EmbeddingEngine:
         return Prepared(np.array(rows, dtype=np.int32), cost=len(encoding.ids), truncated=truncated)
 
     def _features(self, batch: list[Tokens]) -> dict[str, Any]:
-        """What the model takes: tensors of shape (texts, longest), padded on the tokenizer's side."""
+        """What the model takes: tensors of shape (texts, longest).
+
+        Padded on the right whatever the tokenizer says: pooling follows the mask, and a padding on the left would move
+        the positions of the text with its company.
+        """
         longest = max(tokens.shape[1] for tokens in batch)
         ids = np.full((len(batch), longest), self._pad_id, dtype=np.int64)
         mask = np.zeros((len(batch), longest), dtype=np.int64)
         types = np.zeros((len(batch), longest), dtype=np.int64)
         for row, tokens in enumerate(batch):
             length = tokens.shape[1]
-            where = slice(longest - length, longest) if self._pads_left else slice(0, length)
-            ids[row, where] = tokens[0]
-            mask[row, where] = 1
+            ids[row, :length] = tokens[0]
+            mask[row, :length] = 1
             if self._typed:
-                types[row, where] = tokens[1]
+                types[row, :length] = tokens[1]
         arrays = {"input_ids": ids, "attention_mask": mask}
         if self._takes_types:
             arrays["token_type_ids"] = types

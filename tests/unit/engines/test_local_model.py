@@ -73,3 +73,9 @@ def test_the_digest_does_not_depend_on_where_the_folder_is(
     before = digest(folder)
     folder.rename(moved)
     assert digest(moved) == before
+
+
+def test_the_digest_does_not_depend_on_the_order_of_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, listed = digest(folder), Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(listed(self, pattern))))
+    assert digest(folder) == before

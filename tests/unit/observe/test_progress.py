@@ -68,12 +68,13 @@ def test_rates_forget_what_is_long_past() -> None:
 
 def test_skipping_over_finished_records_is_not_speed() -> None:
     meter = Meter()
-    meter.hear(started(total_records=1_000, records_done=900))
-    for second in range(1, 6):
-        meter.hear(batch(float(second)))
-    snapshot = meter.snapshot(5.0)
-    assert (snapshot.skipped, snapshot.fraction) == (900, 0.95)
-    assert snapshot.eta_s == pytest.approx(5.0)
+    meter.hear(started(total_bytes=1_000, records_done=80))
+    meter.hear(StageDone("load", 20, 0.1, at=0.1, bytes=1_000))
+    for second in range(1, 11):
+        meter.hear(batch(float(second), size=1))
+    snapshot = meter.snapshot(10.0)
+    assert (snapshot.skipped, snapshot.fraction) == (80, pytest.approx(0.9))
+    assert snapshot.eta_s == pytest.approx(10.0)
 
 
 class Clock:
@@ -117,6 +118,7 @@ def test_a_terminal_of_80_columns_gets_a_bar_and_every_number(monkeypatch: pytes
     last = re.split(r"[\r\n]+", shown.strip())[-1]
     assert re.search(r"121 records +[━╸╺]+ +12% 10 records/s, busy 50%, 1 failed, 1:\d\d to go", last)
     assert len(last) <= 80
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")  # the cursor is back
 
 
 def test_without_rich_a_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
