@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
-from headrace.events import Event
+from headrace.events import Event, JobDone, JobStarted
 from headrace.observe.meter import Meter, Snapshot
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _BAR_EVERY_S = 0.1
 class Progress:
     """A context manager, and a listener that any thread may call; writes to stderr unless given another stream.
 
+    A job that had finished before, and does nothing, shows nothing.
     `clock` must be that of the events: `time.monotonic` outside of tests.
     """
 
@@ -32,9 +33,9 @@ class Progress:
         self._lock = threading.Lock()
         self._display: _Display = _bar_or_lines(stream)
         self._shown_at: float | None = None
+        self._open = False
 
     def __enter__(self) -> Self:
-        self._display.open()
         self._shown_at = self._clock()
         return self
 
@@ -42,7 +43,12 @@ class Progress:
         with self._lock:
             self._meter.hear(event)
             now = self._clock()
-            if self._shown_at is not None and now - self._shown_at >= self._display.every_s:
+            if self._shown_at is None or isinstance(event, JobStarted | JobDone):
+                return
+            if not self._open:
+                self._open = True
+                self._display.open()
+            if now - self._shown_at >= self._display.every_s:
                 self._display.show(self._meter.snapshot(now))
                 self._shown_at = now
 
@@ -50,9 +56,10 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._lock:
-            self._display.show(self._meter.snapshot(self._clock()))
+            if self._open:
+                self._display.show(self._meter.snapshot(self._clock()))
+                self._display.close()
             self._shown_at = None  # a late event is counted but no longer shown
-            self._display.close()
 
 
 class _Display(Protocol):

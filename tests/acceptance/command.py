@@ -1,0 +1,37 @@
+"""The command line as its users run it: a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = (sys.executable, "-c", "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()")
+FAKE = ("--engine", "headrace.testing:FakeEngine")
+
+
+def start(*arguments: str | Path, folder: Path) -> subprocess.Popen[str]:
+    """Begin `headrace` with these arguments in a folder."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return subprocess.Popen(
+        [*PROGRAM, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "100"},
+    )
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit status, and all it said."""
+    output, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors
+    return process.returncode, output + errors
+
+
+def headrace(*arguments: str | Path, folder: Path) -> tuple[int, str]:
+    """Run to the end."""
+    return end(start(*arguments, folder=folder))

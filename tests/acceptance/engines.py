@@ -1,0 +1,23 @@
+"""Engines that the command line can name."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from headrace.testing import FakeEngine
+
+
+def slow(model: str | None = None, **options: Any) -> FakeEngine:
+    """Some seconds for a few thousand texts."""
+    return FakeEngine(model, seconds_per_batch=0.1, **options)
+
+
+def stuck(model: str | None = None, **options: Any) -> FakeEngine:
+    """A batch that does not end."""
+    return FakeEngine(model, sleep=lambda seconds: time.sleep(600), seconds_per_batch=1, **options)
+
+
+def broken(model: str | None = None) -> FakeEngine:
+    """A factory with a bug."""
+    raise KeyError("weights")

@@ -1,0 +1,86 @@
+"""Signals, kills and rivals: nothing is lost, nothing is done twice, and everybody is told what to do."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.acceptance.command import FAKE, ROOT, end, headrace, start
+
+SLOW = ("--engine", "tests.acceptance.engines:slow")
+STUCK = ("--engine", "tests.acceptance.engines:stuck")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = ({"id": n, "text": f"text {n} " + "word " * (n % 50)} for n in range(20_000))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def wait_for(condition: Path, pattern: str) -> None:
+    """Until a file is there; a test's time limit ends a wait in vain."""
+    while not any(condition.glob(pattern)):
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_what_is_in_flight(folder: Path, number: int, status: int) -> None:
+    command = ("run", "-i", "in.jsonl", "-o", "out.parquet")
+    job = start(*command, *SLOW, folder=folder)
+    wait_for(folder, "out.parquet.parts/part-*")
+    asked = time.monotonic()
+    job.send_signal(number)
+    ended, said = end(job)
+    assert ended == status
+    assert time.monotonic() - asked < 5
+    assert "stopping: finishing what is in flight" in said
+    assert said.endswith("records are done and kept: run the same command again to continue\n")
+    assert not (folder / "out.parquet").exists()
+
+    assert headrace(*command, *FAKE, folder=folder)[0] == 0
+    assert headrace("run", "-i", "in.jsonl", "-o", "whole.parquet", *FAKE, folder=folder)[0] == 0
+    assert (folder / "out.parquet").read_bytes() == (folder / "whole.parquet").read_bytes()
+
+
+def test_a_second_signal_ends_at_once(folder: Path) -> None:
+    job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *STUCK, folder=folder)
+    wait_for(folder, "out.jsonl.parts/job.json")
+    time.sleep(0.3)  # into the batch that never ends
+    job.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.wait(0.5)
+    job.send_signal(signal.SIGINT)
+    assert job.wait(5) == 130
+    job.communicate()
+
+
+def test_a_second_writer_is_refused_and_a_dead_one_is_not_waited_for(folder: Path) -> None:
+    command = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
+    first = start(*command, *STUCK, folder=folder)
+    wait_for(folder, "out.jsonl.parts/job.json")
+    status, said = headrace(*command, *STUCK, folder=folder)
+    assert status == 2
+    assert f"is being written by process {first.pid} on " in said
+    first.kill()
+    first.communicate()
+    assert headrace(*command, *FAKE, folder=folder)[0] == 0
+
+
+@pytest.mark.timeout(300)
+def test_killed_at_twenty_random_moments() -> None:
+    """More kills: `scripts/torture --kills 200`."""
+    ended = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "torture", "--kills", "20", "--rows", "20000"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "20 kills over" in ended.stdout
+    assert ended.stdout.endswith("0 lost, 0 doubled, same bytes\n")
