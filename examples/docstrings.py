@@ -31,11 +31,17 @@ def docstrings(name: str, node: ast.AST) -> Iterator[tuple[str, str]]:
                 yield from docstrings(f"{name}.{child.name}", child)
 
 
-def main(output: Path) -> None:
+def collect() -> dict[str, str]:
+    """Every docstring by the qualified name it documents."""
     found: dict[str, str] = {}
     for module, path in modules():
         for name, text in docstrings(module, ast.parse(path.read_bytes())):
             found.setdefault(name, text)
+    return found
+
+
+def main(output: Path) -> None:
+    found = collect()
     lines = (json.dumps({"name": name, "text": text}, ensure_ascii=False) for name, text in found.items())
     output.parent.mkdir(parents=True, exist_ok=True)
     unfinished = output.with_suffix(".unfinished")

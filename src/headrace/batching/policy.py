@@ -5,9 +5,11 @@ Records are served by *level*, then by *caller*, then in order of arrival:
 * A level is a priority. The level served next is the one whose next record has the smallest
   `arrival - priority * PRIORITY_AGE_S`: one step of priority is worth so many seconds of waiting, and since later
   records arrive ever later, no level waits for ever.
-* Inside a level, callers share by start-time fair queueing (Goyal, Vin and Cheng, 1996): each caller's next record
-  has a start tag max(virtual time, the caller's last finish tag), its finish tag is start + cost, and the smallest
-  start tag goes first. A caller with 2,000 records waiting therefore does not hold up another with one.
+* Inside a level, callers take turns by start-time fair queueing (Goyal, Vin and Cheng, 1996): a turn has a start tag
+  max(virtual time, the caller's last finish tag), its finish tag is start + cost, and the smallest start tag goes
+  first. A caller with 2,000 records waiting therefore does not hold up another with one. A turn lasts for a batch's
+  worth of records, not for one: callers that were served record by record would all be finished at the same late
+  moment, and none could load its next records while the others are processed.
 
 With length bucketing, each level's next records in that order stand in a `Window`, which chooses among them.
 """
@@ -61,22 +63,25 @@ class Batch:
 class Lane:
     """One caller's waiting records at one priority, first in, first out."""
 
-    __slots__ = ("caller", "entries", "finish", "start")
+    __slots__ = ("caller", "entries", "finish", "served", "start")
 
     def __init__(self, caller: Hashable) -> None:
         self.caller = caller
         self.entries: deque[Any] = deque()
         self.start = 0.0
         self.finish = 0.0
+        self.served = 0
+        """Records taken in this turn."""
 
 
 class Level:
     """The records of one priority, their callers served fairly."""
 
-    __slots__ = ("_heap", "_ties", "_virtual", "lanes", "priority", "window")
+    __slots__ = ("_heap", "_limits", "_ties", "_virtual", "lanes", "priority", "window")
 
     def __init__(self, priority: int, limits: Limits) -> None:
         self.priority = priority
+        self._limits = limits
         self.lanes: dict[Hashable, Lane] = {}
         self.window = Window(limits) if limits.window else None
         self._heap: list[tuple[float, int, Lane]] = []
@@ -109,12 +114,15 @@ class Level:
 
     def pop(self, lane: Lane) -> Entry:
         """Take the first record of `lane` alone, which `head()` has just returned."""
-        heapq.heappop(self._heap)
         entry: Entry = lane.entries[0]
         entry = entry.split(1) if entry.count > 1 else lane.entries.popleft()
         self._virtual = lane.start
-        lane.finish = lane.start + entry.cost
-        self._schedule(lane)
+        lane.finish += entry.cost
+        lane.served += 1
+        limits = self._limits
+        if lane.served >= limits.max_batch_size or lane.finish - lane.start >= limits.target_batch_cost:
+            heapq.heappop(self._heap)  # the end of its turn
+            self._schedule(lane)
         return entry
 
     def fill_window(self, window: Window) -> None:
@@ -137,7 +145,8 @@ class Level:
             lane.entries = deque(entry for entry in lane.entries if entry.home is not None)
 
     def _schedule(self, lane: Lane) -> None:
-        lane.start = max(self._virtual, lane.finish)
+        lane.start = lane.finish = max(self._virtual, lane.finish)
+        lane.served = 0
         self._ties += 1
         heapq.heappush(self._heap, (lane.start, self._ties, lane))
 
