@@ -61,17 +61,16 @@ def advise(numbers: Numbers) -> str:
 
 
 def _about_idle_time(numbers: Numbers) -> str:
+    """Whatever is slow on the host, before the engine or after it, shows as an engine that waits between batches."""
+    free = f"The engine was free {1 - numbers.busy:.0%} of the time"
     idle_s = numbers.wall_s * (1 - numbers.busy)
+    if numbers.starved_s < _EXPLAINS * idle_s:
+        return f"{free}, most of it before the first batch or after the last: a longer run will be busier."
     stage, stage_s = max(numbers.host_s.items(), key=lambda item: item[1])
     if stage_s >= _EXPLAINS * idle_s:
-        return f"The engine was free {1 - numbers.busy:.0%} of the time: {_WAYS_OUT[stage]}."
-    if numbers.starved_s >= _EXPLAINS * idle_s:
-        mean = numbers.records / numbers.batches
-        return (
-            f"The engine was free {1 - numbers.busy:.0%} of the time between batches of {mean:.0f} records, and no "
-            "host stage explains it: larger batches would cost less per record."
-        )
+        return f"{free}: {_WAYS_OUT[stage]}."
+    mean = numbers.records / numbers.batches
     return (
-        f"The engine was free {1 - numbers.busy:.0%} of the time, most of it before the first batch or after the last: "
-        "a longer run will be busier."
+        f"{free} between batches of {mean:.0f} records, and no host stage explains it: larger batches would cost less "
+        "per record."
     )

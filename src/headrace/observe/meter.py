@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from headrace.events import BatchDone, Event, JobStarted, RecordFailed, StageDone
-from headrace.observe.busy import BusyTime
+from headrace.observe.batches import BusyTime, cost_of_the_ok
 
 _WINDOW_S = 20.0
 _SAMPLE_S = 0.5
@@ -65,7 +65,7 @@ class Meter:
             case BatchDone():
                 self._ok += event.size - event.failed
                 if self._counts_tokens:  # then they are what a record costs
-                    self._tokens += event.cost
+                    self._tokens += cost_of_the_ok(event)
                 self._busy.add(event.at, event.duration_s)
                 if not self._samples or event.at - self._samples[-1].at >= _SAMPLE_S:
                     self._samples.append(self._sample(event.at))

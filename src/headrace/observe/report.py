@@ -20,7 +20,7 @@ from headrace.events import (
     StageDone,
 )
 from headrace.observe.advice import Numbers, advise
-from headrace.observe.busy import BusyTime
+from headrace.observe.batches import BusyTime, cost_of_the_ok
 
 State: TypeAlias = Literal["finished", "interrupted", "failed"]
 
@@ -55,13 +55,14 @@ class Report:
     records_per_s: float
     """Of this run, failed ones included."""
     tokens: int
-    """That the engine ran; 0 where records are not counted in tokens."""
+    """Of the records that went well; 0 where records are not counted in tokens."""
     tokens_per_s: float
     busy: float
     """Fraction of the wall during which the engine ran a batch."""
     padding_efficiency: float
     """Real cost / computed cost; 1.0 where the engine does not pad."""
     batches: int
+    mean_batch_size: float
     splits: int
     """Batches that were run again in halves."""
     close_reasons: Mapping[CloseReason, int]
@@ -82,7 +83,7 @@ class ReportBuilder:
         self._ok = 0
         self._failures: Counter[str] = Counter()
         self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
-        self._prepared_tokens = self._truncated = self._batches = self._splits = 0
+        self._prepared_tokens = self._truncated = self._batches = self._batched = self._splits = 0
         self._cost = self._padded_cost = self._done_cost = self._starved = 0.0
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
@@ -104,13 +105,14 @@ class ReportBuilder:
                 self._truncated += event.truncated
             case BatchFormed():
                 self._batches += 1
+                self._batched += event.size
                 self._reasons[event.reason] += 1
                 self._starved += event.starved_s
                 self._cost += event.cost
                 self._padded_cost += event.padded_cost
             case BatchDone():
                 self._ok += event.size - event.failed
-                self._done_cost += event.cost
+                self._done_cost += cost_of_the_ok(event)
                 self._busy.add(event.at, event.duration_s)
             case BatchSplit():
                 self._splits += 1
@@ -138,7 +140,7 @@ class ReportBuilder:
             finish=self._stages["finish"],
             write=self._stages["write"],
         )
-        # Where tokens were counted they are what a record costs; those prepared but not run are left out.
+        # Where tokens were counted they are what a record costs.
         tokens = round(self._done_cost) if self._prepared_tokens else 0
         busy = min(1.0, times.inference / wall) if wall > 0 else 0.0
         padding_efficiency = self._cost / self._padded_cost if self._padded_cost > 0 else 1.0
@@ -166,6 +168,7 @@ class ReportBuilder:
             busy=busy,
             padding_efficiency=padding_efficiency,
             batches=self._batches,
+            mean_batch_size=self._batched / self._batches if self._batches else 0.0,
             splits=self._splits,
             close_reasons=dict(self._reasons.most_common()),
             times=times,

@@ -46,11 +46,10 @@ def rows(report: Report) -> list[tuple[str, str]]:
     if report.tokens:
         lines.append(("tokens", f"{report.tokens:,}   {report.tokens_per_s:,.0f} tokens/s"))
     if report.batches:
-        mean = report.ok / report.batches
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.close_reasons.items())
         lines.append(("engine busy", f"{report.busy:.1%}"))
         lines.append(("padding efficiency", f"{report.padding_efficiency:.1%}"))
-        lines.append(("batches", f"{report.batches:,} of {mean:.1f} records   closed by: {reasons}"))
+        lines.append(("batches", f"{report.batches:,} of {report.mean_batch_size:.1f} records   closed by: {reasons}"))
     if report.splits:
         lines.append(("run again in halves", f"{report.splits:,} batches"))
     for stage in _STAGES:

@@ -34,7 +34,10 @@ GOOD = Numbers(
         (replace(GOOD, busy=0.5, starved_s=45, host_s=QUIET | {"write": 60.0}), "writing the output was the slowest"),
         (replace(GOOD, busy=0.5, starved_s=45, host_s=QUIET | {"finish": 60.0}), "finishing the results"),
         (replace(GOOD, busy=0.5, starved_s=40), "batches of 20 records"),
-        (replace(GOOD, busy=0.5, starved_s=1), "before the first batch or after the last"),
+        (
+            replace(GOOD, busy=0.5, starved_s=1, host_s=QUIET | {"write": 60.0}),
+            "before the first batch or after the last",
+        ),
     ],
 )
 def test_advice(numbers: Numbers, expected: str) -> None:

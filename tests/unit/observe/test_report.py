@@ -18,7 +18,7 @@ from headrace.events import (
     RecordFailed,
     StageDone,
 )
-from headrace.observe.busy import BusyTime
+from headrace.observe.batches import BusyTime
 from headrace.observe.report import Report, ReportBuilder
 from headrace.observe.table import as_text, print_report
 
@@ -69,9 +69,14 @@ def test_rates_are_of_the_wall() -> None:
     report = report_of(*JOB)
     assert report.wall_s == 10.0
     assert report.records_per_s == pytest.approx(0.9)
-    assert (report.tokens, report.tokens_per_s) == (60, 6.0)
+    assert (report.tokens, report.tokens_per_s) == (52, 5.2)
     assert report.busy == pytest.approx(0.3)
     assert report.padding_efficiency == 0.75
+
+
+def test_what_a_stop_left_undone_was_not_run() -> None:
+    report = report_of(*JOB[:-1], formed(2), done(105.0, 0.0, failed=4), JobDone("interrupted", at=110.0))
+    assert (report.ok, report.tokens, report.mean_batch_size) == (7, 52, 4.0)
 
 
 def test_says_where_the_time_went() -> None:

@@ -1,6 +1,8 @@
-"""How long at least one batch was running, from the ends and lengths of batches."""
+"""What the ends of batches say: how long at least one was running, and what was gained."""
 
 from __future__ import annotations
+
+from headrace.events import BatchDone
 
 _KEPT = 64
 
@@ -27,3 +29,8 @@ class BusyTime:
     def seconds(self) -> float:
         """The time covered so far."""
         return self._settled + sum(end - start for start, end in self._open)
+
+
+def cost_of_the_ok(batch: BatchDone) -> float:
+    """The batch's cost without its failed records' share, taken as even: a batch that never ran has failed whole."""
+    return batch.cost * (batch.size - batch.failed) / batch.size
