@@ -165,14 +165,17 @@ def build(
     settings: JobSettings, plan: Plan, engine: BatchEngine[Any, Any, Any], stop: StopRequest, listener: Listener
 ) -> Job:
     """Put the parts together."""
+    budget = settings.batch_tokens or engine.default_batch_cost
+    window = _window(budget, engine.default_batch_size)
     batcher: DynamicBatcher[Work, Any] = DynamicBatcher(
         functools.partial(infer, engine=engine, stop=stop),
         cost_estimator=lambda work: work.cost,
-        target_batch_cost=settings.batch_tokens or engine.default_batch_cost,
+        target_batch_cost=budget,
         max_batch_size=engine.default_batch_size,
-        max_queue_size=max(1024, 2 * engine.default_batch_size),
+        max_queue_size=window,
+        prefetch_batches=0,
         padded=engine.pads,
-        length_bucketing=True,
+        length_bucketing=window,
         on_error="isolate",
         listener=listener,
     )
@@ -195,6 +198,16 @@ def build(
         stop=stop,
         overwrite=settings.overwrite,
     )
+
+
+def _window(budget: float, batch_size: int) -> int:
+    """How many records length bucketing may reorder: about 16 batches of short texts.
+
+    More would pad a little less. But what finishes is scattered over the window, and only runs of neighbours can be
+    committed: the wider the window, the more of a slow engine's work is lost by a kill.
+    """
+    typical_cost = 16
+    return max(16 * min(batch_size, int(budget / typical_cost)), 256)
 
 
 def _build_engine(settings: JobSettings) -> BatchEngine[Any, Any, Any]:

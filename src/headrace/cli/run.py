@@ -21,42 +21,60 @@ _DEFAULTS = Limits()
 _NOT_STARTED = (ConfigError, EngineError, ResumeMismatchError, OutputLockedError)
 
 
+InputFile = Annotated[Path, typer.Option("-i", "--input-file", help="The records: a .jsonl file.")]
+OutputFile = Annotated[Path, typer.Option("-o", "--output-file", help="The results: a .parquet or .jsonl file.")]
+Task = Annotated[str, typer.Option(help="What to do with each record: embed.")]
+Model = Annotated[str | None, typer.Option(help="A local model folder. Default: all-MiniLM-L6-v2.")]
+TextColumn = Annotated[str, typer.Option(help="The column that holds the text.")]
+IdColumn = Annotated[
+    str | None,
+    typer.Option(help='The column that identifies a record. Default: "id" if there is one, else the position.'),
+]
+OnTooLong = Annotated[
+    Literal["truncate", "error"], typer.Option(help="A text longer than the model takes is cut, or fails.")
+]
+MaxModelLen = Annotated[int | None, typer.Option(min=1, help="Most tokens of a text. Default: the model's own limit.")]
+BatchTokens = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens of a batch, padding included. Default: the engine's.")
+]
+MaxErrorRate = Annotated[
+    float, typer.Option(min=0, max=1, help="Stop when more than this fraction of the records has failed.")
+]
+Workers = Annotated[int, typer.Option(min=1, help="Threads that tokenize.")]
+Engine = Annotated[str | None, typer.Option(help="module:factory of an engine of your own, instead of the task's.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")]
+
+
 def run(  # noqa: PLR0913 - one parameter per flag
-    source: Annotated[Path, typer.Option("-i", "--input-file", help="The records: a .jsonl file.")],
-    sink: Annotated[Path, typer.Option("-o", "--output-file", help="The results: a .parquet or .jsonl file.")],
-    task: Annotated[str, typer.Option(help="What to do with each record: embed.")] = "embed",
-    model: Annotated[
-        str | None, typer.Option(help="A local model folder. Default: all-MiniLM-L6-v2.", show_default=False)
-    ] = None,
-    text_column: Annotated[str, typer.Option(help="The column that holds the text.")] = "text",
-    id_column: Annotated[
-        str | None,
-        typer.Option(help='The column that identifies a record. Default: "id" if there is one, else the position.'),
-    ] = None,
-    on_too_long: Annotated[
-        Literal["truncate", "error"], typer.Option(help="A text longer than the model takes is cut, or fails.")
-    ] = "truncate",
-    max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a text. Default: the model's own limit.")
-    ] = None,
-    batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a batch, padding included. Default: the engine's.")
-    ] = None,
-    max_error_rate: Annotated[
-        float, typer.Option(min=0, max=1, help="Stop when more than this fraction of the records has failed.")
-    ] = _DEFAULTS.max_error_rate,
-    workers: Annotated[int, typer.Option(min=1, help="Threads that tokenize.")] = _DEFAULTS.workers,
-    engine: Annotated[
-        str | None, typer.Option(help="module:factory of an engine of your own, instead of the task's.")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")] = False,
+    source: InputFile,
+    sink: OutputFile,
+    task: Task = "embed",
+    model: Model = None,
+    text_column: TextColumn = "text",
+    id_column: IdColumn = None,
+    on_too_long: OnTooLong = "truncate",
+    max_model_len: MaxModelLen = None,
+    batch_tokens: BatchTokens = None,
+    max_error_rate: MaxErrorRate = _DEFAULTS.max_error_rate,
+    workers: Workers = _DEFAULTS.workers,
+    engine: Engine = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Run a bulk job. The same command again continues it where it ended.
 
     Records that cannot be processed go to OUTPUT.errors.jsonl, with position and reason.
 
-    Exit status: 0 finished (or had finished before); 1 failed, what is done is kept; 2 not started: usage, file, model
-    or column; 3 finished, but some records failed; 130 or 143 stopped by Ctrl-C or SIGTERM, what is done is kept.
+    Exit status:
+
+    0 - finished, or had finished before
+
+    1 - failed; what is done is kept
+
+    2 - not started: usage, file, model or column
+
+    3 - finished, but some records failed
+
+    130, 143 - stopped by Ctrl-C or SIGTERM; what is done is kept
     """
     options: dict[str, Any] = {} if on_too_long == "truncate" else {"on_too_long": on_too_long}
     if max_model_len is not None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from headrace.io.parts import Interval
 from headrace.records import Outcome
 
-SMALL_RUN_PATIENCE = 5
-"""A run of fewer than `small_run` rows waits this many intervals: its neighbours are most likely in flight, and a file
-of its own for each fragment would cost more than repeating it after a kill."""
+SMALL_RUN = 32
+"""A run of fewer rows waits longer, in proportion: a single row 32 intervals. Its neighbours are most likely in flight,
+and a file for each fragment would cost more than to repeat the fragment after a kill."""
 
 
 @dataclass(slots=True)
@@ -23,14 +23,13 @@ class _Run:
 class Coalescer:
     """Holds finished outcomes by position and gives out runs without a gap. Pure: told the time, reads no clock.
 
-    A run is given out when it has `part_records` rows, when its oldest row has waited `interval_s` seconds (five times
-    as long if it has fewer than `small_run` rows), or when all are asked for. A run never has 2 × `part_records` rows.
+    A run is given out when it has `part_records` rows, or when its oldest row has waited `interval_s` seconds (longer
+    if it has fewer than 32 rows). A run never has 2 × `part_records` rows.
     """
 
-    def __init__(self, part_records: int, interval_s: float, small_run: int = 32) -> None:
+    def __init__(self, part_records: int, interval_s: float) -> None:
         self._part_records = part_records
         self._interval_s = interval_s
-        self._small_run = min(small_run, part_records)
         self._rows: dict[int, Outcome] = {}
         self._by_start: dict[int, _Run] = {}
         self._by_end: dict[int, _Run] = {}
@@ -77,19 +76,8 @@ class Coalescer:
                 return self._give(run)
         return None
 
-    def take_any(self) -> tuple[Interval, list[Outcome]] | None:
-        """Any run, due or not; None if nothing is held."""
-        return self.take(float("inf"))
-
-    def next_due(self) -> float | None:
-        """The moment at which a run will be due if nothing more comes; None if nothing is held."""
-        if self._full:
-            return float("-inf")
-        return min(map(self._due, self._by_start.values()), default=None)
-
     def _due(self, run: _Run) -> float:
-        small = run.end - run.start < self._small_run
-        return run.oldest + self._interval_s * (SMALL_RUN_PATIENCE if small else 1)
+        return run.oldest + self._interval_s * max(1.0, SMALL_RUN / (run.end - run.start))
 
     def _close(self, run: _Run) -> None:
         del self._by_start[run.start]

@@ -78,7 +78,7 @@ class Sink:
             self._committer.result()
 
     async def _commit_all(self) -> None:
-        """Commit runs as they fall due; a row waits at most one and a half intervals for that."""
+        """Commit runs as they fall due, looked for twice per interval."""
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,28 +53,36 @@ def test_what_is_held_together_is_given_out_together(order: list[int]) -> None:
     assert [interval for interval, _ in take_all(coalescer, FOREVER)] == [Interval(0, 30)]
 
 
-def test_a_run_is_given_out_when_its_oldest_row_has_waited() -> None:
-    coalescer = Coalescer(part_records=1000, interval_s=10, small_run=3)
-    for position, now in ((5, 0.0), (4, 7.0), (6, 9.0)):
+def add_all(coalescer: Coalescer, positions: Iterable[int], now: float) -> None:
+    for position in positions:
         coalescer.add(ok(position), now)
+
+
+def test_a_run_is_given_out_when_its_oldest_row_has_waited() -> None:
+    coalescer = Coalescer(part_records=1000, interval_s=10)
+    add_all(coalescer, [5], now=0.0)
+    add_all(coalescer, [*range(40, 5, -1), 4], now=9.0)
     assert coalescer.take(9.9) is None
     interval, _ = coalescer.take(10.0) or (None, [])
-    assert interval == Interval(4, 7)
+    assert interval == Interval(4, 41)
 
 
-def test_joining_two_runs_keeps_the_older_clock() -> None:
-    for first, second in ((0, 2), (2, 0)):
-        coalescer = Coalescer(part_records=1000, interval_s=10, small_run=1)
-        coalescer.add(ok(first), 0.0)
-        coalescer.add(ok(second), 5.0)
-        coalescer.add(ok(1), 9.0)
-        assert coalescer.take(9.9) is None
-        assert coalescer.take(10.0) is not None
+@pytest.mark.parametrize("order", [(range(50), range(51, 90)), (range(51, 90), range(50))])
+def test_joining_two_runs_keeps_the_older_clock(order: tuple[range, range]) -> None:
+    coalescer = Coalescer(part_records=1000, interval_s=10)
+    add_all(coalescer, order[0], now=0.0)
+    add_all(coalescer, order[1], now=5.0)
+    add_all(coalescer, [50], now=9.0)
+    assert coalescer.take(9.9) is None
+    assert coalescer.take(10.0) is not None
 
 
-def test_a_fragment_waits_longer_for_its_neighbours() -> None:
-    coalescer = Coalescer(part_records=1000, interval_s=10, small_run=3)
-    coalescer.add(ok(0), 0.0)
-    coalescer.add(ok(1), 0.0)
-    assert coalescer.take(49.9) is None
-    assert coalescer.take(50.0) is not None
+def test_a_fragment_waits_the_longer_for_its_neighbours_the_smaller_it_is() -> None:
+    coalescer = Coalescer(part_records=1000, interval_s=10)
+    add_all(coalescer, [0, *range(10, 18)], now=0.0)
+    assert coalescer.take(39.9) is None
+    interval, _ = coalescer.take(40.0) or (None, [])
+    assert interval == Interval(10, 18)
+    assert coalescer.take(319.9) is None
+    interval, _ = coalescer.take(320.0) or (None, [])
+    assert interval == Interval(0, 1)
