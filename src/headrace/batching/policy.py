@@ -5,11 +5,12 @@ Records are served by *level*, then by *caller*, then in order of arrival:
 * A level is a priority. The level served next is the one whose next record has the smallest
   `arrival - priority * PRIORITY_AGE_S`: one step of priority is worth so many seconds of waiting, and since later
   records arrive ever later, no level waits for ever.
-* Inside a level, callers take turns by start-time fair queueing (Goyal, Vin and Cheng, 1996): a turn has a start tag
-  max(virtual time, the caller's last finish tag), its finish tag is start + cost, and the smallest start tag goes
-  first. A caller with 2,000 records waiting therefore does not hold up another with one. A turn lasts for a batch's
-  worth of records, not for one: callers that were served record by record would all be finished at the same late
-  moment, and none could load its next records while the others are processed.
+* Inside a level, callers take turns in the manner of start-time fair queueing (Goyal, Vin and Cheng, 1996): a turn has
+  a start tag, its finish tag is start + cost, and the smallest start tag goes first. A caller's next turn starts at its
+  last finish tag, a newcomer's at the largest finish tag so far and ahead of others there. So a caller with 2,000
+  records does not hold up another with one, and newcomers without end do not hold up the caller with 2,000. A turn
+  lasts for a batch's worth of records, not for one: callers that were served record by record would all be finished at
+  the same late moment, and none could load its next records while the others are processed.
 
 With length bucketing, each level's next records in that order stand in a `Window`, which chooses among them.
 """
@@ -65,11 +66,10 @@ class Lane:
 
     __slots__ = ("caller", "entries", "finish", "served", "start")
 
-    def __init__(self, caller: Hashable) -> None:
+    def __init__(self, caller: Hashable, start: float) -> None:
         self.caller = caller
         self.entries: deque[Any] = deque()
-        self.start = 0.0
-        self.finish = 0.0
+        self.start = self.finish = start
         self.served = 0
         """Records taken in this turn."""
 
@@ -77,15 +77,15 @@ class Lane:
 class Level:
     """The records of one priority, their callers served fairly."""
 
-    __slots__ = ("_heap", "_limits", "_ties", "_virtual", "lanes", "priority", "window")
+    __slots__ = ("_heap", "_largest_finish", "_limits", "_ties", "lanes", "priority", "window")
 
     def __init__(self, priority: int, limits: Limits) -> None:
         self.priority = priority
         self._limits = limits
         self.lanes: dict[Hashable, Lane] = {}
         self.window = Window(limits) if limits.window else None
-        self._heap: list[tuple[float, int, Lane]] = []
-        self._virtual = 0.0
+        self._heap: list[tuple[float, bool, int, Lane]] = []
+        self._largest_finish = 0.0
         self._ties = 0
 
     def __iter__(self) -> Iterator[Entry]:
@@ -96,33 +96,35 @@ class Level:
 
     def open_lane(self, caller: Hashable) -> Lane:
         """A lane for a caller that has none."""
-        lane = self.lanes[caller] = Lane(caller)
-        self._schedule(lane)
+        lane = self.lanes[caller] = Lane(caller, self._largest_finish)
+        self._schedule(lane, newcomer=True)
         return lane
 
     def head(self) -> Lane | None:
         """The lane whose first record is next, or None; lanes found empty are dropped."""
         while self._heap:
-            lane = self._heap[0][2]
+            lane = self._heap[0][-1]
             while lane.entries and lane.entries[0].home is None:
                 lane.entries.popleft()  # left while it waited
             if lane.entries:
                 return lane
-            heapq.heappop(self._heap)
-            del self.lanes[lane.caller]
+            self._drop(lane)
         return None
 
     def pop(self, lane: Lane) -> Entry:
         """Take the first record of `lane` alone, which `head()` has just returned."""
         entry: Entry = lane.entries[0]
         entry = entry.split(1) if entry.count > 1 else lane.entries.popleft()
-        self._virtual = lane.start
         lane.finish += entry.cost
+        self._largest_finish = max(self._largest_finish, lane.finish)
         lane.served += 1
         limits = self._limits
-        if lane.served >= limits.max_batch_size or lane.finish - lane.start >= limits.target_batch_cost:
+        if not lane.entries:
+            self._drop(lane)
+        elif lane.served >= limits.max_batch_size or lane.finish - lane.start >= limits.target_batch_cost:
             heapq.heappop(self._heap)  # the end of its turn
-            self._schedule(lane)
+            lane.start, lane.served = lane.finish, 0
+            self._schedule(lane, newcomer=False)
         return entry
 
     def fill_window(self, window: Window) -> None:
@@ -144,11 +146,14 @@ class Level:
         for lane in self.lanes.values():
             lane.entries = deque(entry for entry in lane.entries if entry.home is not None)
 
-    def _schedule(self, lane: Lane) -> None:
-        lane.start = lane.finish = max(self._virtual, lane.finish)
-        lane.served = 0
+    def _drop(self, lane: Lane) -> None:
+        """Forget the first lane in line, which is empty: a caller that comes back starts no earlier than it would."""
+        heapq.heappop(self._heap)
+        del self.lanes[lane.caller]
+
+    def _schedule(self, lane: Lane, *, newcomer: bool) -> None:
         self._ties += 1
-        heapq.heappush(self._heap, (lane.start, self._ties, lane))
+        heapq.heappush(self._heap, (lane.start, not newcomer, self._ties, lane))
 
 
 class Lineup:
@@ -194,7 +199,7 @@ class Lineup:
         """Forget a waiting record that nobody wants any more."""
         entry.home = None
         self.size -= entry.count
-        self.cost -= entry.cost * entry.count
+        self._spend(entry.cost * entry.count)
         self._gone += 1
         if self._gone > self.size + 64:  # each sweep is paid for by as many discards
             self._sweep()
@@ -223,7 +228,7 @@ class Lineup:
         else:
             self._take_in_order(batch)
         self.size -= batch.size
-        self.cost = self.cost - batch.cost if self.size else 0  # so that fractions cannot add up to a drift
+        self._spend(batch.cost)
         return batch
 
     def clear(self) -> list[Entry]:
@@ -234,6 +239,9 @@ class Lineup:
         self._levels.clear()
         self.size, self.cost, self._gone = 0, 0, 0
         return left
+
+    def _spend(self, cost: float) -> None:
+        self.cost = self.cost - cost if self.size else 0  # so that fractions cannot add up to a drift
 
     def _sweep(self) -> None:
         for level in self._levels.values():
