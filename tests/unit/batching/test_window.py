@@ -1,0 +1,103 @@
+"""Length bucketing: like with like inside a bounded window, and nobody left behind in it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.batching.doubles import Waiting, numbers
+
+from headrace.batching.window import MAX_STRETCH, Limits, Window
+
+limits = st.builds(
+    Limits,
+    target_batch_cost=st.integers(1, 60),
+    max_batch_size=st.integers(1, 8),
+    padded=st.booleans(),
+    window=st.integers(1, 24),
+)
+arrivals = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3)), min_size=1, max_size=120)
+
+
+@given(limits, arrivals, st.randoms(use_true_random=False))
+def test_the_oldest_record_of_the_window_is_in_the_next_batch_or_the_one_after(
+    limits: Limits, arrivals: list[tuple[int, int]], chance: random.Random
+) -> None:
+    window = Window(limits)
+    coming = [(Waiting(number, cost), caller) for number, (cost, caller) in enumerate(arrivals)]
+    served: list[int] = []
+    promised: list[tuple[int, int]] = []  # record, number of the batch it is in at the latest
+    batches = 0
+    while len(served) < len(arrivals):
+        while coming and window.has_room and (chance.random() < 0.9 or window.oldest() is None):
+            window.add(*coming.pop(0))
+        oldest = window.oldest()
+        assert oldest is not None
+        promised.append((oldest.records[0], batches + 1))
+        batch, _ = window.take()
+        served += numbers(batch)
+        costs = [entry.cost for entry in batch]
+        assert costs == sorted(costs, reverse=True)
+        assert 1 <= len(batch) <= limits.max_batch_size
+        spent = len(costs) * costs[0] if limits.padded else sum(costs)
+        assert spent <= limits.target_batch_cost or len(batch) == 1
+        for record, latest in promised:
+            assert record in served or batches < latest
+        batches += 1
+    assert sorted(served) == list(range(len(arrivals)))
+
+
+def test_records_of_like_length_share_a_batch() -> None:
+    """A padded batch's shortest is at least half its longest, whatever the order of arrival."""
+    window = Window(Limits(target_batch_cost=400, max_batch_size=32, padded=True, window=256))
+    lengths = list(range(1, 257))
+    random.Random(7).shuffle(lengths)
+    for number, length in enumerate(lengths):
+        window.add(Waiting(number, length), "caller")
+    real = padded = 0.0
+    while window.oldest() is not None:
+        batch, _ = window.take()
+        assert batch[0].cost <= batch[-1].cost * MAX_STRETCH
+        real += sum(entry.cost for entry in batch)
+        padded += len(batch) * batch[0].cost
+    assert real / padded > 0.9
+
+
+@pytest.mark.parametrize(("min_batch_size", "batch", "reason"), [(1, [9], "boundary"), (2, [9, 1], None)])
+def test_min_batch_size_lets_a_batch_stretch_further(min_batch_size: int, batch: list[int], reason: str | None) -> None:
+    window = Window(Limits(100, 8, min_batch_size=min_batch_size, padded=True, window=8))
+    for number, cost in enumerate([9, 1]):
+        window.add(Waiting(number, cost), "caller")
+    entries, met = window.take()
+    assert ([entry.cost for entry in entries], met) == (batch, reason)
+
+
+@pytest.mark.parametrize(
+    ("target", "size", "costs", "reason"),
+    [(100, 2, [3, 3, 3], "full_size"), (6, 8, [3, 3, 3], "full_cost"), (100, 8, [3, 3, 3], None)],
+)
+def test_a_window_says_which_limit_ended_the_batch(target: int, size: int, costs: list[int], reason: str) -> None:
+    window = Window(Limits(target, size, window=8))
+    for number, cost in enumerate(costs):
+        window.add(Waiting(number, cost), "caller")
+    assert window.take()[1] == reason
+
+
+def test_what_left_is_neither_served_nor_counted_once_swept() -> None:
+    window = Window(Limits(100, 8, window=3))
+    entries = [Waiting(number) for number in range(3)]
+    for entry in entries:
+        window.add(entry, "caller")
+    entries[0].home = None
+    assert not window.has_room
+    window.sweep()
+    assert window.has_room
+    assert window.oldest() is entries[1]
+    assert sorted(numbers(window.take()[0])) == [1, 2]
+
+
+def test_an_empty_window_has_nothing_to_give() -> None:
+    with pytest.raises(IndexError, match="empty"):
+        Window(Limits(100, 8, window=3)).take()
