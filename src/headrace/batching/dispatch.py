@@ -22,6 +22,20 @@ from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason
 logger = logging.getLogger("headrace")
 
 
+class _Running:
+    """Where a record is that is a batch of its own: leaving it ends the call, for nobody else waits for it."""
+
+    __slots__ = ("_task",)
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self._task = task
+
+    def discard(self, entry: Entry) -> None:
+        """The record is wanted no more."""
+        entry.home = None
+        self._task.cancel()
+
+
 class Dispatcher:
     """Owns every batch from its forming until each of its records has a reply."""
 
@@ -151,6 +165,8 @@ class Dispatcher:
         started = self._clock()
         completed = failed = 0
         try:
+            if batch.size == 1 and self._caller.cancellable:
+                self._let_leave(batch.entries[0])
             completed, failed = await isolation.process(
                 batch.entries, self._call, self._options.on_error, self._on_split(number)
             )
@@ -161,6 +177,14 @@ class Dispatcher:
             self._meter.ended(now, batch.size, failed, completed, now - started)
             self._emit(BatchDone, number, batch.size, failed, batch.cost, padded, now - started, now)
             self._slots.release()
+
+    def _let_leave(self, entry: Entry) -> None:
+        """From the running batch of its own, if the record is not gone already."""
+        task = asyncio.current_task()
+        assert task is not None  # each batch is one
+        entry.home = _Running(task)
+        if entry.done():
+            entry.home.discard(entry)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         entries = self._runs.pop(task)

@@ -123,7 +123,7 @@ class Intake:
         """Fail the ticket if it is not in a batch after `deadline_s`."""
 
         def expire() -> None:
-            if ticket.home is not None:
+            if ticket.home is self:
                 self.discard(ticket)
                 fail([ticket], DeadlineExceededError("the record waited until its deadline, and was not run"))
 

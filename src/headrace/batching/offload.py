@@ -122,6 +122,11 @@ class Caller:
         self._started = 0
         self._noticed = False
 
+    @property
+    def cancellable(self) -> bool:
+        """Whether a call can be ended from here: a coroutine can, a thread cannot."""
+        return self._on_loop
+
     async def call(self, records: list[Any]) -> Any:
         """What `process_fn` returns for `records`; raises what it raises.
 

@@ -1,10 +1,14 @@
-"""The seam between a batcher and a model: a batch in, a batch out."""
+"""The seams between a batcher and a model: a batch in and out, or one request in and out.
+
+What an engine does with company is a matter of its type: a `BatchEngine` runs the batch it is given, a `StreamEngine`
+takes single requests and batches them itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 InputT_contra = TypeVar("InputT_contra", contravariant=True)
 PayloadT = TypeVar("PayloadT")
@@ -21,26 +25,34 @@ class Prepared(Generic[PayloadT]):
     truncated: bool = False
 
 
-class BatchEngine(Protocol[InputT_contra, PayloadT, OutputT_co]):
-    """A model that takes a batch and returns one output per record.
+class Engine(Protocol[InputT_contra, PayloadT]):
+    """What every model offers, however it is run.
 
-    `prepare` runs on CPU workers, several chunks at a time, while `forward` runs on one thread of its own: an engine
-    shares no mutable state between the two.
+    `prepare` runs on CPU workers, several chunks at a time, while the model runs elsewhere: an engine shares no mutable
+    state between the two.
     """
-
-    pads: bool
-    """Whether a batch costs records × its longest record rather than the sum."""
-    default_batch_cost: int
-    """A target_batch_cost that suits the engine, in its own unit."""
-    default_batch_size: int
 
     def describe(self) -> Mapping[str, Any]:
         """JSON-able facts that decide the output (model digest, parameters): part of a job's fingerprint."""
         ...
 
     def prepare(self, inputs: Sequence[InputT_contra]) -> list[Prepared[PayloadT] | Exception]:
-        """One entry per input: what `forward` takes or the error of that record alone. Never raises for a bad input."""
+        """One entry per input: what the model takes or the error of that record alone. Never raises for a bad input."""
         ...
+
+    def close(self) -> None:
+        """Free what the engine holds. Safe to call twice."""
+        ...
+
+
+class BatchEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
+    """A model that takes a batch and returns one output per record. `forward` runs on one thread of its own."""
+
+    pads: bool
+    """Whether a batch costs records × its longest record rather than the sum."""
+    default_batch_cost: int
+    """A target_batch_cost that suits the engine, in its own unit."""
+    default_batch_size: int
 
     def forward(self, batch: list[PayloadT]) -> Sequence[OutputT_co]:
         """Run the model once. Blocking. Returns `len(batch)` outputs in order.
@@ -51,6 +63,21 @@ class BatchEngine(Protocol[InputT_contra, PayloadT, OutputT_co]):
         """
         ...
 
-    def close(self) -> None:
-        """Free what the engine holds. Safe to call twice."""
+
+@runtime_checkable
+class StreamEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
+    """A model server within the process, which batches by itself: requests join and leave while it works."""
+
+    max_in_flight: int
+    """Requests that keep it busy: with so many under way, another would only wait inside it."""
+
+    async def infer(self, payload: PayloadT) -> OutputT_co:
+        """One request's output. Many calls run at once, on one event loop at a time.
+
+        Cancelling the call takes the request out of the engine, and what it held is free for others.
+
+        Raises:
+            RecordError: the engine refuses this request; others are not touched.
+            EngineDeadError: no later call can succeed.
+        """
         ...
