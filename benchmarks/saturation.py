@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import flyte.extras
-from examples.docstrings import collect
 
 from benchmarks.common import quick, report, version
+from examples.docstrings import collect
 from headrace import BlockedLoopWarning, DynamicBatcher
 
 UNIT_S = 0.01
