@@ -1,0 +1,217 @@
+"""What a text generator is asked, by OpenAI's and vLLM's names: a prompt or a chat, and how to sample the answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict
+
+from headrace.errors import ConfigError, RecordError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+# Fields of an OpenAI request body that change nothing here.
+_IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "stream_options"})
+# Fields that would, if they had another value than this.
+_NEUTRAL: Mapping[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "stream": False,
+    "echo": False,
+    "suffix": None,
+    "logprobs": None,
+    "top_logprobs": None,
+    "logit_bias": None,
+    "tools": None,
+    "response_format": None,
+}
+
+
+class Generation(TypedDict):
+    """What a generator gives back for one request."""
+
+    text: str
+    """Without the stop string that ended it."""
+    finish_reason: str
+    """"stop" (an end token or a stop string) or "length" (`max_tokens`, or the end of the context)."""
+    prompt_tokens: int
+    completion_tokens: int
+    """The end token included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an answer is drawn; each field by the name and with the meaning it has in vLLM's `SamplingParams`."""
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    """So many tokens before an end token or a stop string may end the answer."""
+    temperature: float = 0.0
+    """0 takes the likeliest token every time."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 (or -1) for all."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    """Of this request alone; without it, one made of the engine's seed and the prompt."""
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One thing to answer: either `prompt` or `messages` is set."""
+
+    prompt: str | None
+    messages: Sequence[Mapping[str, Any]] | None
+    sampling: Sampling
+    extra: Mapping[str, Any]
+    """Fields of the request body that not every engine knows, such as vLLM's `structured_outputs`."""
+
+
+def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> Sampling:
+    """`defaults` with what is given, checked; None means not given.
+
+    Raises:
+        RecordError: a value of the wrong type or out of range.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        check, allowed = _CHECKS[name]
+        if name == "stop" and isinstance(value, str):
+            value = (value,)
+        if not check(value):
+            raise RecordError(f"{name} is {value!r}: it must be {allowed}")
+        changes[name] = tuple(value) if name == "stop" else max(value, 0) if name == "top_k" else value
+    sampling = replace(defaults, **changes)
+    if sampling.min_tokens > sampling.max_tokens:
+        raise RecordError(f"min_tokens is {sampling.min_tokens}: it must be <= max_tokens, {sampling.max_tokens}")
+    return sampling
+
+
+def default_sampling(given: Mapping[str, Any]) -> Sampling:
+    """`sampling_from` for an engine's own options.
+
+    Raises:
+        ConfigError: a value of the wrong type or out of range.
+    """
+    try:
+        return sampling_from(given)
+    except RecordError as error:
+        raise ConfigError(str(error)) from error
+
+
+def parse(
+    value: Any,
+    defaults: Sampling,
+    *,
+    system_prompt: str | None = None,
+    chat: bool = False,
+    extra: Sequence[str] = (),
+) -> Request:
+    """The request that a record's value stands for.
+
+    A text is a prompt, or with `chat` or a `system_prompt` the user's message; a list is a chat's messages; an object
+    is the body of an OpenAI request: `prompt` or `messages`, and sampling parameters. `extra` names further fields
+    that the engine takes.
+
+    Raises:
+        RecordError: it is none of these; an empty prompt, an unknown role or field, a parameter out of range.
+    """
+    body: Mapping[str, Any] = value if isinstance(value, dict) else {}
+    if body:
+        value = _asked(body)
+    sampling = sampling_from({name: body[name] for name in _SAMPLING if name in body}, defaults)
+    if body.get("max_completion_tokens") is not None and body.get("max_tokens") is None:
+        sampling = sampling_from({"max_tokens": body["max_completion_tokens"]}, sampling)
+    known = {name: body[name] for name in extra if body.get(name) is not None}
+    _refuse_unknown(body, extra)
+    if isinstance(value, str):
+        if not value:
+            raise RecordError("the prompt is empty; there is nothing to answer")
+        if not (chat or system_prompt):
+            return Request(value, None, sampling, known)
+        value = [{"role": "user", "content": value}]
+    elif not isinstance(value, list):
+        kind = "null" if value is None else f"of type {type(value).__name__}"
+        raise RecordError(f"the prompt is {kind}; it must be a text, a list of messages or a request body")
+    messages = _checked_messages(value)
+    if system_prompt and messages[0]["role"] not in ("system", "developer"):
+        messages = [{"role": "system", "content": system_prompt}, *messages]
+    return Request(None, messages, sampling, known)
+
+
+def _asked(body: Mapping[str, Any]) -> Any:
+    if ("prompt" in body) == ("messages" in body):
+        raise RecordError('a request body must have either "prompt" or "messages"')
+    if "prompt" in body and not isinstance(body["prompt"], str):
+        raise RecordError(f'"prompt" is of type {type(body["prompt"]).__name__}; one text per record')
+    if "messages" in body and not isinstance(body["messages"], list):
+        raise RecordError(f'"messages" is of type {type(body["messages"]).__name__}, not a list')
+    return body["prompt"] if "prompt" in body else body["messages"]
+
+
+def _refuse_unknown(body: Mapping[str, Any], extra: Sequence[str]) -> None:
+    for name, value in body.items():
+        if name in _SAMPLING or name in _IGNORED or name in extra:
+            continue
+        if name in ("prompt", "messages", "max_completion_tokens"):
+            continue
+        if name not in _NEUTRAL:
+            raise RecordError(f"unknown field {name!r}; known: prompt, messages, {', '.join((*_SAMPLING, *extra))}")
+        if value is not None and value != _NEUTRAL[name]:
+            raise RecordError(f"{name} is {value!r}: this engine has only {name}={_NEUTRAL[name]!r}")
+
+
+def _checked_messages(messages: list[Any]) -> list[Mapping[str, Any]]:
+    if not messages:
+        raise RecordError("the chat has no message; there is nothing to answer")
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or "role" not in message:
+            raise RecordError(f"message {number} is {message!r:.60}: it must be an object with role and content")
+        if message["role"] not in ROLES:
+            raise RecordError(f"message {number} has the role {message['role']!r}; known: {', '.join(ROLES)}")
+        content = message.get("content")
+        if not isinstance(content, (str, list)) or (not content and message["role"] == "user"):
+            raise RecordError(f"message {number} ({message['role']}) has no content")
+    return messages
+
+
+def _is_whole(minimum: int) -> Callable[[Any], bool]:
+    return lambda value: type(value) is int and value >= minimum
+
+
+def _is_number(low: float, high: float, *, above: bool = False) -> Callable[[Any], bool]:
+    def check(value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            return False
+        return (low < value if above else low <= value) and value <= high
+
+    return check
+
+
+def _is_stop(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(text, str) and text for text in value)
+
+
+_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "max_tokens": (_is_whole(1), "an int >= 1"),
+    "min_tokens": (_is_whole(0), "an int >= 0"),
+    "temperature": (_is_number(0, 100), "a number between 0 and 100"),
+    "top_p": (_is_number(0, 1, above=True), "a number > 0 and <= 1"),
+    "top_k": (_is_whole(-1), "an int >= 1, or 0 for all"),
+    "min_p": (_is_number(0, 1), "a number between 0 and 1"),
+    "repetition_penalty": (_is_number(0, 10, above=True), "a number > 0 and <= 10"),
+    "presence_penalty": (_is_number(-2, 2), "a number between -2 and 2"),
+    "frequency_penalty": (_is_number(-2, 2), "a number between -2 and 2"),
+    "stop": (_is_stop, "a text or a list of texts, none empty"),
+    "seed": (lambda value: type(value) is int and 0 <= value < 1 << 63, "an int between 0 and 2**63 - 1"),
+    "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
+}
+_SAMPLING = tuple(field.name for field in fields(Sampling))
