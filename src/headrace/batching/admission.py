@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from headrace.batching.policy import Lineup
+from headrace.batching.replies import own_copy
 
 _UNLIMITED = float("inf")
 
@@ -23,9 +25,12 @@ class Admission:
         self._waiters: deque[tuple[asyncio.Future[None], float]] = deque()
         self._reserved = 0
         self._reserved_cost = 0.0
+        self._refusal: BaseException | None = None
         self._inspects = max_cost is not None
         self.open_below = 0
         """While fewer records than this wait, a record may enter without asking `admits`."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when somebody begins to wait for room, or gives up a place without using it."""
         self._set_open()
 
     def inspect_all(self) -> None:
@@ -58,13 +63,18 @@ class Admission:
         return max(free, 1)
 
     async def enter(self, cost: float) -> None:
-        """Wait until a record of this cost may enter; the caller adds it before it awaits anything."""
+        """Wait until a record of this cost may enter; the caller adds it before it awaits anything.
+
+        Raises:
+            Exception: what `refuse_all` was given.
+        """
         if self.admits(cost):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         place = (turn, cost)
         self._waiters.append(place)
         self._set_open()
+        self.on_change()
         try:
             await turn
         except BaseException:
@@ -73,8 +83,11 @@ class Admission:
             elif place in self._waiters:
                 self._waiters.remove(place)
             self.let_in()
+            self.on_change()
             raise
         self._give_back(cost)
+        if self._refusal is not None:  # since it was let in
+            raise own_copy(self._refusal)
 
     def let_in(self) -> None:
         """Room has been made: let in whoever fits, in order."""
@@ -91,11 +104,12 @@ class Admission:
             turn.set_result(None)
         self._set_open()
 
-    def refuse_all(self, cause: Exception) -> None:
-        """Fail everyone who still waits for room."""
+    def refuse_all(self, cause: BaseException) -> None:
+        """Fail everyone who still waits for room, now and from now on, each with an exception of its own."""
+        self._refusal = cause
         for turn, _ in self._waiters:
             if not turn.done():
-                turn.set_exception(cause)
+                turn.set_exception(own_copy(cause))
         self._waiters.clear()
         self._set_open()
 
@@ -112,5 +126,5 @@ class Admission:
 
     def _give_back(self, cost: float) -> None:
         self._reserved -= 1
-        self._reserved_cost -= cost
+        self._reserved_cost = self._reserved_cost - cost if self._reserved else 0.0  # fractions add up to no drift
         self._set_open()

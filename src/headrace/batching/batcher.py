@@ -102,7 +102,7 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
         self._meter = Meter()
         self._intake: Intake | None = None
         self._task: asyncio.Task[None] | None = None
-        self._stopping: asyncio.Task[None] | None = None
+        self._stopping: set[asyncio.Task[None]] = set()
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -139,13 +139,13 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
             intake.dispatcher.run(), name=f"{self._options.name}-dispatcher", context=contextvars.Context()
         )
         self._task.add_done_callback(self._ended)
-        self._stopping = None
         self._meter.start(intake.clock())
 
     async def stop(self, timeout: float | None = None, *, drain: bool = True) -> None:
         """Take no more records, process those that wait, then end.
 
-        Does nothing when stopped. A second call joins the first; a cancelled one goes on in the background.
+        Does nothing when stopped. A second call ends together with the first, sooner if it asks for that; a cancelled
+        one goes on in the background.
 
         Args:
             timeout: Fail what is left after so many seconds; None waits for as long as it takes.
@@ -155,29 +155,29 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
             return
         if self._intake.loop is not asyncio.get_running_loop():
             raise ConfigError(f"{self._options.name} runs on another event loop: stop() it there")
-        if self._stopping is None:
-            self._stopping = self._intake.loop.create_task(
-                self._shut_down(self._intake, optional("timeout", timeout, above=0), drain),
-                name=f"{self._options.name}-stop",
-            )
-        await asyncio.shield(self._stopping)
+        optional("timeout", timeout, above=0)
+        stopping = self._intake.loop.create_task(self._shut_down(timeout, drain), name=f"{self._options.name}-stop")
+        self._stopping.add(stopping)
+        stopping.add_done_callback(self._stopping.discard)
+        await asyncio.shield(stopping)
 
-    async def _shut_down(self, intake: Intake, timeout: float | None, drain: bool) -> None:
+    async def _shut_down(self, timeout: float | None, drain: bool) -> None:
+        intake, task = self._intake, self._task
+        if intake is None or task is None:
+            return  # the end came first
         intake.close()
         if not drain:
             intake.refuse(StoppedError(f"{self._options.name} was stopped without processing what waited"))
         intake.dispatcher.drain()
-        if self._task is not None:
-            _, late = await asyncio.wait({self._task}, timeout=timeout)
-            if late:
-                self._task.cancel()
-                await asyncio.wait(late, timeout=_GRACE_S)
-        intake.caller.close()
+        _, late = await asyncio.wait({task}, timeout=timeout)
+        if late:
+            task.cancel()
+            await asyncio.wait(late, timeout=_GRACE_S)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if self._task is task and self._intake is not None:
             self._task = None
-            self._intake.close()
+            self._intake.end()
             self._meter.stop(self._intake.clock())
         if task.done() and not task.cancelled():
             task.exception()  # read: the dispatcher has logged it, and every waiter got it
@@ -270,6 +270,8 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
         """
         intake = self._open()
         task = intake.check_open()
+        if deadline_s is not None:
+            number("deadline_s", deadline_s, above=0)
         cost = intake.checked_cost(record, estimated_cost)
         intake.check_room(cost)
         ticket = intake.ticket(record, cost, priority, task if caller is None else caller)

@@ -14,7 +14,7 @@ from headrace.batching.isolation import MemoryLimit
 from headrace.batching.offload import Caller
 from headrace.batching.options import Options
 from headrace.batching.policy import Batch, Lineup
-from headrace.batching.replies import Entry, fail, own_copy
+from headrace.batching.replies import Entry, fail
 from headrace.batching.stats import Meter
 from headrace.errors import ProcessTimeoutError, StoppedError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason
@@ -42,6 +42,7 @@ class Dispatcher:
     def __init__(self, lineup: Lineup, admission: Admission, caller: Caller, meter: Meter, options: Options) -> None:
         self._lineup = lineup
         self._admission = admission
+        admission.on_change = self.wake
         self._caller = caller
         self._meter = meter
         self._options = options
@@ -51,6 +52,7 @@ class Dispatcher:
         self._given_up: set[asyncio.Task[Any]] = set()
         self._memory = MemoryLimit()
         self._draining = False
+        self._ended = False
         self._hurry = 0
         self.sleeper: asyncio.Future[None] | None = None
         """Not None while the dispatcher waits, with a slot free, for company."""
@@ -79,6 +81,10 @@ class Dispatcher:
         self._draining = True
         self.wake()
 
+    def end(self) -> None:
+        """Count and tell nothing more of batches that are left behind."""
+        self._ended = True
+
     async def run(self) -> None:
         """Serve until drained. Whatever ends this task, nobody is left waiting."""
         cause: BaseException = StoppedError(f"{self._options.name} stopped before this record was processed")
@@ -102,15 +108,14 @@ class Dispatcher:
             reason = await self._until_ready()
             if reason is None:
                 return
-            batch = self._lineup.take(reason)
-            self._hurry = max(self._hurry - batch.size, 0)
+            self._begin(self._lineup.take(reason), free_since)
             self._admission.let_in()
-            self._begin(batch, free_since)
 
     async def _until_ready(self) -> CloseReason | None:
         """Why to close a batch now; None when drained. Called with a slot free."""
         lineup, timeout = self._lineup, self._options.batch_timeout_s
         while True:
+            self._hurry = min(self._hurry, lineup.size)  # those it was for may have left
             if not lineup.size:
                 if self._draining and not self._admission.waiting:
                     return None
@@ -152,6 +157,8 @@ class Dispatcher:
                 timer.cancel()
 
     def _begin(self, batch: Batch, free_since: float) -> None:
+        """Start a batch. Its entries are kept by its task alone, so that nothing outlives the batch."""
+        self._hurry = max(self._hurry - batch.size, 0)
         now, number = self._clock(), self._meter.batches
         padded = batch.padded_cost() if self._lineup.limits.padded else batch.cost
         self._meter.began(now, batch, padded)
@@ -159,7 +166,7 @@ class Dispatcher:
         run = self._run(number, batch, padded)
         task = asyncio.get_running_loop().create_task(run, name=f"{self._options.name}-batch-{number}")
         self._runs[task] = batch.entries
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._over)
 
     async def _run(self, number: int, batch: Batch, padded: float) -> None:
         started = self._clock()
@@ -174,7 +181,8 @@ class Dispatcher:
                 self._memory.succeeded(padded)
         finally:
             now = self._clock()
-            self._meter.ended(now, batch.size, failed, completed, now - started)
+            if not self._ended:
+                self._meter.ended(now, batch.size, failed, completed, now - started)
             self._emit(BatchDone, number, batch.size, failed, batch.cost, padded, now - started, now)
             self._slots.release()
 
@@ -186,10 +194,10 @@ class Dispatcher:
         if entry.done():
             entry.home.discard(entry)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _over(self, task: asyncio.Task[None]) -> None:
         entries = self._runs.pop(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
-            fail(entries, exc)  # a listener that raises: the records must not wait for it
+            fail(entries, exc)  # this is a bug: the records must not wait for its repair
             logger.error("%s: %s ended unexpectedly", self._options.name, task.get_name(), exc_info=exc)
 
     async def _call(self, records: list[Any]) -> Any:
@@ -235,12 +243,14 @@ class Dispatcher:
 
     def _abandon(self, cause: BaseException) -> None:
         """Fail whoever still waits, and let go of what still runs."""
-        self._admission.refuse_all(own_copy(cause))
+        self._admission.refuse_all(cause)
+        self._meter.left += self._lineup.size
         fail(self._lineup.clear(), cause)
         for task, entries in self._runs.items():
             fail(entries, cause)
             task.cancel()
 
     def _emit(self, event: type[Any], *fields: Any) -> None:
-        if self._options.listener is not None:
-            self._options.listener(event(*fields))
+        """Tell the listener, from the event loop itself: if it raises, the loop reports it and no batch bears it."""
+        if self._options.listener is not None and not self._ended:
+            asyncio.get_running_loop().call_soon(self._options.listener, event(*fields))

@@ -81,7 +81,11 @@ class Intake:
         ticket.arrival = self.clock()
         ticket.home = self
         lineup = self.lineup
-        lineup.lane(priority, caller).append(ticket)
+        try:
+            lineup.lane(priority, caller).append(ticket)
+        except BaseException:  # not a priority, or not a caller: the room it had is another's
+            self.admission.let_in()
+            raise
         lineup.size += 1
         lineup.cost += cost
         if self.dispatcher.sleeper is not None:
@@ -117,23 +121,33 @@ class Intake:
             raise DeadlineExceededError(
                 f"there was no room for the record within its deadline of {deadline_s} s"
             ) from None
-        return ends - self.clock()
+        left = ends - self.clock()
+        if left <= 0:
+            self.admission.let_in()
+            raise DeadlineExceededError(f"the record was let in after its deadline of {deadline_s} s, and was not run")
+        return left
 
     def expire_in(self, ticket: Ticket[Any], deadline_s: float) -> None:
-        """Fail the ticket if it is not in a batch after `deadline_s`."""
+        """Fail the ticket if it is not in a batch after `deadline_s`, a number > 0."""
 
         def expire() -> None:
             if ticket.home is self:
                 self.discard(ticket)
                 fail([ticket], DeadlineExceededError("the record waited until its deadline, and was not run"))
 
-        timer = self.loop.call_later(number("deadline_s", deadline_s, above=0), expire)
+        timer = self.loop.call_later(deadline_s, expire)
         ticket.add_done_callback(lambda _: timer.cancel())
 
     def close(self) -> None:
         """Let no more records in."""
         self.accepts = False
         self.admission.inspect_all()
+
+    def end(self) -> None:
+        """Let go of everything: no batch is formed any more, and what still runs is left behind."""
+        self.close()
+        self.dispatcher.end()
+        self.caller.close()
 
     def refuse(self, cause: Exception) -> None:
         """Fail whoever waits for a batch, or for room."""

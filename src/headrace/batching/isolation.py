@@ -78,6 +78,8 @@ async def process(
                 continue
             on_split(part, exc)
             first, second = halves(part, len(records))
+            if first[-1] not in part:  # cut off a run: it belongs to the batch as what it was cut off does
+                batch.append(first[-1])
             parts += [second, first]
         else:
             good, bad = give(part, results)

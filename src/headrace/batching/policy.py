@@ -25,6 +25,7 @@ from typing import Any
 
 from headrace.batching.replies import Entry
 from headrace.batching.window import Limits, Window
+from headrace.errors import ConfigError
 from headrace.events import CloseReason
 
 PRIORITY_AGE_S = 10.0
@@ -184,6 +185,8 @@ class Lineup:
         """Where an entry of this caller is to be appended now; `size` and `cost` are then to be raised by it."""
         level = self._levels.get(priority)
         if level is None:
+            if not isinstance(priority, int):
+                raise ConfigError(f"priority is {priority!r}: it must be an int, higher goes first")
             level = self._levels[priority] = Level(priority, self.limits)
         lane = level.lanes.get(caller)
         return (level.open_lane(caller) if lane is None else lane).entries

@@ -187,21 +187,25 @@ class Meter:
         self._busy_since = 0.0
         self._wall = 0.0
         self._started: float | None = None
-        self._past: deque[tuple[float, float]] = deque()  # (wall, busy) at the ends of recent batches
+        self._past: deque[tuple[float, float]] = deque()  # (wall, busy) where it turned busy or idle
 
     def start(self, now: float) -> None:
         """The batcher runs from now."""
         self._started = now
 
     def stop(self, now: float) -> None:
-        """The batcher no longer runs."""
+        """The batcher no longer runs; a batch that still does is left behind, and will not be reported as ended."""
         if self._started is not None:
-            self._wall += now - self._started
+            self._remember(now)
+            self._busy = self._busy_at(now)
+            self._running = self.in_flight = 0
+            self._wall = self._wall_at(now)
             self._started = None
 
     def began(self, now: float, batch: Batch, padded: float) -> None:
         """A batch is handed to `process_fn`."""
         if not self._running:
+            self._remember(now)
             self._busy_since = now
         self._running += 1
         self.batches += 1
@@ -223,12 +227,7 @@ class Meter:
         self._process_times[bisect_left(_BOUNDS, duration)] += 1
         if not self._running:
             self._busy += now - self._busy_since
-        wall = self._wall_at(now)
-        if self._past and wall - self._past[-1][0] < _PAST_STEP_S:
-            return
-        self._past.append((wall, self._busy_at(now)))
-        while self._past[0][0] < wall - WINDOW_S and len(self._past) > 1 and self._past[1][0] <= wall - WINDOW_S:
-            self._past.popleft()
+            self._remember(now)
 
     def snapshot(self, now: float, waiting: int, waiting_cost: float, max_batch_size: int) -> BatchStats:
         """The counts at `now`."""
@@ -256,6 +255,15 @@ class Meter:
             queue_times=_trimmed(self._queue_times),
             process_times=_trimmed(self._process_times),
         )
+
+    def _remember(self, now: float) -> None:
+        """Keep this point of the recent past, at which the batcher turns busy or idle."""
+        wall = self._wall_at(now)
+        if self._past and wall - self._past[-1][0] < _PAST_STEP_S:
+            return
+        self._past.append((wall, self._busy_at(now)))
+        while len(self._past) > 1 and self._past[1][0] <= wall - WINDOW_S:
+            self._past.popleft()
 
     def _wall_at(self, now: float) -> float:
         return self._wall + (now - self._started if self._started is not None else 0.0)
