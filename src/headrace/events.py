@@ -66,6 +66,30 @@ class BatchSplit:
 
 
 @dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step-wise engine took one step, whatever became of it."""
+
+    step: int
+    """0-based number of the step in its batcher."""
+    size: int
+    """Records in the engine during the step."""
+    joined: int
+    """How many of them had not been in it before this step."""
+    finished: int
+    """Records that left with a result or an exception after it."""
+    failed: int
+    """How many of those with an exception."""
+    sent_back: int
+    """Records that must wait and begin again, because there was less room than hoped."""
+    cost: float
+    """What the records that left with a result held in the end, together."""
+    duration_s: float
+    starved_s: float
+    """How long the engine had nothing to do before this step."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class RecordFailed:
     """One record of a job failed for good."""
 
@@ -125,6 +149,6 @@ class JobDone:
 
 
 Event: TypeAlias = (
-    BatchFormed | BatchDone | BatchSplit | RecordFailed | StageDone | JobStarted | PartCommitted | JobDone
+    BatchFormed | BatchDone | BatchSplit | StepDone | RecordFailed | StageDone | JobStarted | PartCommitted | JobDone
 )
 Listener: TypeAlias = Callable[[Event], None]

@@ -133,13 +133,16 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
             raise AlreadyRunningError(f"{self._options.name} is already running; stop() it before starting it again")
         if self._task is not None:
             self._ended(self._task)  # its loop was closed under it
-        intake = self._intake = Intake(self._options, self._cost, self._meter)
+        intake = self._intake = self._new_intake()
         # a context of its own: process_fn serves all callers, it must not see the variables of whoever came first
         self._task = intake.loop.create_task(
             intake.dispatcher.run(), name=f"{self._options.name}-dispatcher", context=contextvars.Context()
         )
         self._task.add_done_callback(self._ended)
         self._meter.start(intake.clock())
+
+    def _new_intake(self) -> Intake:
+        return Intake(self._options, self._cost, self._meter)
 
     async def stop(self, timeout: float | None = None, *, drain: bool = True) -> None:
         """Take no more records, process those that wait, then end.
@@ -373,18 +376,19 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
         `records` is read in that thread, as far ahead as there is room.
         """
         self._may_block("map_blocking", "map")
-        caller = object()
+        port = MapPort(self._open(), self._cost, self._options, 0)
 
         async def results_of(chunk: Sequence[RecordT]) -> list[Any]:
-            tickets = [await self.submit(record, caller=caller) for record in chunk]
-            return await asyncio.gather(*tickets, return_exceptions=True)
+            stream = Stream(port, len(chunk), ordered=True, hurry=False)
+            return [result async for _, results, _ in stream.chunks(chunk) for result in results]
 
-        def hurry() -> None:
-            if self._intake is not None and self.is_running:
-                self._intake.loop.call_soon_threadsafe(self._intake.dispatcher.hurry)
+        async def hurry() -> None:
+            port.hurry()
 
         ahead = max(self._options.capacity // RUN, 1) + 1
-        results = iterate(lambda chunk: self._on_loop(results_of(chunk)), records, ahead, hurry)
+        results = iterate(
+            lambda chunk: self._on_loop(results_of(chunk)), records, ahead, lambda: self._on_loop(hurry())
+        )
         return results if return_exceptions else raising(results)
 
     def _on_loop(self, coroutine: Coroutine[Any, Any, AnyT]) -> concurrent.futures.Future[AnyT]:

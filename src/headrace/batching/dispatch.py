@@ -39,11 +39,11 @@ class _Running:
 class Dispatcher:
     """Owns every batch from its forming until each of its records has a reply."""
 
-    def __init__(self, lineup: Lineup, admission: Admission, caller: Caller, meter: Meter, options: Options) -> None:
+    def __init__(self, lineup: Lineup, admission: Admission, meter: Meter, options: Options) -> None:
         self._lineup = lineup
         self._admission = admission
         admission.on_change = self.wake
-        self._caller = caller
+        self._caller = Caller(options.process_fn, offload=options.offload, name=f"{options.name}-worker")
         self._meter = meter
         self._options = options
         self._clock = asyncio.get_running_loop().time
@@ -82,8 +82,9 @@ class Dispatcher:
         self.wake()
 
     def end(self) -> None:
-        """Count and tell nothing more of batches that are left behind."""
+        """Let go of everything: batches that still run are left behind, and neither counted nor told of."""
         self._ended = True
+        self._caller.close()
 
     async def run(self) -> None:
         """Serve until drained. Whatever ends this task, nobody is left waiting."""

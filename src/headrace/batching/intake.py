@@ -6,13 +6,12 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.batching.admission import Admission
 from headrace.batching.cost import CostRule, checked_cost
 from headrace.batching.dispatch import Dispatcher
 from headrace.batching.mapping import Part
-from headrace.batching.offload import Caller
 from headrace.batching.options import Options, number
 from headrace.batching.policy import Lineup
 from headrace.batching.replies import Entry, Ticket, fail
@@ -21,10 +20,49 @@ from headrace.batching.tasks import current_task
 from headrace.errors import ConfigError, DeadlineExceededError, NotRunningError, QueueFullError, RecordTooLargeError
 
 
+class Dispatching(Protocol):
+    """What takes records out of the waiting room until each has its reply."""
+
+    @property
+    def sleeper(self) -> asyncio.Future[None] | None:
+        """Not None while it waits for records to arrive."""
+        ...
+
+    def arrived(self, cost: float) -> None:
+        """A record has joined the lineup while `sleeper` was waiting."""
+        ...
+
+    def wake(self) -> None:
+        """Look again at what waits."""
+        ...
+
+    def hurry(self) -> None:
+        """No more is coming for a while."""
+        ...
+
+    def drain(self) -> None:
+        """End once nothing waits."""
+        ...
+
+    def end(self) -> None:
+        """Let go of everything: what still runs is left behind."""
+        ...
+
+    async def run(self) -> None:
+        """Serve until drained. Whatever ends this task, nobody is left waiting."""
+        ...
+
+
 class Intake:
     """One life of a batcher, from start to end on one event loop: a waiting room and the dispatcher behind it."""
 
-    def __init__(self, options: Options, cost: CostRule, meter: Meter) -> None:
+    def __init__(
+        self,
+        options: Options,
+        cost: CostRule,
+        meter: Meter,
+        dispatching: Callable[[Lineup, Admission, Meter, Options], Dispatching] = Dispatcher,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.loop = loop
         own_time = type(loop).time is not asyncio.BaseEventLoop.time
@@ -32,8 +70,7 @@ class Intake:
         self.accepts = True
         self.lineup = Lineup(options.limits)
         self.admission = Admission(self.lineup, options.capacity, options.max_queue_cost)
-        self.caller = Caller(options.process_fn, offload=options.offload, name=f"{options.name}-worker")
-        self.dispatcher = Dispatcher(self.lineup, self.admission, self.caller, meter, options)
+        self.dispatcher = dispatching(self.lineup, self.admission, meter, options)
         self.thread = threading.get_ident()
         self._options = options
         self._cost = cost
@@ -147,7 +184,6 @@ class Intake:
         """Let go of everything: no batch is formed any more, and what still runs is left behind."""
         self.close()
         self.dispatcher.end()
-        self.caller.close()
 
     def refuse(self, cause: Exception) -> None:
         """Fail whoever waits for a batch, or for room."""

@@ -234,6 +234,11 @@ class Lineup:
         self._spend(batch.cost)
         return batch
 
+    def peek(self) -> Entry | None:
+        """The entry whose first record is next, where there is no window; None when none waits."""
+        level = self._next_level()
+        return None if level is None else level.next_entry()
+
     def clear(self) -> list[Entry]:
         """Remove and return everything that waits."""
         left = list(self)

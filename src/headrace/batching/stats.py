@@ -173,6 +173,8 @@ class Meter:
         self.completed = 0
         self.failed = 0
         self.batches = 0
+        self.taken = 0
+        """Records that have left the waiting room for a batch, or for a slot of a step-wise engine."""
         self.batched = 0
         self.batch_cost: float = 0
         self.padded_cost: float = 0
@@ -204,15 +206,9 @@ class Meter:
 
     def began(self, now: float, batch: Batch, padded: float) -> None:
         """A batch is handed to `process_fn`."""
-        if not self._running:
-            self._remember(now)
-            self._busy_since = now
-        self._running += 1
-        self.batches += 1
-        self.batched += batch.size
+        self._begin(now, batch.size, batch.cost, padded)
+        self.taken += batch.size
         self.in_flight += batch.size
-        self.batch_cost += batch.cost
-        self.padded_cost += padded
         self.reasons[batch.reason] += 1
         step = len(batch.entries) // _SAMPLED + 1
         for entry in batch.entries[::step]:
@@ -220,21 +216,30 @@ class Meter:
 
     def ended(self, now: float, size: int, failed: int, completed: int, duration: float) -> None:
         """That batch came back: `failed` got an exception, `completed` a result, the rest had left."""
-        self._running -= 1
         self.in_flight -= size
         self.failed += failed
         self.completed += completed
-        self._process_times[bisect_left(_BOUNDS, duration)] += 1
-        if not self._running:
-            self._busy += now - self._busy_since
-            self._remember(now)
+        self._end(now, duration)
+
+    def joined(self, now: float, arrival: float) -> None:
+        """A record got a slot of a step-wise engine, for the first time."""
+        self.taken += 1
+        self._queue_times[bisect_left(_BOUNDS, now - arrival)] += 1
+
+    def step_began(self, now: float, size: int, cost: float) -> None:
+        """A step-wise engine takes one step with `size` records, which hold `cost`."""
+        self._begin(now, size, cost, cost)
+
+    def step_ended(self, now: float, duration: float) -> None:
+        """That step came back."""
+        self._end(now, duration)
 
     def snapshot(self, now: float, waiting: int, waiting_cost: float, max_batch_size: int) -> BatchStats:
         """The counts at `now`."""
         wall, busy = self._wall_at(now), self._busy_at(now)
         since = max(wall - WINDOW_S, 0.0)
         return BatchStats(
-            total_submitted=self.batched + self.left + waiting,
+            total_submitted=self.taken + self.left + waiting,
             total_completed=self.completed,
             total_failed=self.failed,
             total_batches=self.batches,
@@ -255,6 +260,23 @@ class Meter:
             queue_times=_trimmed(self._queue_times),
             process_times=_trimmed(self._process_times),
         )
+
+    def _begin(self, now: float, size: int, cost: float, padded: float) -> None:
+        if not self._running:
+            self._remember(now)
+            self._busy_since = now
+        self._running += 1
+        self.batches += 1
+        self.batched += size
+        self.batch_cost += cost
+        self.padded_cost += padded
+
+    def _end(self, now: float, duration: float) -> None:
+        self._running -= 1
+        self._process_times[bisect_left(_BOUNDS, duration)] += 1
+        if not self._running:
+            self._busy += now - self._busy_since
+            self._remember(now)
 
     def _remember(self, now: float) -> None:
         """Keep this point of the recent past, at which the batcher turns busy or idle."""
