@@ -16,23 +16,35 @@ RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
 Future = concurrent.futures.Future
 
+_GRACE_S = 1.0
+"""How long a batch that nobody waits for any more may go on, in seconds, before it is left behind."""
+
 
 def iterate(
     send: Callable[[list[RecordT]], Future[list[Any]]],
     records: Iterable[RecordT],
     ahead: int,
-    hurry: Callable[[], None],
+    hurry: Callable[[], object],
 ) -> Iterator[Any]:
-    """Results in input order. `send` passes records to the event loop; at most `ahead` such calls are unfinished."""
+    """Results in input order. `send` passes records to the event loop; at most `ahead` such calls are unfinished.
+
+    An error of `records` itself is raised once all that came before it has been handed out.
+    """
     sent: deque[Future[list[Any]]] = deque()
+    error: Exception | None = None
     try:
         for chunk in read_ahead(records, monotonic):
+            if isinstance(chunk, Exception):
+                error = chunk
+                break
             sent.append(send(chunk))
             while sent and (sent[0].done() or len(sent) >= ahead):
                 yield from sent.popleft().result()
         hurry()
         while sent:
             yield from sent.popleft().result()
+        if error is not None:
+            raise error
     finally:
         for future in sent:
             future.cancel()
@@ -75,7 +87,7 @@ def _on_own_loop(batcher: Any, records: Iterable[Any], return_exceptions: bool) 
         async with batcher:
             started.set_result((loop, left))
             await left.wait()
-            await batcher.stop(drain=False)  # nothing waits, unless the caller has turned away
+            await batcher.stop(_GRACE_S, drain=False)  # nothing is left, unless the caller has turned away
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="headrace-map-batches", daemon=True)
     thread.start()

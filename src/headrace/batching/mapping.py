@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, I
 from itertools import islice
 from typing import Any, Protocol
 
-from headrace.batching.replies import Home, own_copy
+from headrace.batching.replies import Home, fail, own_copy
 from headrace.errors import ConfigError
 
 RUN = 64
@@ -64,8 +64,8 @@ class Part:
         return first
 
     def done(self) -> bool:
-        """Whether nobody wants the results any more."""
-        return self.stream.closed
+        """Whether the results are there, or nobody wants them any more."""
+        return self.stream.closed or self not in self.stream.parts
 
     def set_result(self, result: Any) -> None:
         """The one record's result."""
@@ -76,7 +76,9 @@ class Part:
         self.set_results([exception])
 
     def set_results(self, results: Sequence[Any]) -> None:
-        """Each record's result or exception."""
+        """Each record's result or exception, once: later ones are passed over."""
+        if self not in self.stream.parts:
+            return
         run = self.run
         run.results[self.start : self.end] = results
         run.missing -= self.end - self.start
@@ -115,11 +117,13 @@ class Port(Protocol):
 class Stream:
     """One mapped input, from the reading of its records until their results are handed out.
 
-    `limit` bounds the records read whose results are not yet handed out.
+    `limit` bounds the records read whose results are not yet handed out. `hurry`: at the end of the input, what waits is
+    batched at once.
     """
 
-    def __init__(self, port: Port, limit: int, *, ordered: bool) -> None:
+    def __init__(self, port: Port, limit: int, *, ordered: bool, hurry: bool = True) -> None:
         self._port = port
+        self._hurry = hurry
         self._limit = limit
         self._runs: deque[Run] = deque()
         self._completed: deque[Part] | None = None if ordered else deque()
@@ -159,6 +163,8 @@ class Stream:
                 if part.home is not None:
                     part.home.discard(part)
             await asyncio.wait({feeder})
+            if not feeder.cancelled():
+                feeder.exception()  # read: it was raised above, or the reader has left before it came to that
 
     def finished(self, part: Part) -> None:
         """The part's results are there."""
@@ -187,7 +193,8 @@ class Stream:
 
     def _fed(self, _: asyncio.Task[None]) -> None:
         self._ended = True
-        self._port.hurry()
+        if self._hurry:
+            self._port.hurry()
         _wake(self._reader)
 
     async def _feed(self, records: Iterable[Any] | AsyncIterable[Any]) -> None:
@@ -200,6 +207,8 @@ class Stream:
         clock = asyncio.get_running_loop().time
         turn_ends = clock() + _SPIN_S
         for chunk in read_ahead(records, clock):
+            if isinstance(chunk, Exception):
+                raise chunk
             await self._place(chunk)
             if clock() > turn_ends:
                 await asyncio.sleep(0)
@@ -216,48 +225,55 @@ class Stream:
         self._ahead += len(records)
         if self._completed is None:
             self._runs.append(run)
-        shared = self._port.shared_cost(records)
-        if shared is not None:
-            await self._enter(Part(self, run, 0, len(records)), shared)
-            return
-        for at, record in enumerate(records):
-            part = Part(self, run, at, at + 1)
-            try:
-                cost = self._port.cost(record)
-            except Exception as exc:  # noqa: BLE001  # of the user's estimator: it costs this record, not the stream
-                part.set_exception(own_copy(exc))
-            else:
-                await self._enter(part, cost)
+        rest = Part(self, run, 0, len(records))
+        self.parts.add(rest)
+        try:
+            shared = self._port.shared_cost(records)
+            while shared is None and rest.count > 1:
+                await self._enter_alone(rest.split(1))
+            await (self._enter_alone(rest) if shared is None else self._enter(rest, shared))
+        except BaseException as exc:  # the batcher has stopped, say: nobody may wait for what did not get in
+            fail([rest], exc)
+            raise
+
+    async def _enter_alone(self, part: Part) -> None:
+        try:
+            cost = self._port.cost(part.records[0])
+        except Exception as exc:  # noqa: BLE001  # of the user's estimator: it costs this record, not the stream
+            part.set_exception(own_copy(exc))
+        else:
+            await self._enter(part, cost)
 
     async def _enter(self, part: Part, cost: float) -> None:
         part.cost = cost
-        self.parts.add(part)
-        entered = self._port.enter(part, 0)
-        while not entered:
-            await self._port.wait_for_room(cost)
-            entered = self._port.enter(part, 1)
+        try:
+            entered = self._port.enter(part, 0)
+            while not entered:
+                await self._port.wait_for_room(cost)
+                entered = self._port.enter(part, 1)
+        except BaseException as exc:
+            fail([part], exc)
+            raise
 
 
-def read_ahead(records: Iterable[Any], clock: Callable[[], float]) -> Iterator[list[Any]]:
-    """Runs of records: single ones of a slow input, up to `RUN` of a fast one.
-
-    What was read before the input raised comes first, then its error.
-    """
+def read_ahead(records: Iterable[Any], clock: Callable[[], float]) -> Iterator[list[Any] | Exception]:
+    """Runs of records: single ones of a slow input, up to `RUN` of a fast one. The input's own error comes last."""
     source = iter(records)
     size = 1
     while True:
         chunk: list[Any] = []
-        error: BaseException | None = None
+        error: Exception | None = None
         started = clock()
         try:
             chunk.extend(islice(source, size))
-        except BaseException as exc:  # noqa: BLE001  # raised below, once what came before it has been handed on
+        except Exception as exc:  # noqa: BLE001  # of the user's input: what came before it is handed on first
             error = exc
         slow = clock() - started > _SPIN_S
         if chunk:
             yield chunk
         if error is not None:
-            raise error
+            yield error
+            return
         if len(chunk) < size:
             return
         size = max(size // 4, 1) if slow else min(size * 2, RUN)
