@@ -117,8 +117,8 @@ class Port(Protocol):
 class Stream:
     """One mapped input, from the reading of its records until their results are handed out.
 
-    `limit` bounds the records read whose results are not yet handed out. `hurry`: at the end of the input, what waits is
-    batched at once.
+    `limit` bounds the records read whose results are not yet handed out. With `hurry`, what waits at the end of the
+    input is batched at once.
     """
 
     def __init__(self, port: Port, limit: int, *, ordered: bool, hurry: bool = True) -> None:

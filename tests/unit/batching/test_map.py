@@ -24,6 +24,11 @@ async def every(results: AsyncIterator[Any]) -> list[Any]:
     return [result async for result in results]
 
 
+async def read_into(seen: list[Any], results: AsyncIterator[Any]) -> None:
+    async for result in results:
+        seen.append(result)  # noqa: PERF401  # `extend` would keep nothing if `results` raised
+
+
 def counting(upto: int | None = None) -> tuple[Iterator[int], list[int]]:
     """An iterator of 0, 1, 2, ..., and what has been read of it."""
     read: list[int] = []
@@ -98,8 +103,7 @@ def test_the_input_s_own_error_comes_after_the_results_of_what_came_before_it(
         seen: list[int] = []
         async with DynamicBatcher(Engine(seconds=1), **SMALL) as batcher:
             with pytest.raises(OSError, match="the disk is gone"):
-                async for result in batcher.map(records(), ordered=ordered):
-                    seen.append(result)
+                await read_into(seen, batcher.map(records(), ordered=ordered))
         return seen
 
     assert sorted(virtual(main())) == [double(record) for record in range(100)]
@@ -114,10 +118,9 @@ def test_a_bad_record_stands_in_its_place_or_is_raised(virtual: VirtualTime) -> 
             assert [number for number, result in enumerate(results) if isinstance(result, ValueError)] == [5, 7]
             pairs = await every(batcher.as_completed(range(20)))
             assert {record for record, result in pairs if isinstance(result, ValueError)} == {5, 7}
-            seen = []
+            seen: list[int] = []
             with pytest.raises(ValueError, match=r"cannot process \[5\]"):
-                async for result in batcher.map(range(20)):
-                    seen.append(result)
+                await read_into(seen, batcher.map(range(20)))
             assert seen == [0, 2, 4, 6, 8]
 
     virtual(main())
@@ -219,9 +222,7 @@ def test_priority_puts_a_stream_before_another(virtual: VirtualTime) -> None:
 
     async def main() -> None:
         async with DynamicBatcher(engine, max_batch_size=10, max_queue_size=1000) as batcher:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(every(batcher.map(range(50))))
-                group.create_task(every(batcher.map(range(100, 150), priority=1)))
+            await asyncio.gather(every(batcher.map(range(50))), every(batcher.map(range(100, 150), priority=1)))
 
     virtual(main())
     first = [record >= 100 for batch in engine.batches[1:] for record in batch]
@@ -257,7 +258,7 @@ def test_mapping_over_a_batcher_that_does_not_run_is_refused(virtual: VirtualTim
 def test_a_stop_in_the_middle_ends_a_stream_with_an_error(
     virtual: VirtualTime, estimated: bool, ordered: bool, drain: bool
 ) -> None:
-    """Nothing that was read is passed over in silence: each record has its result or its error, then the end is told."""
+    """Nothing that was read is passed over in silence: each record has its result or its error, then comes the end."""
 
     async def main() -> list[Any]:
         records, read = counting(1000)
@@ -270,8 +271,7 @@ def test_a_stop_in_the_middle_ends_a_stream_with_an_error(
         stops: list[asyncio.Future[None]] = []
         seen: list[Any] = []
         with pytest.raises((NotRunningError, StoppedError)):
-            async for result in batcher.map(records, ordered=ordered, return_exceptions=True):
-                seen.append(result)
+            await read_into(seen, batcher.map(records, ordered=ordered, return_exceptions=True))
         await stops[0]
         assert len(seen) == len(read) < 1000
         return seen
