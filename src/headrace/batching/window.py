@@ -44,6 +44,8 @@ class Window:
         self._sorted: list[Place] = []
         self._callers: dict[Hashable, deque[Place]] = {}
         self._order: deque[Place] = deque()
+        self._inside: set[int] = set()
+        """Serial numbers of those that have not been taken; a taken record may have another home by now."""
         self._serial = 0
         self._turn = False
 
@@ -60,37 +62,46 @@ class Window:
         self._serial += 1
         place = (entry.cost, self._serial, entry)
         insort(self._sorted, place)
+        self._inside.add(self._serial)
         self._order.append(place)
         self._callers.setdefault(caller, deque()).append(place)
 
     def sweep(self) -> None:
         """Drop the records that have left."""
+        self._inside.difference_update(serial for _, serial, entry in self._sorted if entry.home is None)
         self._sorted = [place for place in self._sorted if place[2].home is not None]
 
     def oldest(self) -> Entry | None:
         """The record that entered first, or None when the window is empty."""
-        place = _first(self._order)
+        place = self._first(self._order)
         return None if place is None else place[2]
 
     def take(self) -> tuple[list[Entry], CloseReason | None]:
         """Remove and return the anchor's batch, costliest first, and which limit ended it (None: no limit did)."""
         low, high, met = self._cut(bisect_left(self._sorted, self._anchor()))
         batch = [entry for _, _, entry in reversed(self._sorted[low:high])]
+        self._inside.difference_update(serial for _, serial, _ in self._sorted[low:high])
         del self._sorted[low:high]
         for entry in batch:
             entry.home = None
         return batch, met
+
+    def _first(self, places: deque[Place]) -> Place | None:
+        """The first that still waits here; those before it are dropped."""
+        while places and (places[0][1] not in self._inside or places[0][2].home is None):
+            places.popleft()
+        return places[0] if places else None
 
     def _anchor(self) -> Place:
         self._turn = not self._turn
         while not self._turn and self._callers:
             caller = next(iter(self._callers))
             places = self._callers.pop(caller)
-            place = _first(places)
+            place = self._first(places)
             if place is not None:
                 self._callers[caller] = places  # to the end: the others come first now
                 return place
-        place = _first(self._order)
+        place = self._first(self._order)
         if place is None:
             raise IndexError("the window is empty")
         return place
@@ -147,10 +158,3 @@ class Window:
                 return high, "boundary"
             high += 1
         return high, None
-
-
-def _first(places: deque[Place]) -> Place | None:
-    """The first that has not left; those before it are dropped."""
-    while places and places[0][2].home is None:
-        places.popleft()
-    return places[0] if places else None

@@ -98,6 +98,19 @@ def test_what_left_is_neither_served_nor_counted_once_swept() -> None:
     assert sorted(numbers(window.take()[0])) == [1, 2]
 
 
+def test_what_was_taken_is_not_found_again_though_it_has_another_home() -> None:
+    window = Window(Limits(100, 1, window=8))
+    for number in range(6):
+        window.add(Waiting(number), caller=number % 2)
+    served = []
+    for _ in range(6):
+        [entry], _ = window.take()
+        entry.home = "a batch"  # type: ignore[assignment]  # any object will do
+        served += numbers([entry])
+    assert sorted(served) == [0, 1, 2, 3, 4, 5]
+    assert window.oldest() is None
+
+
 def test_an_empty_window_has_nothing_to_give() -> None:
     with pytest.raises(IndexError, match="empty"):
         Window(Limits(100, 8, window=3)).take()
