@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 from headrace import errors
 from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.blocking import map_batches
+from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.cost import CostEstimator, CostEstimatorFn, TokenEstimator, TokenEstimatorFn
 from headrace.batching.decorator import Batched, batched
 from headrace.batching.offload import BlockedLoopWarning
 from headrace.batching.stats import BatchStats
+from headrace.batching.stepping import Done, StepFunction
 from headrace.batching.tokens import NoTokenEstimateWarning, Prompt, TokenBatcher
 
 if TYPE_CHECKING:
@@ -22,11 +24,14 @@ __all__ = [
     "BatchStats",
     "Batched",
     "BlockedLoopWarning",
+    "ContinuousBatcher",
     "CostEstimator",
     "CostEstimatorFn",
+    "Done",
     "DynamicBatcher",
     "NoTokenEstimateWarning",
     "Prompt",
+    "StepFunction",
     "TokenBatcher",
     "TokenEstimator",
     "TokenEstimatorFn",
