@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import numbers
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -39,8 +40,10 @@ def checked_cost(cost: object, record: object) -> float:
     Raises:
         CostError: it is not; a cost that is no number would poison every comparison of the budget.
     """
-    if isinstance(cost, (int, float)) and 0 <= cost < math.inf:
+    if isinstance(cost, (int, float)) and 0 <= cost <= sys.float_info.max:
         return cost
+    if isinstance(cost, numbers.Real) and not isinstance(cost, (int, float)):  # a scalar of numpy's, say
+        return checked_cost(float(cost), record)
     raise CostError(
         f"the cost of a {type(record).__name__} record is {cost!r}: it must be a finite number >= 0 "
         "(from estimated_cost, the estimator function, the record's own method or default_cost)"

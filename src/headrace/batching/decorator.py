@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar, overload
-from weakref import WeakKeyDictionary
 
 from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.stats import BatchStats
@@ -26,8 +26,10 @@ class Batched(Generic[RecordT, ResultT]):
         functools.update_wrapper(self, function)
         self._function = function
         self._options = options
-        self._batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, DynamicBatcher[RecordT, ResultT]]
-        self._batchers = WeakKeyDictionary()
+        self._batchers: dict[asyncio.AbstractEventLoop, DynamicBatcher[RecordT, ResultT]] = {}
+        self._ended = BatchStats()
+        """The counts of loops that are closed."""
+        self._lock = threading.Lock()
         DynamicBatcher(function, **options)  # wrong options raise where they are written
 
     async def __call__(self, item: RecordT, **options: Any) -> ResultT:
@@ -37,7 +39,8 @@ class Batched(Generic[RecordT, ResultT]):
     @property
     def stats(self) -> BatchStats:
         """The counts of all loops' batchers together."""
-        return BatchStats.merge(batcher.stats for batcher in self._batchers.values())
+        with self._lock:
+            return BatchStats.merge([self._ended, *(batcher.stats for batcher in self._batchers.values())])
 
     async def stop(self, timeout: float | None = None) -> None:
         """Process what waits on this loop, then end; the next call starts anew."""
@@ -49,7 +52,11 @@ class Batched(Generic[RecordT, ResultT]):
         loop = asyncio.get_running_loop()
         batcher = self._batchers.get(loop)
         if batcher is None:
-            batcher = self._batchers[loop] = DynamicBatcher(self._function, **self._options)
+            batcher = DynamicBatcher(self._function, **self._options)
+            with self._lock:
+                for closed in [other for other in self._batchers if other.is_closed()]:
+                    self._ended = BatchStats.merge([self._ended, self._batchers.pop(closed).stats])
+                self._batchers[loop] = batcher
         if not batcher.is_running:
             batcher._start()
         return batcher

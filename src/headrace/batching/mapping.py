@@ -58,7 +58,7 @@ class Part:
     def split(self, count: int) -> Part:
         """Cut off the first `count` records."""
         first = Part(self.stream, self.run, self.start, self.start + count)
-        first.cost, first.arrival = self.cost, self.arrival
+        first.cost, first.arrival, first.home = self.cost, self.arrival, self.home
         self.start += count
         self.stream.parts.add(first)
         return first

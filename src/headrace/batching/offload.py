@@ -57,6 +57,8 @@ class WorkerThread:
     """
 
     def __init__(self, name: str) -> None:
+        self.own_loop = asyncio.Runner()
+        """For coroutines that are to run in this thread; used there alone, and made when it is first used."""
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -73,8 +75,10 @@ class WorkerThread:
                 outcome: Any = fn()
             except BaseException as exc:  # noqa: BLE001  # the batch's to bear; the thread lives on
                 outcome = Raised(exc)
-            if not loop.is_closed():
+            try:
                 loop.call_soon_threadsafe(_finish, future, outcome)
+            except RuntimeError:
+                pass  # the loop was closed meanwhile: nobody waits
 
         self._calls.put(call)
         return future
@@ -90,6 +94,8 @@ class WorkerThread:
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
+            del call  # an idle thread holds on to no batch
+        self.own_loop.close()
 
 
 class Raised:
@@ -109,15 +115,15 @@ def _finish(future: asyncio.Future[Any], outcome: Any) -> None:
 class Caller:
     """Calls `process_fn` in the way that suits it.
 
-    An `async def` runs on the event loop, or with `offload` on a loop of its own in a worker thread; anything else is
-    taken to block and runs in a worker thread, and what it returns is awaited on the loop if it can be.
+    An `async def` runs on the event loop, or with `offload` on a loop of its own in a worker thread. Anything else is
+    taken to block and runs in a worker thread; a coroutine that it returns runs where an `async def` would.
     """
 
     def __init__(self, fn: Callable[[list[Any]], Any], *, offload: bool, name: str) -> None:
         self._fn = fn
         self._name = name
-        self._async = is_async(fn)
-        self._on_loop = self._async and not offload
+        self._offload = offload
+        self._on_loop = is_async(fn) and not offload
         self._idle: list[WorkerThread] = []
         self._started = 0
         self._noticed = False
@@ -151,7 +157,7 @@ class Caller:
 
     async def _call_in_thread(self, records: list[Any]) -> Any:
         worker = self._idle.pop() if self._idle else self._new_worker()
-        running = worker.run(asyncio.get_running_loop(), functools.partial(self._run_in_thread, records))
+        running = worker.run(asyncio.get_running_loop(), functools.partial(self._run_in_thread, worker, records))
         try:
             outcome = await running
         except BaseException:  # given up, while the call goes on: its thread ends with it, a new one takes its place
@@ -162,6 +168,8 @@ class Caller:
             if isinstance(outcome.cause, StopIteration):  # which a coroutine cannot raise
                 raise ProcessError("process_fn raised StopIteration") from outcome.cause
             raise outcome.cause
+        if inspect.iscoroutine(outcome):
+            return await watched(outcome, self._blocked)
         return await outcome if isinstance(outcome, Awaitable) else outcome
 
     def close(self) -> None:
@@ -176,8 +184,9 @@ class Caller:
         self._started += 1
         return WorkerThread(f"{self._name}-{self._started}")
 
-    def _run_in_thread(self, records: list[Any]) -> Any:
-        return asyncio.run(self._fn(records)) if self._async else self._fn(records)
+    def _run_in_thread(self, worker: WorkerThread, records: list[Any]) -> Any:
+        outcome = self._fn(records)
+        return worker.own_loop.run(outcome) if self._offload and inspect.iscoroutine(outcome) else outcome
 
     def _blocked(self, seconds: float) -> None:
         if self._noticed:

@@ -47,8 +47,9 @@ def checked_options(name: str, given: dict[str, Any]) -> Options:
         raise ConfigError(f"min_batch_size is {smallest!r}: it must be <= max_batch_size, {size!r}")
     queue = whole("max_queue_size", given["max_queue_size"], 1)
     capacity = queue + (whole("prefetch_batches", given["prefetch_batches"], 0) + 1) * size
-    bucketing = given["length_bucketing"]
-    window = min(WINDOW_BATCHES * size, capacity) if bucketing is True else whole("length_bucketing", +bucketing, 0)
+    window = given["length_bucketing"]
+    if isinstance(window, bool):
+        window = min(WINDOW_BATCHES * size, capacity) if window else 0
     return Options(
         name=name,
         process_fn=function("process_fn", given["process_fn"], needed=True),
@@ -56,8 +57,8 @@ def checked_options(name: str, given: dict[str, Any]) -> Options:
             target_batch_cost=number("target_batch_cost", given["target_batch_cost"], above=0),
             max_batch_size=size,
             min_batch_size=smallest,
-            padded=bool(given["padded"]),
-            window=window,
+            padded=one_of("padded", given["padded"], (False, True)),
+            window=whole("length_bucketing", window, 0),
         ),
         capacity=capacity,
         max_queue_cost=optional("max_queue_cost", given["max_queue_cost"], above=0),
@@ -66,7 +67,7 @@ def checked_options(name: str, given: dict[str, Any]) -> Options:
         process_timeout_s=optional("process_timeout_s", given["process_timeout_s"], above=0),
         on_error=one_of("on_error", given["on_error"], ("fail", "isolate")),
         reject_oversized=one_of("oversized", given["oversized"], ("alone", "reject")) == "reject",
-        offload=bool(given["offload"]),
+        offload=one_of("offload", given["offload"], (False, True)),
         listener=function("listener", given["listener"], needed=False),
     )
 
@@ -92,9 +93,9 @@ def optional(name: str, value: Any, *, above: float) -> float | None:
     return None if value is None else number(name, value, above=above)
 
 
-def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> Any:
-    """`value` if it is one of `allowed`."""
-    if value not in allowed:
+def one_of(name: str, value: Any, allowed: tuple[str | bool, ...]) -> Any:
+    """`value` if it is one of `allowed`, in type too."""
+    if not any(value is other or (type(value) is type(other) is str and value == other) for other in allowed):
         raise ConfigError(f"{name} is {value!r}: it must be one of {', '.join(map(repr, allowed))}")
     return value
 

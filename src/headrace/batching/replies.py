@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import repeat
 from typing import Any, Protocol, Self, TypeVar
 
@@ -41,7 +41,7 @@ class Entry(Protocol):
         ...
 
     def split(self, count: int) -> Self:
-        """Cut off the first `count` records, fewer than all, as an entry of their own."""
+        """Cut off the first `count` records, fewer than all, as an entry of their own in the same home."""
         ...
 
     def done(self) -> bool:
@@ -170,23 +170,23 @@ def own_copy(cause: BaseException) -> Exception:
     return own
 
 
-def checked_results(results: Any, size: int) -> Sequence[Any]:
-    """`results` itself, once it is known to be a sequence of `size` results: a list, tuple, array or tensor.
+def checked_results(results: Any, size: int) -> list[Any]:
+    """The `size` results as a list, whether they came as a list, tuple, array, tensor or series.
 
     Raises:
         BadResultError: it is something else; the message names its type, or both counts.
     """
-    if type(results) is not list and (
-        isinstance(results, (str, bytes, bytearray, dict, set, frozenset))
-        or not (hasattr(results, "__len__") and hasattr(results, "__getitem__"))
-    ):
+    if type(results) is not list:
+        if isinstance(results, (str, bytes, bytearray, Mapping, Set)) or not hasattr(results, "__len__"):
+            raise BadResultError(
+                f"process_fn returned {type(results).__name__} for batch of {size} records: "
+                "return a list with one result per record, in the order of the batch"
+            )
+        results = list(results)  # by position: some index by label
+    given: list[Any] = results
+    if len(given) != size:
         raise BadResultError(
-            f"process_fn returned {type(results).__name__} for batch of {size} records: "
-            "return a list with one result per record, in the order of the batch"
-        )
-    if len(results) != size:
-        raise BadResultError(
-            f"process_fn returned {len(results)} results for batch of {size} records: "
+            f"process_fn returned {len(given)} results for batch of {size} records: "
             "return one per record, in the order of the batch; put an exception in the place of one that failed"
         )
-    return results
+    return given

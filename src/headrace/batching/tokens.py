@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.cost import CostRule, TokenEstimatorFn
+from headrace.batching.options import function, number
 from headrace.errors import ConfigError
 
 RecordT = TypeVar("RecordT")
@@ -56,17 +57,22 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
         default_cost: float = 1,
         **options: Any,
     ) -> None:
-        function = inference_fn if inference_fn is not None else process_fn
-        if function is None:
+        process = inference_fn if inference_fn is not None else process_fn
+        if process is None:
             raise TypeError("TokenBatcher requires either 'inference_fn' or 'process_fn'")
         if inference_fn is not None and process_fn is not None:
             raise ConfigError("inference_fn and process_fn are two names of one thing: pass one of them")
+        if target_batch_tokens is not None:
+            target_batch_cost = number("target_batch_tokens", target_batch_tokens, above=0)
+        default = default_cost
+        if default_token_estimate is not None:
+            default = number("default_token_estimate", default_token_estimate, minimum=0)
+        function("token_estimator", token_estimator, needed=False)
         estimator = token_estimator if token_estimator is not None else cost_estimator
-        default = default_cost if default_token_estimate is None else default_token_estimate
         super().__init__(
-            function,
+            process,
             cost_estimator=estimator,
-            target_batch_cost=target_batch_cost if target_batch_tokens is None else target_batch_tokens,
+            target_batch_cost=target_batch_cost,
             default_cost=default,
             **options,
         )
