@@ -26,7 +26,8 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from headrace.batching.blocking import current_loop, iterate, raising
 from headrace.batching.cost import CostEstimatorFn, CostRule, checked_cost
-from headrace.batching.intake import Intake, MapPort
+from headrace.batching.dispatch import Dispatcher
+from headrace.batching.intake import Dispatching, Intake, MapPort
 from headrace.batching.mapping import RUN, Stream
 from headrace.batching.options import checked_options, function, number, optional
 from headrace.batching.stats import BatchStats, Meter
@@ -36,7 +37,6 @@ from headrace.events import Listener
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
-
 AnyT = TypeVar("AnyT")
 
 _GRACE_S = 1.0
@@ -100,6 +100,7 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
         number("default_cost", default_cost, minimum=0)
         self._cost = CostRule(cost_estimator, ("estimate_cost",), default_cost)
         self._meter = Meter()
+        self._dispatching: Callable[..., Dispatching] = Dispatcher
         self._intake: Intake | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
@@ -133,16 +134,13 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
             raise AlreadyRunningError(f"{self._options.name} is already running; stop() it before starting it again")
         if self._task is not None:
             self._ended(self._task)  # its loop was closed under it
-        intake = self._intake = self._new_intake()
+        intake = self._intake = Intake(self._options, self._cost, self._meter, self._dispatching)
         # a context of its own: process_fn serves all callers, it must not see the variables of whoever came first
         self._task = intake.loop.create_task(
             intake.dispatcher.run(), name=f"{self._options.name}-dispatcher", context=contextvars.Context()
         )
         self._task.add_done_callback(self._ended)
         self._meter.start(intake.clock())
-
-    def _new_intake(self) -> Intake:
-        return Intake(self._options, self._cost, self._meter)
 
     async def stop(self, timeout: float | None = None, *, drain: bool = True) -> None:
         """Take no more records, process those that wait, then end.

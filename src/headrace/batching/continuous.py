@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from headrace.batching.batcher import DynamicBatcher
-from headrace.batching.intake import Intake
 from headrace.batching.options import whole
 from headrace.batching.stats import BatchStats
 from headrace.batching.steploop import step_loop
@@ -77,15 +76,12 @@ class ContinuousBatcher(DynamicBatcher[RecordT, ResultT]):
             process_timeout_s=process_timeout_s,
             listener=listener,
         )
-        self._model: StepModel[Any, Any] = model
+        self._dispatching = step_loop(model, max_slots)
 
     @property
     def stats(self) -> BatchStats:
         """The counts at this moment, a frozen snapshot; a batch is a step, and its size the slots taken."""
         return replace(super().stats, max_batch_size=self._max_slots)
-
-    def _new_intake(self) -> Intake:
-        return Intake(self._options, self._cost, self._meter, step_loop(self._model, self._max_slots))
 
 
 def _as_model(engine: Any) -> StepModel[Any, Any]:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from headrace.batching.admission import Admission
 from headrace.batching.cost import CostRule, checked_cost
-from headrace.batching.dispatch import Dispatcher
 from headrace.batching.mapping import Part
 from headrace.batching.options import Options, number
 from headrace.batching.policy import Lineup
@@ -61,7 +60,7 @@ class Intake:
         options: Options,
         cost: CostRule,
         meter: Meter,
-        dispatching: Callable[[Lineup, Admission, Meter, Options], Dispatching] = Dispatcher,
+        dispatching: Callable[[Lineup, Admission, Meter, Options], Dispatching],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.loop = loop
