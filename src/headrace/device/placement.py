@@ -1,0 +1,69 @@
+"""Where a model runs and in what numbers, and what a failure of the device means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+from headrace.errors import ConfigError, EngineDeadError, EngineOutOfMemoryError
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_KINDS = ("cpu", "cuda")
+
+
+def choose_device(device: str) -> torch.device:
+    """The device of that name; "auto" is CUDA where there is one.
+
+    Raises:
+        ConfigError: an unknown name, or a CUDA device this machine does not have.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device {device!r} is unknown; it may be auto, cpu, cuda or cuda:N") from error
+    if chosen.type not in _KINDS:
+        raise ConfigError(f"device {device!r} is not supported; it may be auto, cpu, cuda or cuda:N")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {device!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices; use device=cpu")
+    return chosen
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype | Literal["auto"]:
+    """The numbers to load weights in; "auto" is float32 on a CPU and the weights' own on CUDA.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype {dtype!r} is unknown; it may be auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+@contextmanager
+def running(device: torch.device, what: Callable[[], str]) -> Iterator[None]:
+    """Name the device's own failures while the body runs a batch; `what` describes the batch.
+
+    Raises:
+        EngineOutOfMemoryError: the batch is too large for the device.
+        EngineDeadError: the device failed.
+    """
+    try:
+        with torch.inference_mode():
+            yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise EngineOutOfMemoryError(f"{device} has no room for {what()}; lower the batch cost") from error
+    except torch.AcceleratorError as error:
+        raise EngineDeadError(f"{device} failed: {error}") from error
+
+
+def release(device: torch.device) -> None:
+    """Give memory that no tensor uses any more back to the device."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

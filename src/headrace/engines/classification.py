@@ -1,0 +1,127 @@
+"""Labels of texts, scores of pairs and labels of one's own, with sequence classification models that PyTorch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from headrace.engines.local_model import find_folder
+from headrace.engines.text import TextTokens, TooLong, choose_length
+from headrace.engines.text_tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
+from headrace.engines.torch_network import TorchNetwork, load_pretrained, loading
+from headrace.errors import ConfigError, EngineError
+
+
+def classify(
+    model: str | Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+    top_labels: int | None = None,
+) -> TextEngine:
+    """A classifier of texts, or of pairs of texts.
+
+    Args:
+        model: the folder of a sequence classification model.
+        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
+        dtype: "auto" (float32 on CPU, the weights' own on CUDA), "float32", "float16" or "bfloat16".
+        max_model_len: in tokens; None for the model's own limit.
+        on_too_long: cut a longer text, or fail its record.
+        top_labels: list so many labels with their scores, beside the best.
+
+    Raises:
+        ConfigError: no such folder, or a parameter the model cannot follow.
+        EngineError: the files cannot be loaded, or are of another kind of model.
+    """
+    network, load_tokens, config = _load(model, device, dtype)
+    return classifier(network, load_tokens(max_model_len, on_too_long, takes="either"), config, top_labels)
+
+
+def score(
+    model: str | Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+) -> TextEngine:
+    """A cross-encoder: one score per pair of texts. Parameters and errors as `classify`."""
+    network, load_tokens, config = _load(model, device, dtype)
+    return scorer(network, load_tokens(max_model_len, on_too_long, takes="pair"), config)
+
+
+def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
+    model: str | Path | None = None,
+    *,
+    labels: Sequence[str] = (),
+    hypothesis_template: str = "This example is {}.",
+    multi_label: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+) -> ZeroShotEngine:
+    """A classifier by labels of one's own, with a model of natural language inference.
+
+    Args:
+        labels: what a text may be.
+        hypothesis_template: makes a sentence of a label.
+        multi_label: whether several labels may hold at once.
+
+    The others, and the errors, are those of `classify`.
+    """
+    candidates = Candidates(labels, hypothesis_template, multi_label)
+    network, load_tokens, config = _load(model, device, dtype)
+    tokens = load_tokens(max_model_len, on_too_long, takes="pair", only_first=True)
+    return ZeroShotEngine(network, tokens, candidates, config)
+
+
+class _TokensOf:
+    """Makes the tokens of one model, once it is known what is to be done with it."""
+
+    def __init__(self, tokenizer: Any, positions: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._positions = positions
+
+    def __call__(
+        self,
+        max_model_len: int | None,
+        on_too_long: TooLong,
+        takes: Literal["pair", "either"],
+        only_first: bool = False,
+    ) -> TextTokens:
+        smallest = self._tokenizer.num_special_tokens_to_add(pair=True) + 1
+        length = choose_length([self._tokenizer.model_max_length], self._positions, smallest, max_model_len)
+        return TextTokens(self._tokenizer, length, on_too_long, takes=takes, only_first=only_first)
+
+
+def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwork, _TokensOf, dict[str, Any]]:
+    if model is None:
+        raise ConfigError("this task has no default model; name the folder of one")
+    folder = find_folder(model)
+    module, place, missing = load_pretrained(AutoModelForSequenceClassification, folder, device, dtype)
+    if missing:
+        raise EngineError(
+            f"the model in {folder} is no sequence classifier: its weights lack {', '.join(sorted(missing)[:3])} "
+            f"(it says it is a {', '.join(module.config.architectures or ['model of an unknown kind'])})"
+        )
+    with loading(folder):
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    if not getattr(tokenizer, "is_fast", False):
+        raise EngineError(f"the model in {folder} has no fast tokenizer (tokenizer.json)")
+    inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
+    network = TorchNetwork(folder, module, place, partial(_logits, module), inputs)
+    positions = getattr(module.config, "max_position_embeddings", None)
+    return network, _TokensOf(tokenizer, positions), module.config.to_dict()
+
+
+def _logits(module: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    logits: torch.Tensor = module(**tensors).logits
+    return logits

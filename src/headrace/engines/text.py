@@ -1,0 +1,160 @@
+"""Texts for a model: tokens with their exact cost, and batches padded to their longest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+from headrace.engines.base import Prepared
+from headrace.errors import ConfigError, RecordError
+
+Tokens: TypeAlias = NDArray[np.int32]
+"""One text for the model: row 0 the token ids, row 1 the token types where the model's are not all 0."""
+
+TooLong: TypeAlias = Literal["truncate", "error"]
+
+# Tokenizers without a limit of their own say so with an absurd number.
+_NO_LIMIT = 1 << 24
+
+
+class TextTokens:
+    """Tokenizes as a model's own files say, on any number of threads at once.
+
+    Args:
+        tokenizer: the model's, of transformers.
+        takes: what an input is: "text", a "pair" of texts, or "either".
+        only_first: shorten the first text of a pair alone, where both together are too long.
+        prefix: goes before every text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_model_len: int,
+        on_too_long: TooLong,
+        *,
+        takes: Literal["text", "pair", "either"] = "text",
+        only_first: bool = False,
+        prefix: str = "",
+    ) -> None:
+        if on_too_long not in ("truncate", "error"):
+            raise ConfigError(f"on_too_long is {on_too_long!r}; it may be 'truncate' or 'error'")
+        self.max_model_len = max_model_len
+        self.on_too_long = on_too_long
+        self._takes = takes
+        # A private copy: the model's own tokenizer object sets truncation and padding on each call, which two threads
+        # must not do at once. This one is never changed again.
+        self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._tokenizer.enable_truncation(
+            max_model_len,
+            strategy="only_first" if only_first else "longest_first",
+            direction=tokenizer.truncation_side,
+        )
+        self._tokenizer.no_padding()
+        self._pad_id: int = tokenizer.pad_token_id or 0
+        sample = self._tokenizer.encode("text") if takes == "text" else self._tokenizer.encode("text", "pair")
+        self._typed = "token_type_ids" in tokenizer.model_input_names and any(sample.type_ids)
+        self._prefix = prefix
+        self.prefix_length = _tokens_before_text(self._tokenizer.encode(prefix)) if prefix else 0
+        """In tokens, what the tokenizer puts before a text included."""
+        # The job's workers decide how many chunks are tokenized at once; a pool of threads inside each call would take
+        # cores from the model on CPU, and complains when a process forks.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Exception]:
+        """Tokens of each input, with their exact number as cost; a RecordError where it is not what is taken.
+
+        An empty text is one: its tokens are the special ones alone.
+        """
+        errors = [self.refusal(value) for value in inputs]
+        good = [value for value, error in zip(inputs, errors, strict=True) if error is None]
+        encodings = iter(self._tokenizer.encode_batch_fast([self._with_prefix(value) for value in good]))
+        return [self._prepared(next(encodings)) if error is None else error for error in errors]
+
+    def refusal(self, value: Any) -> RecordError | None:
+        """Why an input cannot be taken; None where it can."""
+        if isinstance(value, (tuple, list)) and self._takes != "text":
+            if len(value) != 2:
+                return RecordError(f"expected a pair of texts, got {len(value)}")
+            return _text_refusal(value[0]) or _text_refusal(value[1])
+        if self._takes == "pair":
+            return RecordError(f"expected a pair of texts, got {_kind(value)}")
+        return _text_refusal(value)
+
+    def collate(self, batch: Sequence[Tokens], names: frozenset[str]) -> dict[str, NDArray[np.int64]]:
+        """The arrays a model takes, of those it `names`; shape (texts, longest).
+
+        Padded on the right whatever the tokenizer says: pooling follows the mask, and a padding on the left would move
+        the positions of the text with its company.
+        """
+        longest = max(tokens.shape[1] for tokens in batch)
+        ids = np.full((len(batch), longest), self._pad_id, dtype=np.int64)
+        mask = np.zeros((len(batch), longest), dtype=np.int64)
+        types = np.zeros((len(batch), longest), dtype=np.int64)
+        for row, tokens in enumerate(batch):
+            length = tokens.shape[1]
+            ids[row, :length] = tokens[0]
+            mask[row, :length] = 1
+            if self._typed:
+                types[row, :length] = tokens[1]
+        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+        return {name: array for name, array in arrays.items() if name in names}
+
+    def _with_prefix(self, value: Any) -> Any:
+        return self._prefix + value if isinstance(value, str) else tuple(value)
+
+    def _prepared(self, encoding: Encoding) -> Prepared[Tokens] | RecordError:
+        truncated = bool(encoding.overflowing)
+        if truncated and self.on_too_long == "error":
+            return RecordError(
+                f"the text is longer than the {self.max_model_len} tokens the model takes; "
+                "on_too_long='truncate' would cut it"
+            )
+        rows = [encoding.ids, encoding.type_ids] if self._typed else [encoding.ids]
+        return Prepared(np.array(rows, dtype=np.int32), cost=len(encoding.ids), truncated=truncated)
+
+
+def choose_length(limits: Sequence[int | None], positions: int | None, smallest: int, wanted: int | None) -> int:
+    """The longest text in tokens: what is wanted, or the least of the model's own limits.
+
+    Args:
+        limits: what the model's files say; None or an absurd number where they say nothing.
+        positions: how many the network has at all.
+
+    Raises:
+        ConfigError: the model does not take so many tokens, or states no limit and none is wanted.
+    """
+    if wanted is None:
+        own = [limit for limit in (*limits, positions) if limit is not None and 0 < limit < _NO_LIMIT]
+        if not own:
+            raise ConfigError("the model states no maximum length; set max_model_len")
+        return int(min(own))
+    largest = positions or _NO_LIMIT
+    if not smallest <= wanted <= largest:
+        raise ConfigError(f"max_model_len is {wanted}; this model takes {smallest} to {largest} tokens")
+    return wanted
+
+
+def _text_refusal(value: Any) -> RecordError | None:
+    if not isinstance(value, str):
+        return RecordError(f"expected text, got {_kind(value)}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            return RecordError(f"the text is not valid Unicode: {error.reason} at character {error.start}")
+    return None
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _tokens_before_text(prompt: Encoding) -> int:
+    """How many tokens a prompt takes at the front of a text, which some models leave out of the pooling."""
+    return len(prompt.ids) - (1 if prompt.special_tokens_mask[-1] else 0)

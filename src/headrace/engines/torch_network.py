@@ -1,0 +1,115 @@
+"""Networks that PyTorch runs, loaded from Hugging Face folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers.utils import logging as transformers_logging
+
+from headrace.device.placement import choose_device, choose_dtype, release, running
+from headrace.engines.local_model import digest
+from headrace.engines.network import Arrays, Rows
+from headrace.errors import EngineDeadError, EngineError
+
+
+class TorchNetwork:
+    """A module on its device.
+
+    Args:
+        call: runs the module on tensors and gives its output, rows first.
+        inputs: names of the tensors it takes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        module: torch.nn.Module,
+        device: torch.device,
+        call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
+        inputs: frozenset[str],
+    ) -> None:
+        self._folder = folder
+        self._device = device
+        self._call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None = call
+        self._dtype = next(module.parameters()).dtype
+        self.kind = device.type
+        self.inputs = inputs
+
+    def describe(self) -> Mapping[str, Any]:
+        """Digest of the model's files, which are read once, and the numbers it runs in."""
+        return {"model_digest": digest(self._folder), "dtype": str(self._dtype).removeprefix("torch.")}
+
+    def run(self, arrays: Arrays) -> Rows:
+        """See `Network.run`."""
+        call = self._call
+        if call is None:
+            raise EngineDeadError("the engine is closed; create a new one")
+        with running(self._device, lambda: _describe(arrays)):
+            tensors = {
+                name: torch.from_numpy(array).to(
+                    self._device, self._dtype if array.dtype.kind == "f" else None, non_blocking=True
+                )
+                for name, array in arrays.items()
+            }
+            rows: Rows = call(tensors).float().cpu().numpy()
+        return rows
+
+    def close(self) -> None:
+        """See `Network.close`."""
+        self._call = None
+        release(self._device)
+
+
+def load_pretrained(auto_class: Any, folder: Path, device: str, dtype: str) -> tuple[Any, torch.device, set[str]]:
+    """A transformers model of `auto_class` in evaluation mode, its device, and the weights its folder does not hold.
+
+    Raises:
+        ConfigError: an unknown device or dtype.
+        EngineError: the files cannot be loaded, or the device has no room for them.
+    """
+    place = choose_device(device)
+    numbers = choose_dtype(dtype, place)
+    with loading(folder):
+        model, facts = auto_class.from_pretrained(
+            str(folder), local_files_only=True, dtype=numbers, output_loading_info=True
+        )
+        model = model.to(place)
+    return model.eval(), place, set(facts["missing_keys"])
+
+
+@contextmanager
+def loading(folder: Path) -> Iterator[None]:
+    """Load in silence, and give what fails one line.
+
+    Raises:
+        EngineError: the files cannot be loaded, or the device has no room for them.
+    """
+    bar, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    # A bar of its own would run into the job's, and a report of missing weights is the caller's error to raise.
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9
+        raise EngineError(
+            f"the model in {folder} does not fit: {size:.1f} GB of weights; use a smaller model, dtype=bfloat16 "
+            "or another device"
+        ) from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise EngineError(f"the model in {folder} cannot be loaded: {reason}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bar:
+            transformers_logging.enable_progress_bar()
+
+
+def _describe(arrays: Arrays) -> str:
+    shapes = ", ".join(f"{name} {'×'.join(map(str, array.shape))}" for name, array in arrays.items())
+    return f"a batch of {shapes}"
