@@ -38,7 +38,6 @@ from headrace.events import Listener
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
 AnyT = TypeVar("AnyT")
-
 _GRACE_S = 1.0
 """How long a cancelled batch may take to end, in seconds, before it is left behind."""
 
