@@ -34,11 +34,9 @@ def test_a_signal_finishes_what_is_in_flight(folder: Path, number: int, status: 
     command = ("run", "-i", "in.jsonl", "-o", "out.parquet")
     job = start(*command, *SLOW, folder=folder)
     wait_for(folder, "out.parquet.parts/part-*")
-    asked = time.monotonic()
     job.send_signal(number)
     ended, said = end(job)
     assert ended == status
-    assert time.monotonic() - asked < 5
     assert "stopping: finishing what is in flight" in said
     assert said.endswith("records are done and kept: run the same command again to continue\n")
     assert not (folder / "out.parquet").exists()
