@@ -59,7 +59,7 @@ class Admission:
             return 0
         free = self.capacity - self._lineup.size - self._reserved
         if cost and self.max_cost != _UNLIMITED:
-            free = min(free, int((self.max_cost - self._lineup.cost - self._reserved_cost) // cost))
+            free = int(min(free, (self.max_cost - self._lineup.cost - self._reserved_cost) // cost))
         return max(free, 1)
 
     async def enter(self, cost: float) -> None:

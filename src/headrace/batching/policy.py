@@ -337,9 +337,9 @@ class Lineup:
     def _room(self, size: int, total: float, longest: float, entry: Entry) -> int:
         """How many records of a run may join a batch, at least 1; `longest` is that of the batch with them in it."""
         limits, cost = self.limits, entry.cost
-        room = min(entry.count, limits.max_batch_size - size)
+        room: float = min(entry.count, limits.max_batch_size - size)  # an int only now: costs may be as small as 5e-324
         if limits.padded and longest:
-            room = min(room, int(limits.target_batch_cost // longest) - size)
+            room = min(room, limits.target_batch_cost // longest - size)
         elif cost:
-            room = min(room, int((limits.target_batch_cost - total) // cost))
-        return max(room, 1)
+            room = min(room, (limits.target_batch_cost - total) // cost)
+        return max(int(room), 1)

@@ -122,7 +122,7 @@ class Window:
         longest = places[high - 1][0]
         met: CloseReason
         if limits.padded:
-            fitting = int(limits.target_batch_cost // longest) if longest else high
+            fitting = int(min(limits.target_batch_cost // longest, high + 1)) if longest else high + 1
         else:
             fitting = self._fitting_sum(high)
         size, met = (fitting, "full_cost") if fitting < limits.max_batch_size else (limits.max_batch_size, "full_size")
