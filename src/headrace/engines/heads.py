@@ -69,9 +69,9 @@ class ScoreHead:
 
 
 class VectorHead:
-    """The rows themselves, cut to their first components."""
+    """The rows themselves, cut to their first components where a number is given."""
 
-    def __init__(self, dimension: int) -> None:
+    def __init__(self, dimension: int | None) -> None:
         self._dimension = dimension
 
     def __call__(self, rows: Rows) -> list[NDArray[np.float32]]:

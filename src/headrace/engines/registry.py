@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headrace.engines.base import BatchEngine
+from headrace.engines.custom import load
 from headrace.errors import ConfigError, MissingExtraError
 
 
@@ -21,53 +21,67 @@ class _Entry:
     """The extra that installs what the module imports."""
 
 
-_TASKS = {
-    "embed": _Entry("headrace.engines.embedding:EmbeddingEngine", extra="torch"),
+_ENGINES: Mapping[str, Mapping[str, _Entry]] = {
+    "embed": {
+        "torch": _Entry("headrace.engines.embedding:EmbeddingEngine", extra="torch"),
+        "onnx": _Entry("headrace.engines.onnx:embed", extra="onnx"),
+    },
+    "classify": {
+        "torch": _Entry("headrace.engines.classification:classify", extra="torch"),
+        "onnx": _Entry("headrace.engines.onnx:classify", extra="onnx"),
+    },
+    "score": {
+        "torch": _Entry("headrace.engines.classification:score", extra="torch"),
+        "onnx": _Entry("headrace.engines.onnx:score", extra="onnx"),
+    },
+    "zero-shot": {
+        "torch": _Entry("headrace.engines.classification:zero_shot", extra="torch"),
+        "onnx": _Entry("headrace.engines.onnx:zero_shot", extra="onnx"),
+    },
+    "image-classify": {
+        "torch": _Entry("headrace.engines.vision:image_classify", extra="vision"),
+        "onnx": _Entry("headrace.engines.onnx:image_classify", extra="onnx"),
+    },
+    "image-embed": {
+        "torch": _Entry("headrace.engines.vision:image_embed", extra="vision"),
+        "onnx": _Entry("headrace.engines.onnx:image_embed", extra="onnx"),
+    },
+    "generate": {"vllm": _Entry("headrace.engines.vllm:VllmEngine", extra="vllm")},
+    "custom": {"torchserve": _Entry("headrace.engines.torchserve:TorchServeEngine", extra="torch")},
 }
+"""The engines of each task by name; the first is the task's own."""
 
 
 def known_tasks() -> tuple[str, ...]:
-    """The names `create` takes."""
-    return tuple(_TASKS)
+    """The tasks `create` takes."""
+    return tuple(_ENGINES)
 
 
-def create(task: str, model: str | Path | None = None, **options: Any) -> BatchEngine[Any, Any, Any]:
-    """The engine for `task`, with `model` loaded; `task` may also be `module:factory`, for an engine of one's own.
+def create(task: str, model: str | Path | None = None, *, engine: str | None = None, **options: Any) -> Any:
+    """An engine for `task`, with `model` loaded: one of the types of `engines.base`.
+
+    `engine` is the name of one, or `module:name` for one of your own (see `custom.load`); None is the task's own.
 
     Raises:
-        ConfigError: no such task, model or option.
+        ConfigError: no such task, engine, model or option.
         MissingExtraError: what the engine needs is not installed.
         EngineError: the model's files cannot be loaded.
     """
-    entry = _TASKS.get(task)
-    if entry is None and ":" not in task:
-        raise ConfigError(f"unknown task {task!r}; known: {', '.join(_TASKS)}, or module:factory for one of your own")
-    factory = _import_known(task, entry) if entry else load_factory(task)
+    engines = _ENGINES.get(task)
+    if engines is None:
+        raise ConfigError(f"unknown task {task!r}; known: {', '.join(_ENGINES)}")
+    if engine is not None and ":" in engine:
+        return load(engine, model, options)
+    if engine is None and task == "custom":
+        raise ConfigError("task custom is for an engine of your own: name it with engine (module:name) or handler")
+    entry = engines.get(engine or next(iter(engines)))
+    if entry is None:
+        raise ConfigError(
+            f"task {task!r} has no engine {engine!r}; known: {', '.join(engines)}, or module:name for one of your own"
+        )
+    factory = _import_known(task, entry)
     _check_options(task, factory, options)
-    engine: BatchEngine[Any, Any, Any] = factory(model, **options)
-    return engine
-
-
-def load_factory(reference: str) -> Callable[..., Any]:
-    """The callable that `module:attribute` names, with dots allowed on both sides.
-
-    Raises:
-        ConfigError: it is not of that form, cannot be imported, or is not callable.
-    """
-    module_name, colon, attribute = reference.partition(":")
-    if not (module_name and colon and attribute):
-        raise ConfigError(f"{reference!r} does not name a callable; write module:attribute")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{reference!r}: cannot import {module_name}: {error}") from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"{reference!r}: {getattr(found, '__name__', found)} has no attribute {part!r}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(f"{reference!r} is of type {type(found).__name__}, which cannot be called")
-    return found  # type: ignore[no-any-return]  # narrowed to a callable of unknown signature
+    return factory(model, **options)
 
 
 def _import_known(task: str, entry: _Entry) -> Callable[..., Any]:
@@ -86,7 +100,7 @@ def _check_options(task: str, factory: Callable[..., Any], options: dict[str, An
     """Refuse a mistyped option here, where the known ones can be listed."""
     parameters = list(inspect.signature(factory).parameters.values())
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return
+        return  # it knows better
     known = [parameter.name for parameter in parameters[1:]]
     unknown = [name for name in options if name not in known]
     if unknown:

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-from headrace.engines.registry import create, known_tasks, load_factory
+from headrace.engines.custom import load_factory
+from headrace.engines.registry import create, known_tasks
 from headrace.errors import ConfigError, MissingExtraError
 
 
-class Engine:
-    def __init__(self, model: str | Path | None, *, scale: int = 1) -> None:
-        self.model, self.scale = model, scale
-
-
 def test_an_unknown_task_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown task 'paint'; known: embed, or module:factory"):
+    with pytest.raises(ConfigError, match="unknown task 'paint'; known: embed, classify, score, zero-shot, image-cl"):
         create("paint")
-    assert known_tasks() == ("embed",)
+    assert known_tasks()[0] == "embed"
 
 
-def test_an_engine_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "own", sys.modules[__name__])
-    engine = create("own:Engine", "folder", scale=3)
-    assert isinstance(engine, Engine)
-    assert (engine.model, engine.scale) == ("folder", 3)
-
-
-def test_a_mistyped_option_lists_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "own", sys.modules[__name__])
-    with pytest.raises(ConfigError, match="no option 'scael'; known: scale"):
-        create("own:Engine", scael=3)
+def test_an_unknown_engine_lists_those_of_the_task() -> None:
+    with pytest.raises(ConfigError, match=r"task 'embed' has no engine 'cuda'; known: torch, onnx, or module:name"):
+        create("embed", engine="cuda")
+    with pytest.raises(ConfigError, match="task custom is for an engine of your own"):
+        create("custom")
 
 
 @pytest.mark.parametrize("missing", ["torch", "sentence_transformers"])

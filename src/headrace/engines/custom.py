@@ -1,0 +1,165 @@
+"""Engines of one's own: `module:name` of a function, of a class with one method, or of a factory of a whole engine."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+from headrace.engines.base import BatchEngine, Prepared
+from headrace.errors import BadResultError, ConfigError, EngineDeadError
+
+BATCH_SIZE = 32
+
+
+class FunctionEngine:
+    """A function that takes a list of records' values and returns one output for each.
+
+    An exception object in an output's place fails that record alone. Every record costs 1.
+
+    Args:
+        function: blocking; called on one thread.
+        name: how the user calls it; part of a job's fingerprint.
+        model: what it was made with, if anything.
+        batch_size: most values in a call.
+    """
+
+    pads = False
+
+    def __init__(
+        self,
+        function: Callable[[list[Any]], Sequence[Any]],
+        name: str,
+        model: str | Path | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch_size is {batch_size!r}; it must be an int >= 1")
+        self._function: Callable[[list[Any]], Sequence[Any]] | None = function
+        self._name = name
+        self._model = model
+        self.default_batch_cost = self.default_batch_size = batch_size
+
+    def describe(self) -> Mapping[str, Any]:
+        """The function's name and its model's; not its code, so that a job can go on after it was mended."""
+        return {"engine": self._name, "model": None if self._model is None else str(self._model)}
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+        """The values themselves."""
+        return [Prepared(value, cost=1) for value in inputs]
+
+    def forward(self, batch: list[Any]) -> Sequence[Any]:
+        """What the function returns.
+
+        Raises:
+            BadResultError: it is no list or array, or of another length.
+            EngineDeadError: the engine is closed.
+        """
+        function = self._function
+        if function is None:
+            raise EngineDeadError("the engine is closed; create a new one")
+        if not batch:
+            return []
+        outputs = function(batch)
+        unordered = isinstance(outputs, (str, bytes, Mapping, Set))
+        if unordered or not (hasattr(outputs, "__len__") and hasattr(outputs, "__iter__")):
+            raise BadResultError(f"{self._name} returned a {type(outputs).__name__}; it must return a list, in order")
+        if len(outputs) != len(batch):
+            raise BadResultError(f"{self._name} returned {len(outputs)} results for batch of {len(batch)}")
+        return list(outputs)
+
+    def close(self) -> None:
+        """Let the function go. Safe to call twice."""
+        self._function = None
+
+
+def load(reference: str, model: str | Path | None, options: Mapping[str, Any]) -> BatchEngine[Any, Any, Any]:
+    """The engine that `module:name` stands for.
+
+    A callable whose first parameter is named `model` is a factory: it is called with the model and the options, and
+    gives an engine, a function, or an object with one method. Another class is called without arguments. Another
+    function is the engine itself. What is no whole engine takes the option `batch_size`.
+
+    Raises:
+        ConfigError: it names nothing that can be an engine, or an option it does not take.
+    """
+    found = load_factory(reference)
+    chosen = dict(options)
+    parameters = _parameters(found, reference)
+    made: Any = found
+    used_model: str | Path | None = None
+    if parameters and parameters[0].name == "model":
+        own = {name: chosen.pop(name) for name in list(chosen) if _takes(parameters, name)}
+        made, used_model = found(model, **own), model
+    elif inspect.isclass(found):
+        made = found()
+    if hasattr(made, "prepare") and hasattr(made, "forward"):
+        _refuse(reference, chosen, ())
+        engine: BatchEngine[Any, Any, Any] = made
+        return engine
+    size = chosen.pop("batch_size", BATCH_SIZE)
+    _refuse(reference, chosen, ("batch_size",))
+    return FunctionEngine(_one_function(made, reference), reference, used_model, size)
+
+
+def load_factory(reference: str) -> Callable[..., Any]:
+    """The callable that `module:attribute` names, with dots allowed on both sides; modules of the current folder count.
+
+    Raises:
+        ConfigError: it is not of that form, cannot be imported, or is not callable.
+    """
+    module_name, colon, attribute = reference.partition(":")
+    if not (module_name and colon and attribute):
+        raise ConfigError(f"{reference!r} does not name a callable; write module:attribute")
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:  # an installed command does not look where it is called
+        sys.path.append(here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{reference!r}: cannot import {module_name}: {error}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{reference!r}: {getattr(found, '__name__', found)} has no attribute {part!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"{reference!r} is of type {type(found).__name__}, which cannot be called")
+    return found  # type: ignore[no-any-return]  # narrowed to a callable of unknown signature
+
+
+def _parameters(found: Callable[..., Any], reference: str) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(found).parameters.values())
+    except ValueError as error:
+        raise ConfigError(f"{reference!r}: {error}; wrap it in a function of your own") from error
+
+
+def _takes(parameters: Sequence[inspect.Parameter], option: str) -> bool:
+    return any(
+        parameter.name == option or (parameter.kind is parameter.VAR_KEYWORD and option != "batch_size")
+        for parameter in parameters[1:]
+    )
+
+
+def _refuse(reference: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    if options:
+        raise ConfigError(f"{reference!r} has no option {next(iter(options))!r}; known: {', '.join(known) or 'none'}")
+
+
+def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[Any]]:
+    """The object itself where it can be called, else its one public method."""
+    function = made
+    if not callable(made):
+        methods = [name for name, _ in inspect.getmembers(made, inspect.ismethod) if not name.startswith("_")]
+        if len(methods) != 1:
+            raise ConfigError(
+                f"{reference!r} gives a {type(made).__name__} with {len(methods)} public methods "
+                f"({', '.join(methods) or 'none'}); it must have one, or be callable, or be a whole engine"
+            )
+        function = getattr(made, methods[0])
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        raise ConfigError(f"{reference!r} is asynchronous; an engine's function is a blocking one, on its own thread")
+    return function  # type: ignore[no-any-return]  # known to be callable
