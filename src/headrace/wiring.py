@@ -11,25 +11,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.streaming import StreamBatcher
 from headrace.engines import registry
-from headrace.engines.base import BatchEngine
+from headrace.engines.base import BatchEngine, Engine, StreamEngine
 from headrace.errors import ConfigError
 from headrace.events import Event, Listener
-from headrace.io.base import PartWriter
-from headrace.io.jsonl import JsonlSource, JsonlWriter
+from headrace.io.base import PartWriter, Source
+from headrace.io.jsonl import JsonlWriter
+from headrace.io.opening import open_source
 from headrace.io.parquet import ParquetWriter
 from headrace.jobs import columns
 from headrace.jobs import run as main_path
 from headrace.jobs.job import Job, JobEnd, Limits, StopRequest
 from headrace.jobs.output import JobOutput
-from headrace.jobs.stages import Work, infer
+from headrace.jobs.stages import Work, infer, infer_one
 from headrace.observe.progress import Progress
 from headrace.observe.report import Report, ReportBuilder
 
 T = TypeVar("T")
 
 _WRITERS: Mapping[str, Callable[[str], PartWriter]] = {".jsonl": JsonlWriter, ".parquet": ParquetWriter}
-_OUTPUT_COLUMNS = {"embed": "embedding"}
+_OUTPUT_COLUMNS = {"embed": "embedding", "generate": "generation"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class JobSettings:
     model: str | None = None
     """A folder or a known name; None is the task's default."""
     engine: str | None = None
-    """`module:factory` of an engine to use instead of the task's own."""
+    """The engine to use instead of the task's own: a known name such as "vllm", or `module:factory`."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the engine, such as `max_model_len`."""
     text_column: str = "text"
@@ -77,8 +79,8 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
         source: a .jsonl file.
         model: a local folder; None for the task's default model.
         sink: a .parquet or .jsonl file; records that fail go beside it, to `....errors.jsonl`.
-        task: what to do: "embed".
-        engine: `module:factory` of an engine to use instead of the task's own.
+        task: what to do: "embed" or "generate".
+        engine: the engine to use instead of the task's own: "vllm", or `module:factory`.
         text_column: the column that holds the text.
         id_column: the column that identifies a record; None for "id" where there is one, else the position.
         batch_tokens: most a batch may cost, in tokens with padding.
@@ -134,7 +136,7 @@ def execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tupl
 class Plan:
     """What can be checked before a model is loaded."""
 
-    source: JsonlSource
+    source: Source
     columns: columns.Columns
     output: JobOutput
 
@@ -151,34 +153,19 @@ def check(settings: JobSettings) -> Plan:
     make_writer = _WRITERS.get(settings.sink.suffix)
     if make_writer is None:
         raise ConfigError(f"cannot tell the format of output {settings.sink}: it must end in {' or '.join(_WRITERS)}")
-    source = JsonlSource(settings.source)
+    source = open_source(settings.source)
     output = JobOutput(settings.sink, make_writer(_OUTPUT_COLUMNS[settings.task]))
     if settings.sink.exists() and settings.sink.samefile(settings.source):
         raise ConfigError(f"{settings.sink} is both input and output; choose another output")
-    found = columns.resolve(source, settings.text_column, settings.id_column)
+    text_only = settings.task != "generate"  # which takes chats and whole requests too
+    found = columns.resolve(source, settings.text_column, settings.id_column, text_only=text_only)
     if not settings.overwrite:
         output.refuse_foreign_files()
     return Plan(source, found, output)
 
 
-def build(
-    settings: JobSettings, plan: Plan, engine: BatchEngine[Any, Any, Any], stop: StopRequest, listener: Listener
-) -> Job:
+def build(settings: JobSettings, plan: Plan, engine: Engine[Any, Any], stop: StopRequest, listener: Listener) -> Job:
     """Put the parts together."""
-    budget = settings.batch_tokens or engine.default_batch_cost
-    window = _window(budget, engine.default_batch_size)
-    batcher: DynamicBatcher[Work, Any] = DynamicBatcher(
-        functools.partial(infer, engine=engine, stop=stop),
-        cost_estimator=lambda work: work.cost,
-        target_batch_cost=budget,
-        max_batch_size=engine.default_batch_size,
-        max_queue_size=window,
-        prefetch_batches=0,
-        padded=engine.pads,
-        length_bucketing=window,
-        on_error="isolate",
-        listener=listener,
-    )
     fingerprint = {
         "source": plan.source.describe(),
         "engine": engine.describe(),
@@ -190,13 +177,41 @@ def build(
         source=plan.source,
         columns=plan.columns,
         engine=engine,
-        batcher=batcher,
+        batcher=_batcher(settings, engine, stop, listener),
         output=plan.output,
         fingerprint=fingerprint,
         listener=listener,
         limits=settings.limits,
         stop=stop,
         overwrite=settings.overwrite,
+    )
+
+
+def _batcher(
+    settings: JobSettings, engine: Engine[Any, Any], stop: StopRequest, listener: Listener
+) -> DynamicBatcher[Work, Any]:
+    """What feeds an engine of this type."""
+    if isinstance(engine, StreamEngine):
+        return StreamBatcher(
+            functools.partial(infer_one, engine=engine, stop=stop),
+            max_in_flight=engine.max_in_flight,
+            cost_estimator=lambda work: work.cost,
+            listener=listener,
+        )
+    assert isinstance(engine, BatchEngine), "there is no third kind"
+    budget = settings.batch_tokens or engine.default_batch_cost
+    window = _window(budget, engine.default_batch_size)
+    return DynamicBatcher(
+        functools.partial(infer, engine=engine, stop=stop),
+        cost_estimator=lambda work: work.cost,
+        target_batch_cost=budget,
+        max_batch_size=engine.default_batch_size,
+        max_queue_size=window,
+        prefetch_batches=0,
+        padded=engine.pads,
+        length_bucketing=window,
+        on_error="isolate",
+        listener=listener,
     )
 
 
@@ -210,8 +225,11 @@ def _window(budget: float, batch_size: int) -> int:
     return max(16 * min(batch_size, int(budget / typical_cost)), 256)
 
 
-def _build_engine(settings: JobSettings) -> BatchEngine[Any, Any, Any]:
-    return registry.create(settings.engine or settings.task, settings.model, **settings.engine_options)
+def _build_engine(settings: JobSettings) -> Engine[Any, Any]:
+    engine: Engine[Any, Any] = registry.create(
+        settings.task, settings.model, engine=settings.engine, **settings.engine_options
+    )
+    return engine
 
 
 def _check_limits(settings: JobSettings) -> None:

@@ -17,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run")(run.run)
+app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run.run)
 
 
 def _print_version(wanted: bool) -> None:

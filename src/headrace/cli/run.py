@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from headrace.cli.engine_flags import engine_options
 from headrace.cli.stopping import Stopper, stop_on_signals
 from headrace.errors import ConfigError, EngineError, HeadraceError, OutputLockedError, ResumeMismatchError
 from headrace.jobs.job import JobEnd, Limits
@@ -41,11 +42,12 @@ MaxErrorRate = Annotated[
     float, typer.Option(min=0, max=1, help="Stop when more than this fraction of the records has failed.")
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Threads that tokenize.")]
-Engine = Annotated[str | None, typer.Option(help="module:factory of an engine of your own, instead of the task's.")]
+Engine = Annotated[str | None, typer.Option(help="vllm, or module:factory of your own. Default: the task's.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")]
 
 
 def run(  # noqa: PLR0913 - one parameter per flag
+    context: typer.Context,
     source: InputFile,
     sink: OutputFile,
     task: Task = "embed",
@@ -62,6 +64,8 @@ def run(  # noqa: PLR0913 - one parameter per flag
 ) -> None:
     """Run a bulk job. The same command again continues it where it ended.
 
+    Flags that are not listed here are the engine's, by its own names: with --engine vllm, all that vLLM has.
+
     Records that cannot be processed go to OUTPUT.errors.jsonl, with position and reason.
 
     Exit status:
@@ -76,7 +80,12 @@ def run(  # noqa: PLR0913 - one parameter per flag
 
     130, 143 - stopped by Ctrl-C or SIGTERM; what is done is kept
     """
-    options: dict[str, Any] = {} if on_too_long == "truncate" else {"on_too_long": on_too_long}
+    try:
+        options = engine_options(context.args)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from error
+    if on_too_long != "truncate":
+        options["on_too_long"] = on_too_long
     if max_model_len is not None:
         options["max_model_len"] = max_model_len
     settings = JobSettings(

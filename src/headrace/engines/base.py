@@ -1,7 +1,7 @@
 """The seams between a batcher and a model: a batch in and out, or one request in and out.
 
-What an engine does with company is a matter of its type: a `BatchEngine` runs the batch it is given, a `StreamEngine`
-takes single requests and batches them itself.
+What an engine does with company is a matter of its type: a `BatchEngine` runs the batch it is given, a `StepEngine`
+lets requests join and leave between its steps, a `StreamEngine` takes single requests and batches them itself.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Engine(Protocol[InputT_contra, PayloadT]):
         ...
 
 
+@runtime_checkable
 class BatchEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
     """A model that takes a batch and returns one output per record. `forward` runs on one thread of its own."""
 
@@ -80,4 +81,47 @@ class StreamEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, Payl
             RecordError: the engine refuses this request; others are not touched.
             EngineDeadError: no later call can succeed.
         """
+        ...
+
+
+@runtime_checkable
+class StepEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
+    """A model that takes many steps for one request: requests join and leave between steps.
+
+    It is a `StepModel` of `headrace.batching.stepping`, which says what each method promises; all but `span` are called
+    on one thread.
+    """
+
+    max_slots: int
+    """Requests it can hold at a time."""
+    max_cost: int
+    """What they may hold together, in the unit of `span`."""
+
+    def span(self, record: PayloadT) -> tuple[float, float]:
+        """What the request holds at first, and the most it may grow to."""
+        ...
+
+    def add(self, key: int, record: PayloadT) -> None:
+        """Let a request join the next step.
+
+        Raises:
+            RecordError: this request cannot be taken; others are not touched.
+        """
+        ...
+
+    def step(self) -> Sequence[tuple[int, OutputT_co | Exception]]:
+        """One step with every request that has joined; keys and outputs of those that have finished.
+
+        Raises:
+            EngineOutOfMemoryError: fewer requests at a time may fit.
+            EngineDeadError: no later call can succeed.
+        """
+        ...
+
+    def needs(self, key: int) -> float:
+        """What the request must hold to take its next step."""
+        ...
+
+    def remove(self, key: int) -> PayloadT | None:
+        """Take a request out; returns what it can go on with later, or None if it must begin anew."""
         ...

@@ -18,6 +18,8 @@ class Columns:
     text: str
     id: str | None
     """None: a record's position is its id."""
+    text_only: bool = True
+    """Whether anything but a text fails its record here; otherwise the engine judges what it is given."""
 
     def identify(self, record: Record) -> Record:
         """The record with its id.
@@ -32,15 +34,16 @@ class Columns:
             _check_text(value, self.id)
         return Record(record.position, value, record.data)
 
-    def text_of(self, record: Record) -> str:
-        """The text to process.
+    def input_of(self, record: Record) -> Any:
+        """What to process.
 
         Raises:
-            RecordError: the column is missing, null, not text, or not valid Unicode.
+            RecordError: the column is missing; or with `text_only` null, not text, or not valid Unicode.
         """
-        text = _value(record, self.text)
-        _check_text(text, self.text)
-        return str(text)
+        value = _value(record, self.text)
+        if self.text_only:
+            _check_text(value, self.text)
+        return value
 
 
 def _value(record: Record, column: str) -> Any:
@@ -61,7 +64,7 @@ def _check_text(value: Any, column: str) -> None:
             raise RecordError(f"column {column!r} is not valid Unicode: {error.reason}") from None
 
 
-def resolve(source: Source, text: str, id_column: str | None) -> Columns:
+def resolve(source: Source, text: str, id_column: str | None, *, text_only: bool = True) -> Columns:
     """Check the columns against the first rows of the input, whatever is done of it.
 
     Without `id_column` a column named "id" is the id where the first rows have one, else the position is.
@@ -80,4 +83,4 @@ def resolve(source: Source, text: str, id_column: str | None) -> Columns:
             )
     if id_column is None and "id" in known:
         id_column = "id"
-    return Columns(text, id_column)
+    return Columns(text, id_column, text_only)

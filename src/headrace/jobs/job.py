@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.batching.batcher import DynamicBatcher
-from headrace.engines.base import BatchEngine
+from headrace.engines.base import Engine
 from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
 from headrace.io.base import Source
@@ -51,7 +51,7 @@ class Job:
 
     source: Source
     columns: Columns
-    engine: BatchEngine[Any, Any, Any]
+    engine: Engine[Any, Any]
     batcher: DynamicBatcher[Any, Any]
     output: JobOutput
     fingerprint: Mapping[str, Any]

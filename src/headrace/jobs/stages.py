@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from headrace.engines.base import BatchEngine
+from headrace.engines.base import BatchEngine, Engine, StreamEngine
 from headrace.errors import EngineDeadError, JobError, RecordError, StoppedError
 from headrace.events import StageDone
 from headrace.io.base import Chunk
@@ -117,24 +117,24 @@ def _load(chunks: Iterator[Chunk]) -> tuple[Chunk, StageDone] | None:
     return chunk, StageDone("load", records, ended - started, ended, bytes=chunk.bytes)
 
 
-def _prepare(chunk: Chunk, columns: Columns, engine: BatchEngine[Any, Any, Any]) -> _PreparedChunk:
-    """Select the columns and let the engine prepare the texts. Runs on a worker thread."""
+def _prepare(chunk: Chunk, columns: Columns, engine: Engine[Any, Any]) -> _PreparedChunk:
+    """Select the columns and let the engine prepare what they hold. Runs on a worker thread."""
     started = time.monotonic()
     failures = list(chunk.failures)
     records: list[Record] = []
-    texts: list[str] = []
+    inputs: list[Any] = []
     for record in chunk.records:
         try:
             record = columns.identify(record)
-            text = columns.text_of(record)
+            value = columns.input_of(record)
         except RecordError as error:
             failures.append(failure(record, error))
         else:
             records.append(record)
-            texts.append(text)
+            inputs.append(value)
     work: list[Work] = []
     tokens = truncated = 0
-    for record, prepared in zip(records, engine.prepare(texts) if texts else (), strict=True):
+    for record, prepared in zip(records, engine.prepare(inputs) if inputs else (), strict=True):
         if isinstance(prepared, Exception):
             failures.append(failure(record, prepared))
         else:
@@ -156,6 +156,17 @@ def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopReques
     if stop.requested:
         return [StoppedError("the job was asked to stop")] * len(work)
     return list(engine.forward([item.payload for item in work]))
+
+
+async def infer_one(work: Work, engine: StreamEngine[Any, Any, Any], stop: StopRequest) -> Any:
+    """One record through an engine that batches by itself, unless the job is asked to stop before it has begun."""
+    if not stop.requested:
+        try:
+            return await engine.infer(work.payload)
+        except EngineDeadError:
+            if not stop.requested:  # else the signal that asked for it has reached the engine's own processes too
+                raise
+    return StoppedError("the job was asked to stop")
 
 
 def finish(work: Work, result: Any) -> Outcome:

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError, RecordError
-from headrace.io.jsonl import JsonlSource
+from headrace.io.base import Source
+from headrace.io.opening import open_source
 from headrace.jobs.columns import Columns, resolve
 from headrace.records import Record
 
 
-def source(path: Path, *rows: Any) -> JsonlSource:
+def source(path: Path, *rows: Any) -> Source:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return JsonlSource(path)
+    return open_source(path, "jsonl")
 
 
 def test_id_is_the_id_column_where_there_is_one(tmp_path: Path) -> None:
@@ -42,12 +43,12 @@ def test_an_input_without_records_has_no_column_to_miss(tmp_path: Path) -> None:
 )
 def test_text_that_is_not_text_fails_its_record(value: Any, why: str) -> None:
     with pytest.raises(RecordError, match=why):
-        Columns("text", None).text_of(Record(0, 0, {"text": value}))
+        Columns("text", None).input_of(Record(0, 0, {"text": value}))
 
 
 def test_a_record_without_the_column_fails_alone() -> None:
     with pytest.raises(RecordError, match="no column 'text'"):
-        Columns("text", None).text_of(Record(0, 0, {}))
+        Columns("text", None).input_of(Record(0, 0, {}))
     with pytest.raises(RecordError, match="no column 'id'"):
         Columns("text", "id").identify(Record(0, 0, {}))
 

@@ -1,0 +1,46 @@
+"""Flags that are the engine's: whatever `headrace run` does not know itself, by the engine's own names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.errors import ConfigError
+
+
+def engine_options(arguments: Sequence[str]) -> dict[str, Any]:
+    """`--max-num-seqs 64 --enforce-eager --no-enable-prefix-caching` as options of an engine.
+
+    A value that is JSON (a number, a list, an object) is read as that, any other is text.
+
+    Raises:
+        ConfigError: something that is no flag, or a flag given twice.
+    """
+    options: dict[str, Any] = {}
+    left = list(arguments)
+    while left:
+        flag = left.pop(0)
+        if not flag.startswith("--") or flag == "--":
+            raise ConfigError(f"unexpected argument {flag!r}; flags begin with --, and a flag takes one value")
+        name, equals, text = flag.removeprefix("--").partition("=")
+        value: Any
+        if equals:
+            value = _value(text)
+        elif left and not left[0].startswith("--"):
+            value = _value(left.pop(0))
+        else:
+            value = not name.startswith("no-")
+            name = name.removeprefix("no-")
+        name = name.replace("-", "_")
+        if name in options:
+            raise ConfigError(f"{flag} is given twice")
+        options[name] = value
+    return options
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

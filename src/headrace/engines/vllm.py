@@ -1,0 +1,290 @@
+"""Text generation by vLLM: it batches by itself, in processes of its own, and is fed one request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import signal
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+# vLLM tells much, and on standard error, where a job's progress bar is. Set before its import, for its processes too.
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import vllm
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.renderers import ChatParams, renderer_from_config
+from vllm.renderers.inputs.preprocess import parse_model_prompt
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+
+from headrace.engines.base import Prepared
+from headrace.engines.local_model import digest, find_folder
+from headrace.engines.requests import Generation, Request, Sampling, default_sampling, parse
+from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
+
+_SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"seed"}  # --seed is the engine's
+
+# What a request may hold beyond `Sampling`, by the names of vLLM's SamplingParams, or of OpenAI.
+_OWN_SAMPLING = (
+    "allowed_token_ids",
+    "bad_words",
+    "include_stop_str_in_output",
+    "logit_bias",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "stop_token_ids",
+)
+_EXTRA = (*_OWN_SAMPLING, "structured_outputs", "response_format", "chat_template_kwargs")
+
+# Engine arguments that decide where and how fast a model runs, not what it says: a job may be resumed with others.
+_RESOURCES = frozenset({
+    "block_size", "data_parallel_size", "distributed_executor_backend", "enable_chunked_prefill",
+    "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes",
+    "max_num_batched_tokens", "max_num_seqs", "max_parallel_loading_workers", "pipeline_parallel_size",
+    "swap_space", "tensor_parallel_size",
+})  # fmt: skip
+
+_MOST_AHEAD = 256
+"""Requests that wait inside vLLM at most, so that those which end can be replaced within a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload:
+    prompt: Any
+    """What vLLM's renderer made: token ids."""
+    params: SamplingParams
+
+
+class VllmEngine:
+    """Answers prompts and chats with vLLM's asynchronous engine.
+
+    Args:
+        model: a local folder.
+        chat: a plain text is a user's message, not a prompt.
+        system_prompt: begins each chat that has no system message of its own; implies `chat`.
+        options: sampling parameters for records that have none of their own (`max_tokens`, `temperature`, `stop`, ...),
+            and any argument of vLLM's `EngineArgs` (`tensor_parallel_size`, `max_model_len`, `dtype`, `seed`, ...).
+
+    Raises:
+        ConfigError: no such folder, or an option that vLLM does not have or refuses.
+        EngineError: vLLM cannot start.
+    """
+
+    def __init__(
+        self, model: str | Path | None = None, *, chat: bool = False, system_prompt: str | None = None, **options: Any
+    ) -> None:
+        if model is None:
+            raise ConfigError("engine vllm has no default model; give a model folder")
+        self._folder = find_folder(model)
+        self._defaults = default_sampling({name: options.pop(name) for name in sorted(_SAMPLING & options.keys())})
+        self._chat, self._system_prompt = chat, system_prompt
+        self._engine_args = options
+        self._engine: AsyncLLM | None = _start(self._folder, options)
+        config = self._engine.vllm_config
+        self._max_model_len = int(config.model_config.max_model_len)
+        slots = int(config.scheduler_config.max_num_seqs)
+        self.max_in_flight = slots + min(slots, _MOST_AHEAD)
+
+        # Tokenizing on worker threads needs a tokenizer that nothing else touches: the engine's own serves its event
+        # loop meanwhile, and one object cannot do both at once.
+        self._renderer = renderer_from_config(config)
+        self._renderer.tokenizer = copy.deepcopy(self._renderer.tokenizer)
+        self._rendering = threading.Lock()
+        self._numbers = count()
+        self._thread = _LoopThread("headrace-vllm")
+
+    def describe(self) -> Mapping[str, Any]:
+        """What decides the answers."""
+        return {
+            "engine": "vllm",
+            "version": vllm.__version__,
+            "model": digest(self._folder),
+            "max_model_len": self._max_model_len,
+            "sampling": asdict(self._defaults),
+            "chat": self._chat,
+            "system_prompt": self._system_prompt,
+            "options": {name: value for name, value in self._engine_args.items() if name not in _RESOURCES},
+        }
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[_Payload] | Exception]:
+        """Chat templates rendered and texts tokenized; a record costs the tokens of its prompt."""
+        return [self._prepare(value) for value in inputs]
+
+    def _prepare(self, value: Any) -> Prepared[_Payload] | Exception:
+        try:
+            request = parse(value, self._defaults, system_prompt=self._system_prompt, chat=self._chat, extra=_EXTRA)
+            params = _sampling_params(request)
+            with self._rendering:
+                prompt = self._render(request)
+        except RecordError as error:
+            return error
+        except _REFUSALS as error:
+            return RecordError(_line(error))
+        length = len(prompt["prompt_token_ids"])
+        if length >= self._max_model_len:
+            return RecordError(
+                f"the prompt has {length} tokens, and max_model_len is {self._max_model_len}: there is no room for an "
+                "answer; shorten it, or raise --max-model-len"
+            )
+        return Prepared(_Payload(prompt, params), cost=length)
+
+    def _render(self, request: Request) -> Any:
+        """Token ids, as `LLM.generate` and `LLM.chat` would make them."""
+        renderer = self._renderer
+        if request.messages is None:
+            return renderer.render_cmpl([parse_model_prompt(renderer.model_config, request.prompt)])[0]
+        template = {"add_generation_prompt": True, **request.extra.get("chat_template_kwargs", {})}
+        _, prompts = renderer.render_chat([list(request.messages)], ChatParams(chat_template_kwargs=template))
+        return prompts[0]
+
+    async def infer(self, payload: _Payload) -> Generation:
+        """The answer to one request.
+
+        Raises:
+            RecordError: vLLM refuses the request.
+            EngineError: vLLM failed at this request, and lives on.
+            EngineDeadError: its core process is gone.
+        """
+        return await asyncio.wrap_future(self._thread.submit(self._generate(payload)))
+
+    async def _generate(self, payload: _Payload) -> Generation:
+        """On the engine's own loop; cancelling it aborts the request."""
+        if self._engine is None:
+            raise EngineDeadError("the vLLM engine is closed")
+        try:
+            async for output in self._engine.generate(payload.prompt, payload.params, str(next(self._numbers))):
+                if output.finished:
+                    return _generation(output)
+        except VllmDeadError as error:
+            raise EngineDeadError("vLLM's core process is gone; its last words are above") from error
+        except _REFUSALS as error:
+            raise RecordError(_line(error)) from error
+        except vllm.exceptions.VLLMServerError as error:
+            raise EngineError(f"vLLM failed at this request: {_line(error.__cause__ or error)}") from error
+        raise EngineError("vLLM ended the request without an answer")
+
+    def close(self) -> None:
+        """End vLLM's processes. Safe to call twice."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            self._thread.close()
+            engine.shutdown()
+            self._renderer.shutdown()
+
+
+# A request that vLLM does not take. Its checks raise its own error in most places, a plain one in others.
+_REFUSALS = (VLLMClientError, ValueError, TypeError)
+
+
+def _start(folder: Path, options: Mapping[str, Any]) -> AsyncLLM:
+    known = {field.name for field in fields(AsyncEngineArgs)} - {"model"}
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        raise ConfigError(f"engine vllm has no option {unknown[0]!r}: vLLM {vllm.__version__} has no such argument")
+    arguments = {"disable_log_stats": True, "enable_log_requests": False, **options}
+    try:
+        with _no_interrupts():
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **arguments))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"vLLM refuses its options: {_line(error)}") from error
+    except (OSError, RuntimeError, ImportError) as error:
+        raise EngineError(f"vLLM cannot start with the model in {folder}: {_line(error)}") from error
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Processes started meanwhile do not hear Ctrl-C.
+
+    A terminal sends it to them too, and vLLM's core would drop what is in flight, which is to be finished.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _sampling_params(request: Request) -> SamplingParams:
+    """vLLM's form of what the request says."""
+    own = {name: request.extra[name] for name in _OWN_SAMPLING if name in request.extra}
+    given = asdict(request.sampling) | {"stop": list(request.sampling.stop)} | own
+    if "logit_bias" in own:
+        given["logit_bias"] = {int(token): bias for token, bias in own["logit_bias"].items()}
+    return SamplingParams(
+        **given,
+        structured_outputs=_structure(request.extra),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,  # nobody else has these
+    )
+
+
+def _structure(extra: Mapping[str, Any]) -> StructuredOutputsParams | None:
+    """vLLM's `structured_outputs`, or OpenAI's `response_format`."""
+    if "structured_outputs" in extra:
+        wanted = extra["structured_outputs"]
+        if not isinstance(wanted, Mapping):
+            raise RecordError(
+                f"structured_outputs is {wanted!r:.60}: it must be an object, such as {{'regex': '[0-9]+'}}"
+            )
+        return StructuredOutputsParams(**wanted)
+    match extra.get("response_format"):
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return StructuredOutputsParams(json_object=True)
+        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
+            return StructuredOutputsParams(json=dict(schema))
+        case other:
+            raise RecordError(f"response_format is {other!r:.60}: it must be of type text, json_object or json_schema")
+
+
+def _generation(output: Any) -> Generation:
+    answer = output.outputs[0]
+    if answer.finish_reason not in ("stop", "length"):
+        raise EngineError(f"vLLM ended the request with {answer.finish_reason!r}")
+    return Generation(
+        text=answer.text,
+        finish_reason=answer.finish_reason,
+        prompt_tokens=len(output.prompt_token_ids),
+        completion_tokens=len(answer.token_ids),
+    )
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class _LoopThread:
+    """An event loop on a thread of its own: vLLM's tasks live on one loop, whoever's loop the callers are on."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Its future, of `concurrent.futures`; cancelling that cancels the coroutine."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def close(self) -> None:
+        """Cancel what runs, then end the loop and the thread."""
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
