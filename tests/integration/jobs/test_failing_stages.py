@@ -14,7 +14,7 @@ from tests.integration.jobs.harness import Runner, read_rows, texts, write_rows
 from headrace.errors import EngineDeadError, JobError
 from headrace.events import BatchDone, JobDone, StageDone
 from headrace.io.base import Chunk
-from headrace.io.jsonl import JsonlSource
+from headrace.io.files import FileSource
 from headrace.io.parts import Interval, PartFolder
 from headrace.jobs.job import JobEnd, Limits, StopRequest
 from headrace.testing import FakeEngine
@@ -40,16 +40,16 @@ def finish_after(runner: Runner, most: int) -> None:
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), JobError("the input is gone")])
 def test_a_source_that_breaks(runner: Runner, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    chunks = JsonlSource.chunks
+    chunks = FileSource.chunks
 
-    def breaking(self: JsonlSource, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+    def breaking(self: FileSource, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
         for number, chunk in enumerate(chunks(self, next_todo)):
             if number == 2:
                 raise error
             yield chunk
 
     job = runner.job()
-    monkeypatch.setattr(JsonlSource, "chunks", breaking)
+    monkeypatch.setattr(FileSource, "chunks", breaking)
     from headrace.jobs.run import run
 
     with pytest.raises(JobError, match=r"Input/output error|the input is gone"):

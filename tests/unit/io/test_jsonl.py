@@ -10,14 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, JobError
-from headrace.io import jsonl
+from headrace.io import files, jsonl
+from headrace.io import lines as lines_module
 from headrace.io.base import Chunk
-from headrace.io.jsonl import JsonlSource, JsonlWriter, encode_failures
+from headrace.io.jsonl import JsonlWriter
+from headrace.io.letters import encode_failures
+from headrace.io.opening import open_source
 from headrace.records import Failed, Ok, Record
 
 
 def read(path: Path, next_todo: Callable[[int], int] = lambda position: position) -> list[Chunk]:
-    return list(JsonlSource(path).chunks(next_todo))
+    return list(open_source(path).chunks(next_todo))
 
 
 def rows(chunks: list[Chunk]) -> dict[int, Any]:
@@ -60,7 +63,7 @@ def test_a_line_that_is_no_object_fails_alone_and_is_kept(file: Path, line: byte
     [failed] = chunk.failures
     assert (failed.record.position, failed.reason) == (1, reason)
     assert message in failed.message
-    assert failed.record.data == line[: jsonl.RAW_KEPT_BYTES].decode(errors="replace")
+    assert failed.record.data == line[: lines_module.RAW_KEPT_BYTES].decode(errors="replace")
 
 
 lines = st.lists(st.sampled_from([b'{"k":1}', b"", b"  ", b"nope", b'{"long":"' + b"x" * 300 + b'"}']), max_size=60)
@@ -86,7 +89,7 @@ def test_any_blocks_and_any_done_rows_give_the_same_positions(
         if position not in done
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jsonl, "BLOCK_BYTES", block)
+        patch.setattr(files, "BLOCK_BYTES", block)
         patch.setattr(jsonl, "CHUNK_ROWS", chunk_rows)
         chunks = read(file, next_todo)
     assert rows(chunks) == expected
@@ -97,62 +100,72 @@ def test_any_blocks_and_any_done_rows_give_the_same_positions(
 def test_done_rows_are_not_parsed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_bytes(b'{"a":1}\n' * 1000)
     parsed = []
-    monkeypatch.setattr(jsonl, "_decode", lambda line: parsed.append(line) or {})
-    read(file, lambda position: max(position, 997))
+    monkeypatch.setattr(lines_module, "_decode", lambda line: parsed.append(line) or {})
+    source = open_source(file)
+    parsed.clear()  # the first line is looked at to tell the format
+    list(source.chunks(lambda position: max(position, 997)))
     assert len(parsed) == 3
 
 
 def test_a_line_without_end_fails_in_bounded_memory(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 1000)
-    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 100)
     file.write_bytes(b'{"a":"' + b"x" * 50_000 + b'"}\n{"a":2}\n')
     chunks = read(file)
     assert rows(chunks) == {0: "ValueError", 1: {"a": 2}}
     assert sum(chunk.bytes for chunk in chunks) == file.stat().st_size
 
 
-def test_an_input_that_shrinks_while_read_is_an_error(file: Path) -> None:
+@pytest.mark.parametrize("rows", [1, 20])
+def test_an_input_that_changes_after_the_start_is_an_error(file: Path, rows: int) -> None:
     file.write_bytes(b'{"a":1}\n' * 10)
-    source = JsonlSource(file)
-    file.write_bytes(b'{"a":1}\n')
-    with pytest.raises(JobError, match="72 bytes shorter"):
+    source = open_source(file)
+    file.write_bytes(b'{"a":1}\n' * rows)
+    with pytest.raises(JobError, match=rf"in\.jsonl changed .*\(80 bytes then, {8 * rows} now\); .*kept"):
         list(source.chunks(lambda position: position))
 
 
-def test_rows_added_after_the_start_are_not_part_of_the_input(file: Path) -> None:
-    file.write_bytes(b'{"a":1}\n')
-    source = JsonlSource(file)
+def test_a_change_while_it_is_read_ends_it_before_the_last_rows_go_on(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "BLOCK_BYTES", 16)
     file.write_bytes(b'{"a":1}\n' * 10)
-    assert rows(list(source.chunks(lambda position: position))) == {0: {"a": 1}}
+    chunks = open_source(file).chunks(lambda position: position)
+    assert len(next(chunks).records) == 2
+    content = bytearray(file.read_bytes())
+    content[-3:-2] = b"2"
+    file.write_bytes(content)
+    with pytest.raises(JobError, match="another time or tag"):
+        list(chunks)
 
 
 def test_content_decides_the_description(tmp_path: Path) -> None:
-    one, same, other = tmp_path / "one", tmp_path / "same", tmp_path / "other"
+    one, same, other = tmp_path / "one.jsonl", tmp_path / "same.jsonl", tmp_path / "other.jsonl"
     one.write_bytes(b'{"a":1}\n')
     same.write_bytes(b'{"a":1}\n')
     other.write_bytes(b'{"a":2}\n')
-    assert JsonlSource(one).describe() == JsonlSource(same).describe()
-    assert JsonlSource(one).describe() != JsonlSource(other).describe()
+    assert open_source(one).describe() == open_source(same).describe()
+    assert open_source(one).describe() != open_source(other).describe()
 
 
 def test_a_large_input_is_described_by_samples(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "_WHOLE_DIGEST_BYTES", 100)
-    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 10)
+    monkeypatch.setattr(files, "WHOLE_DIGEST_BYTES", 100)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 10)
     content = bytearray(b"x" * 5000)
     file.write_bytes(content)
-    before = JsonlSource(file).describe()
+    before = open_source(file).describe()
     content[-1:] = b"y"
     file.write_bytes(content)
-    assert JsonlSource(file).describe() != before
+    assert open_source(file).describe() != before
 
 
 def test_a_file_that_cannot_be_read_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
-        JsonlSource(tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"(?i)is a directory"):
-        JsonlSource(tmp_path)
+        open_source(tmp_path / "none.jsonl")
+    with pytest.raises(ConfigError, match=r"holds no file of a known format; known: \.jsonl"):
+        open_source(tmp_path)
     with pytest.raises(ConfigError, match="not a regular file"):
-        JsonlSource(Path("/dev/null"))
+        open_source(Path("/dev/null"))
 
 
 class Array:

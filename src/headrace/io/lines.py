@@ -1,0 +1,74 @@
+"""Text files as lines, in bounded memory, and lines as JSON objects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.io.files import InputFile
+from headrace.records import Failed, Record
+
+MAX_LINE_BYTES = 64 * 1024 * 1024
+"""A longer line is a failed record: it is most likely a file without newlines, and memory stays bounded."""
+RAW_KEPT_BYTES = 4096
+_BOM = b"\xef\xbb\xbf"
+_decode = json.JSONDecoder().decode
+
+
+def line_blocks(file: InputFile) -> Iterator[tuple[list[bytes], int]]:
+    """Complete lines without their newline, with the number of the file's bytes they stand for.
+
+    Of a line longer than 64 MiB the rest is dropped: whoever parses it sees its length.
+    """
+    tail = b""
+    held: list[bytes] = []  # the blocks of a long line, joined once, at its end
+    held_bytes = pending = 0
+    first = True
+    for block, size in file.blocks():
+        pending += size
+        if first and block:
+            block, first = block.removeprefix(_BOM), False
+        newline = block.find(b"\n")
+        if newline < 0:
+            if held_bytes <= MAX_LINE_BYTES:
+                held.append(block)
+                held_bytes += len(block)
+            continue
+        if held_bytes > MAX_LINE_BYTES:
+            block = block[newline:]
+        lines = b"".join([*held, block]).split(b"\n")
+        tail = lines.pop()
+        held, held_bytes = [tail], len(tail)
+        # What is behind the last newline counts with the line it begins, as far as that can be told.
+        behind = min(len(tail), pending)
+        yield lines, pending - behind
+        pending = behind
+    last = b"".join(held)
+    if pending or last:
+        yield [last] if last else [], pending
+
+
+def full_lines(lines: list[bytes]) -> list[bytes]:
+    """Without the blank ones."""
+    return [line for line in lines if line and not line.isspace()]
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """The JSON object on a line.
+
+    Raises:
+        ValueError, TypeError, RecursionError: it is longer than 64 MiB, not UTF-8, not JSON, or not an object.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"the line is longer than {MAX_LINE_BYTES} bytes")
+    data = _decode(line.decode())
+    if type(data) is not dict:
+        raise TypeError(f"the line is a JSON {type(data).__name__}, not an object")
+    return data
+
+
+def failed_line(position: int, line: bytes, error: Exception) -> Failed:
+    """A line that is no record, with its first 4,096 bytes."""
+    raw = line[:RAW_KEPT_BYTES].decode(errors="replace")
+    return Failed(Record(position, position, raw), type(error).__name__, str(error))

@@ -1,0 +1,102 @@
+"""Where files are: a path of this machine, or an address such as `s3://bucket/key`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.errors import ConfigError, MissingExtraError
+
+T = TypeVar("T")
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://")
+KNOWN_SCHEMES = ("s3", "gs", "hf", "http", "https")
+ATTEMPTS = 8
+"""Of a call to an object store, the first included."""
+_LONGEST_WAIT_S = 10.0
+
+_CLIENTS = {"gs": "gcsfs"}
+"""Clients that no extra brings."""
+
+# Listings are never cached: they are the ledger. Calls are tried again by the store's own client where it can.
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "s3": {
+        "use_listings_cache": False,
+        "config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": ATTEMPTS}},
+    },
+    "gs": {"use_listings_cache": False},
+    "hf": {"use_listings_cache": False},
+}
+
+
+def locate(name: str | Path) -> Path:
+    """The place that a name stands for; an address gives an object with the methods of a path.
+
+    Credentials and endpoints come from the store's own settings (such as `AWS_PROFILE` and `AWS_ENDPOINT_URL`).
+
+    Raises:
+        ConfigError: a scheme that is not known.
+        MissingExtraError: what the store needs is not installed.
+    """
+    found = _SCHEME.match(str(name)) if isinstance(name, str) else None
+    if found is None:
+        return Path(name)
+    scheme = found[1]
+    if scheme == "file":
+        return Path(str(name).removeprefix("file://"))
+    if scheme not in KNOWN_SCHEMES:
+        raise ConfigError(f"cannot reach {name}: unknown scheme {scheme!r}; known: {', '.join(KNOWN_SCHEMES)}")
+    try:
+        from upath import UPath
+
+        place: Any = UPath(str(name), **_OPTIONS.get(scheme, {}))
+        place.fs  # noqa: B018 - imports the store's client, or says that it is missing
+    except ImportError as error:
+        package = _CLIENTS.get(scheme, '"headrace[io]"')
+        raise MissingExtraError(
+            f"{scheme}:// needs {error.name or error}, which is not installed: pip install {package}"
+        ) from error
+    return place  # type: ignore[no-any-return]  # has a path's methods, though it is none
+
+
+def is_remote(place: Path) -> bool:
+    """Whether it is an address rather than a path of this machine."""
+    return not isinstance(place, Path)
+
+
+def store(place: Path) -> tuple[Any, str]:
+    """The fsspec file system of an address, and the address within it."""
+    remote: Any = place
+    return remote.fs, remote.path
+
+
+def with_retries(call: Callable[..., T]) -> Callable[..., T]:
+    """Try a call to a store again while it fails, with random and growing waits between.
+
+    What the caller got wrong (no such key, no permission, a condition not met) is not tried again.
+    """
+    import tenacity
+
+    def passing(error: BaseException) -> bool:
+        lasting = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+        return isinstance(error, (OSError, *_client_errors())) and not isinstance(error, lasting)
+
+    return tenacity.retry(
+        retry=tenacity.retry_if_exception(passing),
+        stop=tenacity.stop_after_attempt(ATTEMPTS),
+        wait=tenacity.wait_random_exponential(multiplier=0.1, max=_LONGEST_WAIT_S),
+        reraise=True,
+    )(call)
+
+
+@functools.cache
+def _client_errors() -> tuple[type[Exception], ...]:
+    """What the HTTP client beneath raises beside OSError."""
+    try:
+        from aiohttp import ClientError
+    except ImportError:
+        return ()
+    return (ClientError,)
