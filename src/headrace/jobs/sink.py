@@ -11,7 +11,7 @@ from typing import Self
 
 from headrace.errors import JobError
 from headrace.events import Event, Listener, PartCommitted, RecordFailed, StageDone
-from headrace.io.jsonl import encode_failures
+from headrace.io.letters import encode_failures
 from headrace.io.parts import Interval
 from headrace.jobs.coalescer import Coalescer
 from headrace.jobs.job import Limits
