@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import queue
 import threading
 import weakref
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from tests.unit.batching.doubles import Engine, double, outcomes
 from tests.unit.virtual_time import VirtualTime, VirtualTimeLoop, now
 
 from headrace import DynamicBatcher
+from headrace.batching import offload
 from headrace.errors import BadResultError, CostError, EngineDeadError, ProcessError, ProcessTimeoutError
 
 
@@ -291,26 +294,43 @@ def test_any_real_number_is_a_cost(virtual: VirtualTime) -> None:
     assert virtual(main()) == 12
 
 
-def test_nothing_of_a_batch_is_kept_once_it_is_answered(virtual: VirtualTime) -> None:
-    """Records and results may be large, and the next batch far away."""
+class Large:
+    """A record or a result that takes memory."""
 
-    class Large:
-        pass
 
-    async def main(process: Callable[[list[Large]], Any]) -> None:
-        async with DynamicBatcher(process, max_batch_size=3) as batcher:
+@pytest.mark.parametrize("how", ["async", "blocking"])
+def test_nothing_of_a_batch_is_kept_once_it_is_answered(
+    virtual: VirtualTime, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next batch may be far away."""
+    idle = threading.Event()
+
+    class Calls(queue.SimpleQueue[Any]):
+        def get(self, *args: Any) -> Any:
+            idle.set()
+            return super().get(*args)
+
+    monkeypatch.setattr(offload, "queue", SimpleNamespace(SimpleQueue=Calls))
+
+    def blocking(batch: list[Large]) -> list[Large]:
+        idle.clear()
+        return [Large() for _ in batch]
+
+    async def on_the_loop(batch: list[Large]) -> list[Large]:
+        return [Large() for _ in batch]
+
+    async def main() -> None:
+        async with DynamicBatcher(blocking if how == "blocking" else on_the_loop, max_batch_size=3) as batcher:
             records = [Large() for _ in range(3)]
             refs = [weakref.ref(record) for record in records]
             for future in await batcher.submit_batch(records):
                 refs.append(weakref.ref(await future))
                 del future
             records.clear()
+            if how == "blocking":
+                await asyncio.to_thread(idle.wait, 30)
             await asyncio.sleep(1)
             gc.collect()
             assert [ref() for ref in refs] == [None] * 6
 
-    async def on_the_loop(batch: list[Large]) -> list[Large]:
-        return [Large() for _ in batch]
-
-    virtual(main(on_the_loop))
-    virtual(main(lambda batch: [Large() for _ in batch]))
+    virtual(main())
