@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.streaming import StreamBatcher
 from headrace.engines import registry
-from headrace.engines.base import BatchEngine, Engine, StreamEngine
+from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
 from headrace.errors import ConfigError
 from headrace.events import Event, Listener
 from headrace.io.base import PartWriter, Source
@@ -25,6 +26,7 @@ from headrace.jobs import run as main_path
 from headrace.jobs.job import Job, JobEnd, Limits, StopRequest
 from headrace.jobs.output import JobOutput
 from headrace.jobs.stages import Work, infer, infer_one
+from headrace.jobs.stepping import WorkSteps
 from headrace.observe.progress import Progress
 from headrace.observe.report import Report, ReportBuilder
 
@@ -198,7 +200,16 @@ def _batcher(
             cost_estimator=lambda work: work.cost,
             listener=listener,
         )
-    assert isinstance(engine, BatchEngine), "there is no third kind"
+    if isinstance(engine, StepEngine):
+        return ContinuousBatcher(
+            WorkSteps(engine, stop),
+            max_slots=engine.max_slots,
+            max_cost=settings.batch_tokens or engine.max_cost,
+            max_queue_size=max(2 * engine.max_slots, 64),
+            on_error="isolate",
+            listener=listener,
+        )
+    assert isinstance(engine, BatchEngine), "there is no fourth kind"
     budget = settings.batch_tokens or engine.default_batch_cost
     window = _window(budget, engine.default_batch_size)
     return DynamicBatcher(

@@ -26,7 +26,9 @@ InputFile = Annotated[Path, typer.Option("-i", "--input-file", help="The records
 OutputFile = Annotated[Path, typer.Option("-o", "--output-file", help="The results: a .parquet or .jsonl file.")]
 Task = Annotated[str, typer.Option(help="What to do with each record: embed.")]
 Model = Annotated[str | None, typer.Option(help="A local model folder. Default: all-MiniLM-L6-v2.")]
-TextColumn = Annotated[str, typer.Option(help="The column that holds the text.")]
+TextColumn = Annotated[
+    str, typer.Option("--text-column", "--prompt-column", help="The column that holds the text, or the prompt.")
+]
 IdColumn = Annotated[
     str | None,
     typer.Option(help='The column that identifies a record. Default: "id" if there is one, else the position.'),

@@ -46,7 +46,11 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
         "torch": _Entry("headrace.engines.vision:image_embed", extra="vision"),
         "onnx": _Entry("headrace.engines.onnx:image_embed", extra="onnx"),
     },
-    "generate": {"vllm": _Entry("headrace.engines.vllm:VllmEngine", extra="vllm")},
+    "generate": {
+        "torch": _Entry("headrace.engines.generation:GenerationEngine", extra="torch"),
+        "static": _Entry("headrace.engines.static_generation:StaticGenerationEngine", extra="torch"),
+        "vllm": _Entry("headrace.engines.vllm:VllmEngine", extra="vllm"),
+    },
     "custom": {"torchserve": _Entry("headrace.engines.torchserve:TorchServeEngine", extra="torch")},
 }
 """The engines of each task by name; the first is the task's own."""

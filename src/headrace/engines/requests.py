@@ -101,6 +101,9 @@ def default_sampling(given: Mapping[str, Any]) -> Sampling:
     Raises:
         ConfigError: a value of the wrong type or out of range.
     """
+    unknown = [name for name in given if name not in _SAMPLING]
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r}; sampling parameters are {', '.join(_SAMPLING)}")
     try:
         return sampling_from(given)
     except RecordError as error:
@@ -118,8 +121,8 @@ def parse(
     """The request that a record's value stands for.
 
     A text is a prompt, or with `chat` or a `system_prompt` the user's message; a list is a chat's messages; an object
-    is the body of an OpenAI request: `prompt` or `messages`, and sampling parameters. `extra` names further fields
-    that the engine takes.
+    is the body of an OpenAI request: `prompt` (never a chat) or `messages`, and sampling parameters. `extra` names
+    further fields that the engine takes.
 
     Raises:
         RecordError: it is none of these; an empty prompt, an unknown role or field, a parameter out of range.
@@ -135,7 +138,7 @@ def parse(
     if isinstance(value, str):
         if not value:
             raise RecordError("the prompt is empty; there is nothing to answer")
-        if not (chat or system_prompt):
+        if body or not (chat or system_prompt):  # a body says itself which of the two it is
             return Request(value, None, sampling, known)
         value = [{"role": "user", "content": value}]
     elif not isinstance(value, list):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from headrace.events import BatchDone, Event, JobStarted, RecordFailed, StageDone
+from headrace.events import BatchDone, Event, JobStarted, RecordFailed, StageDone, StepDone
 from headrace.observe.batches import BusyTime, cost_of_the_ok
 
 _WINDOW_S = 20.0
@@ -63,16 +63,21 @@ class Meter:
             case StageDone(stage="prepare"):
                 self._counts_tokens |= event.tokens > 0
             case BatchDone():
-                self._ok += event.size - event.failed
-                if self._counts_tokens:  # then they are what a record costs
-                    self._tokens += cost_of_the_ok(event)
-                self._busy.add(event.at, event.duration_s)
-                if not self._samples or event.at - self._samples[-1].at >= _SAMPLE_S:
-                    self._samples.append(self._sample(event.at))
+                self._ran(event, event.size - event.failed, cost_of_the_ok(event))
+            case StepDone():
+                self._ran(event, event.finished - event.failed, event.cost)
             case RecordFailed():
                 self._failed += 1
             case _:
                 pass
+
+    def _ran(self, event: BatchDone | StepDone, ok: int, cost: float) -> None:
+        self._ok += ok
+        if self._counts_tokens:  # then they are what a record costs
+            self._tokens += cost
+        self._busy.add(event.at, event.duration_s)
+        if not self._samples or event.at - self._samples[-1].at >= _SAMPLE_S:
+            self._samples.append(self._sample(event.at))
 
     def snapshot(self, now: float) -> Snapshot:
         """How things stand at `now`."""

@@ -18,6 +18,7 @@ from headrace.events import (
     JobStarted,
     RecordFailed,
     StageDone,
+    StepDone,
 )
 from headrace.observe.advice import Numbers, advise
 from headrace.observe.batches import BusyTime, cost_of_the_ok
@@ -113,6 +114,13 @@ class ReportBuilder:
             case BatchDone():
                 self._ok += event.size - event.failed
                 self._done_cost += cost_of_the_ok(event)
+                self._busy.add(event.at, event.duration_s)
+            case StepDone():
+                self._batches += 1
+                self._batched += event.size
+                self._starved += event.starved_s
+                self._ok += event.finished - event.failed
+                self._done_cost += event.cost
                 self._busy.add(event.at, event.duration_s)
             case BatchSplit():
                 self._splits += 1
