@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import hashlib
 import os
 import signal
 import threading
@@ -69,10 +70,13 @@ class VllmEngine:
 
     Args:
         model: a local folder.
-        chat: a plain text is a user's message, not a prompt.
-        system_prompt: begins each chat that has no system message of its own; implies `chat`.
+        chat: whether a text is a chat's message (True) or the beginning to go on from (False); None for a chat where
+            the model has a template.
+        system_prompt: begins every chat that has no system message; makes chats of texts.
+        seed: vLLM's own. Where it is given, every sampled answer depends on it and on its prompt alone; else on the
+            company of the request too. (vLLM draws somewhat slower that way.)
         options: sampling parameters for records that have none of their own (`max_tokens`, `temperature`, `stop`, ...),
-            and any argument of vLLM's `EngineArgs` (`tensor_parallel_size`, `max_model_len`, `dtype`, `seed`, ...).
+            and any argument of vLLM's `EngineArgs` (`tensor_parallel_size`, `max_model_len`, `dtype`, ...).
 
     Raises:
         ConfigError: no such folder, or an option that vLLM does not have or refuses.
@@ -80,15 +84,21 @@ class VllmEngine:
     """
 
     def __init__(
-        self, model: str | Path | None = None, *, chat: bool = False, system_prompt: str | None = None, **options: Any
+        self,
+        model: str | Path | None = None,
+        *,
+        chat: bool | None = None,
+        system_prompt: str | None = None,
+        seed: int | None = None,
+        **options: Any,
     ) -> None:
         if model is None:
             raise ConfigError("engine vllm has no default model; give a model folder")
         self._folder = find_folder(model)
         self._defaults = default_sampling({name: options.pop(name) for name in sorted(_SAMPLING & options.keys())})
-        self._chat, self._system_prompt = chat, system_prompt
-        self._engine_args = options
-        self._engine: AsyncLLM | None = _start(self._folder, options)
+        self._system_prompt, self._seed = system_prompt, seed
+        self._engine_args = options if seed is None else {"seed": seed, **options}
+        self._engine: AsyncLLM | None = _start(self._folder, self._engine_args)
         config = self._engine.vllm_config
         self._max_model_len = int(config.model_config.max_model_len)
         slots = int(config.scheduler_config.max_num_seqs)
@@ -99,6 +109,8 @@ class VllmEngine:
         self._renderer = renderer_from_config(config)
         self._renderer.tokenizer = copy.deepcopy(self._renderer.tokenizer)
         self._rendering = threading.Lock()
+        has_template = getattr(self._renderer.tokenizer, "chat_template", None) is not None
+        self._chat = has_template if chat is None else chat
         self._numbers = count()
         self._thread = _LoopThread("headrace-vllm")
 
@@ -129,7 +141,10 @@ class VllmEngine:
             return error
         except _REFUSALS as error:
             return RecordError(_line(error))
-        length = len(prompt["prompt_token_ids"])
+        tokens = prompt["prompt_token_ids"]
+        if self._seed is not None and params.seed is None and params.temperature > 0:
+            params.seed = _own_seed(self._seed, tokens)
+        length = len(tokens)
         if length >= self._max_model_len:
             return RecordError(
                 f"the prompt has {length} tokens, and max_model_len is {self._max_model_len}: there is no room for an "
@@ -154,14 +169,20 @@ class VllmEngine:
             EngineError: vLLM failed at this request, and lives on.
             EngineDeadError: its core process is gone.
         """
-        return await asyncio.wrap_future(self._thread.submit(self._generate(payload)))
-
-    async def _generate(self, payload: _Payload) -> Generation:
-        """On the engine's own loop; cancelling it aborts the request."""
-        if self._engine is None:
-            raise EngineDeadError("the vLLM engine is closed")
+        engine, task = self._engine, asyncio.current_task()
+        if engine is None:
+            raise EngineDeadError("the vLLM engine is closed; create a new one")
         try:
-            async for output in self._engine.generate(payload.prompt, payload.params, str(next(self._numbers))):
+            return await asyncio.wrap_future(self._thread.submit(self._generate(engine, payload)))
+        except asyncio.CancelledError:
+            if self._engine is None and task is not None and not task.cancelling():
+                raise EngineDeadError("the vLLM engine was closed before it had answered") from None
+            raise
+
+    async def _generate(self, engine: AsyncLLM, payload: _Payload) -> Generation:
+        """On the engine's own loop; cancelling it aborts the request."""
+        try:
+            async for output in engine.generate(payload.prompt, payload.params, str(next(self._numbers))):
                 if output.finished:
                     return _generation(output)
         except VllmDeadError as error:
@@ -190,10 +211,10 @@ def _start(folder: Path, options: Mapping[str, Any]) -> AsyncLLM:
     unknown = sorted(options.keys() - known)
     if unknown:
         raise ConfigError(f"engine vllm has no option {unknown[0]!r}: vLLM {vllm.__version__} has no such argument")
-    arguments = {"disable_log_stats": True, "enable_log_requests": False, **options}
+    quiet = {"disable_log_stats": True, "enable_log_requests": False, "use_tqdm_on_load": False}
     try:
         with _no_interrupts():
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **arguments))
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **{**quiet, **options}))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"vLLM refuses its options: {_line(error)}") from error
     except (OSError, RuntimeError, ImportError) as error:
@@ -245,6 +266,12 @@ def _structure(extra: Mapping[str, Any]) -> StructuredOutputsParams | None:
             return StructuredOutputsParams(json=dict(schema))
         case other:
             raise RecordError(f"response_format is {other!r:.60}: it must be of type text, json_object or json_schema")
+
+
+def _own_seed(seed: int, tokens: Sequence[int]) -> int:
+    """The same for the same prompt, wherever it stands in the input and whatever runs beside it."""
+    text = f"{seed}:{','.join(map(str, tokens))}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def _generation(output: Any) -> Generation:
