@@ -46,7 +46,8 @@ class Dispatcher:
         self._caller = Caller(options.process_fn, offload=options.offload, name=f"{options.name}-worker")
         self._meter = meter
         self._options = options
-        self._clock = asyncio.get_running_loop().time
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
         self._slots = asyncio.Semaphore(options.max_concurrent_batches)
         self._runs: dict[asyncio.Task[None], list[Entry]] = {}
         self._given_up: set[asyncio.Task[Any]] = set()
@@ -86,6 +87,10 @@ class Dispatcher:
         self._ended = True
         self._caller.close()
 
+    @property
+    def _left_behind(self) -> bool:
+        return self._ended or self._loop.is_closed()
+
     async def run(self) -> None:
         """Serve until drained. Whatever ends this task, nobody is left waiting."""
         cause: BaseException = StoppedError(f"{self._options.name} stopped before this record was processed")
@@ -93,7 +98,7 @@ class Dispatcher:
             await self._serve()
             while self._runs:
                 await asyncio.wait(self._runs)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as exc:
             logger.critical("%s failed, and its waiting records with it", self._options.name, exc_info=exc)
@@ -182,10 +187,10 @@ class Dispatcher:
                 self._memory.succeeded(padded)
         finally:
             now = self._clock()
-            if not self._ended:
+            if not self._left_behind:
                 self._meter.ended(now, batch.size, failed, completed, now - started)
-            self._emit(BatchDone, number, batch.size, failed, batch.cost, padded, now - started, now)
-            self._slots.release()
+                self._emit(BatchDone, number, batch.size, failed, batch.cost, padded, now - started, now)
+                self._slots.release()
 
     def _let_leave(self, entry: Entry) -> None:
         """From the running batch of its own, if the record is not gone already."""
@@ -244,6 +249,8 @@ class Dispatcher:
 
     def _abandon(self, cause: BaseException) -> None:
         """Fail whoever still waits, and let go of what still runs."""
+        if self._left_behind:
+            return  # the loop is gone, and with it whoever waited
         self._admission.refuse_all(cause)
         self._meter.left += self._lineup.size
         fail(self._lineup.clear(), cause)
@@ -253,5 +260,5 @@ class Dispatcher:
 
     def _emit(self, event: type[Any], *fields: Any) -> None:
         """Tell the listener, from the event loop itself: if it raises, the loop reports it and no batch bears it."""
-        if self._options.listener is not None and not self._ended:
-            asyncio.get_running_loop().call_soon(self._options.listener, event(*fields))
+        if self._options.listener is not None and not self._left_behind:
+            self._loop.call_soon(self._options.listener, event(*fields))

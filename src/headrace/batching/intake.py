@@ -88,7 +88,7 @@ class Intake:
             task = current_task(self.loop)
             if task is not None or asyncio.get_running_loop() is self.loop:
                 return task
-        if not self.accepts:
+        if not self.accepts or self.loop.is_closed():
             raise NotRunningError(f"{self._options.name} is not running any more: it takes no new records")
         raise ConfigError(
             f"{self._options.name} runs on another event loop: use submit_threadsafe() or submit_blocking() here"
