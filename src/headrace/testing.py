@@ -6,6 +6,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.engines.base import Prepared
@@ -101,6 +102,120 @@ class FakeEngine:
         """The vector of a text that is not cut: numbers in 0..1 that float32 holds exactly."""
         digest = hashlib.shake_128(f"{self._model}\0{text}".encode()).digest(self._dimension)
         return [byte / 256 for byte in digest]
+
+    def close(self) -> None:
+        """Nothing to free; remembers that it was called."""
+        self.closed = True
+
+
+@dataclass(frozen=True, slots=True)
+class FakeAsk:
+    """A text, and how many steps of its answer were taken before it was sent back."""
+
+    text: str
+    taken: int = 0
+
+
+class FakeStepEngine:
+    """A generator without a model: it says a text's words again, one at each step.
+
+    A text of n words costs n at first, and one more with each word of the answer. It satisfies
+    `headrace.engines.base.StepEngine`.
+
+    Args:
+        max_slots: texts it holds at a time.
+        max_cost: what they may hold together.
+        most: words an answer is taken to grow to; a longer one ends there.
+        fails: told the texts of each step; returns what the step is to raise, or None.
+        before_step: called in the engine's thread before each step.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        max_slots: int = 8,
+        max_cost: int = 1024,
+        most: int = 64,
+        fails: Callable[[list[str]], BaseException | None] | None = None,
+        before_step: Callable[[], Any] = lambda: None,
+    ) -> None:
+        self._model = model or "fake"
+        self.max_slots = max_slots
+        self.max_cost = max_cost
+        self._most = most
+        self._fails = fails
+        self._before_step = before_step
+        self._asks: dict[int, FakeAsk] = {}
+        self._using = threading.Lock()
+        self.steps: list[list[str]] = []
+        """The texts in each step."""
+        self.removed: list[str] = []
+        """The texts that were taken out before their end."""
+        self.closed = False
+
+    def describe(self) -> Mapping[str, Any]:
+        """What decides the answers."""
+        return {"engine": "fake_steps", "model": self._model, "most": self._most}
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[FakeAsk] | Exception]:
+        """A text of at least one word."""
+        return [
+            Prepared(FakeAsk(text), len(text.split()))
+            if isinstance(text, str) and text.split()
+            else RecordError(f"the prompt is {text!r}; it must be a text of at least one word")
+            for text in inputs
+        ]
+
+    def span(self, record: FakeAsk) -> tuple[float, float]:
+        """The words of the text, and with those of the longest answer."""
+        return len(record.text.split()) + 1, len(record.text.split()) + self._most
+
+    def add(self, key: int, record: FakeAsk) -> None:
+        """Let a text join the next step."""
+        if len(self._asks) == self.max_slots:
+            raise RuntimeError(f"there are {self.max_slots} texts already, which is max_slots")
+        self._asks[key] = record
+
+    def step(self) -> list[tuple[int, str | Exception]]:
+        """One word more for every text.
+
+        Raises:
+            RuntimeError: called while another call runs, which an engine need not stand.
+        """
+        if not self._using.acquire(blocking=False):
+            raise RuntimeError("step was called while another call runs")
+        try:
+            self._before_step()
+            texts = [ask.text for ask in self._asks.values()]
+            self.steps.append(texts)
+            if self._fails is not None and (error := self._fails(texts)) is not None:
+                raise error
+            self._asks = {key: FakeAsk(ask.text, ask.taken + 1) for key, ask in self._asks.items()}
+            ended = {
+                key: ask.text for key, ask in self._asks.items() if ask.taken >= len(self.answer(ask.text).split())
+            }
+            for key in ended:
+                del self._asks[key]
+            return [(key, self.answer(text)) for key, text in ended.items()]
+        finally:
+            self._using.release()
+
+    def answer(self, text: str) -> str:
+        """The whole answer to a text."""
+        return " ".join(text.split()[: self._most])
+
+    def needs(self, key: int) -> float:
+        """The words of the text and of the answer, with the next one."""
+        ask = self._asks[key]
+        return len(ask.text.split()) + ask.taken + 1
+
+    def remove(self, key: int) -> FakeAsk | None:
+        """Take a text out; it goes on from the word it had come to."""
+        ask = self._asks.pop(key, None)
+        if ask is not None:
+            self.removed.append(ask.text)
+        return ask
 
     def close(self) -> None:
         """Nothing to free; remembers that it was called."""

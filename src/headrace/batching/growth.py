@@ -43,7 +43,7 @@ class Growth:
         """
         if most <= start or held >= most or len(self._sorted) < _ENOUGH:
             return max(most, held)
-        first = bisect_right(self._sorted, (held - start) / (most - start))
+        first = bisect_right(self._sorted, (held - start) / (most - start)) if held > start else 0
         longer = len(self._sorted) - first
         if not longer:
             return most
