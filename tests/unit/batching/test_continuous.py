@@ -291,22 +291,33 @@ def test_nobody_waits_for_ever_for_a_stuck_step(virtual: VirtualTime) -> None:
 
 
 def test_stopping_finishes_what_is_there_or_fails_what_waits(virtual: VirtualTime) -> None:
-    stepped = threading.Event()
-    engine = FakeStepEngine(max_slots=1, before_step=stepped.set)
+    began, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        began.set()
+        go_on.wait(30)
+
+    engine = FakeStepEngine(max_slots=1, before_step=hold)
 
     async def main() -> None:
         batcher = batcher_of(engine)
         await batcher.start()
+        go_on.set()
         futures = await batcher.submit_batch([words(3), words(2)])
         await batcher.stop()
         assert [future.result() for future in futures] == ["w3 x x", "w2 x"]
-        stepped.clear()
+        go_on.clear()
+        began.clear()
         await batcher.start()
         futures = await batcher.submit_batch([words(3), words(2)])
-        await asyncio.to_thread(stepped.wait)
-        await batcher.stop(drain=False)
-        assert futures[0].result() == "w3 x x"
+        await asyncio.to_thread(began.wait)
+        stopping = asyncio.create_task(batcher.stop(drain=False))
+        for _ in range(5):
+            await asyncio.sleep(0)
         assert isinstance(futures[1].exception(), StoppedError)
+        go_on.set()
+        await stopping
+        assert futures[0].result() == "w3 x x"
 
     virtual(main())
 
