@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from headrace.engines.local_model import find_folder
-from headrace.engines.text import TextTokens, TooLong, choose_length
+from headrace.engines.text import TooLong, tokens_for
 from headrace.engines.text_tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
 from headrace.engines.torch_network import TorchNetwork, load_pretrained, loading
 from headrace.errors import ConfigError, EngineError
@@ -40,8 +40,8 @@ def classify(
         ConfigError: no such folder, or a parameter the model cannot follow.
         EngineError: the files cannot be loaded, or are of another kind of model.
     """
-    network, load_tokens, config = _load(model, device, dtype)
-    return classifier(network, load_tokens(max_model_len, on_too_long, takes="either"), config, top_labels)
+    network, tokenizer, config = _load(model, device, dtype)
+    return classifier(network, tokens_for(tokenizer, config, "either", max_model_len, on_too_long), config, top_labels)
 
 
 def score(
@@ -53,8 +53,8 @@ def score(
     on_too_long: TooLong = "truncate",
 ) -> TextEngine:
     """A cross-encoder: one score per pair of texts. Parameters and errors as `classify`."""
-    network, load_tokens, config = _load(model, device, dtype)
-    return scorer(network, load_tokens(max_model_len, on_too_long, takes="pair"), config)
+    network, tokenizer, config = _load(model, device, dtype)
+    return scorer(network, tokens_for(tokenizer, config, "pair", max_model_len, on_too_long), config)
 
 
 def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
@@ -78,31 +78,13 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     The others, and the errors, are those of `classify`.
     """
     candidates = Candidates(labels, hypothesis_template, multi_label)
-    network, load_tokens, config = _load(model, device, dtype)
-    tokens = load_tokens(max_model_len, on_too_long, takes="pair", only_first=True)
+    network, tokenizer, config = _load(model, device, dtype)
+    tokens = tokens_for(tokenizer, config, "premise", max_model_len, on_too_long)
     return ZeroShotEngine(network, tokens, candidates, config)
 
 
-class _TokensOf:
-    """Makes the tokens of one model, once it is known what is to be done with it."""
-
-    def __init__(self, tokenizer: Any, positions: int | None) -> None:
-        self._tokenizer = tokenizer
-        self._positions = positions
-
-    def __call__(
-        self,
-        max_model_len: int | None,
-        on_too_long: TooLong,
-        takes: Literal["pair", "either"],
-        only_first: bool = False,
-    ) -> TextTokens:
-        smallest = self._tokenizer.num_special_tokens_to_add(pair=True) + 1
-        length = choose_length([self._tokenizer.model_max_length], self._positions, smallest, max_model_len)
-        return TextTokens(self._tokenizer, length, on_too_long, takes=takes, only_first=only_first)
-
-
-def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwork, _TokensOf, dict[str, Any]]:
+def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwork, Any, dict[str, Any]]:
+    """The network, its tokenizer and its config.json."""
     if model is None:
         raise ConfigError("this task has no default model; name the folder of one")
     folder = find_folder(model)
@@ -114,12 +96,9 @@ def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwo
         )
     with loading(folder):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    if not getattr(tokenizer, "is_fast", False):
-        raise EngineError(f"the model in {folder} has no fast tokenizer (tokenizer.json)")
     inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
     network = TorchNetwork(folder, module, place, partial(_logits, module), inputs)
-    positions = getattr(module.config, "max_position_embeddings", None)
-    return network, _TokensOf(tokenizer, positions), module.config.to_dict()
+    return network, tokenizer, module.config.to_dict()
 
 
 def _logits(module: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:

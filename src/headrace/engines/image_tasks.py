@@ -28,7 +28,7 @@ class ImageEngine:
     """Records prepared at a time: an image is some milliseconds of work, and hundreds of kilobytes when it is done."""
 
     def __init__(self, network: Network, images: ImageInputs, head: Head, facts: Mapping[str, Any]) -> None:
-        self._network = network
+        self.network = network
         self._images = images
         self._head = head
         self._facts = facts
@@ -36,7 +36,7 @@ class ImageEngine:
 
     def describe(self) -> Mapping[str, Any]:
         """Model digest and every parameter that changes an output. Reads the model's files once."""
-        return {**self._facts, **self._network.describe(), "max_pixels": self._images.max_pixels}
+        return {**self._facts, **self.network.describe(), "max_pixels": self._images.max_pixels}
 
     def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Pixels] | Exception]:
         """See `ImageInputs.prepare`."""
@@ -54,14 +54,14 @@ class ImageEngine:
         for index, pixels in enumerate(batch):
             by_shape.setdefault(pixels.shape, []).append(index)
         for indices in by_shape.values():
-            rows = self._network.run({"pixel_values": np.stack([batch[index] for index in indices])})
+            rows = self.network.run({"pixel_values": np.stack([batch[index] for index in indices])})
             for index, output in zip(indices, self._head(rows), strict=True):
                 outputs[index] = output
         return outputs
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
-        self._network.close()
+        self.network.close()
 
 
 def image_classifier(

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from PIL.Image import DecompressionBombError, DecompressionBombWarning
+from transformers import AutoImageProcessor
 
 from headrace.engines.base import Prepared
 from headrace.errors import ConfigError, RecordError
@@ -126,6 +127,22 @@ class ImageInputs:
         narrow, wide = sorted(image.size)
         other = int(shortest * wide / narrow)
         return (shortest, other) if image.width <= image.height else (other, shortest)
+
+
+def images_for(folder: Path, max_pixels: int) -> ImageInputs:
+    """The images of a model, by the processor its folder describes.
+
+    Raises:
+        ConfigError: the folder says nothing about images, or `max_pixels` is out of range.
+    """
+    if not any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
+        raise ConfigError(f"model {str(folder)!r} holds no preprocessor_config.json, which says how images are resized")
+    try:
+        processor = AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, backend="pil")
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"model {str(folder)!r} has no image processor that can be used: {reason}") from error
+    return ImageInputs(processor, max_pixels)
 
 
 def _inherited_resize(processor: Any) -> Any:

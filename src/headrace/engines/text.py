@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -18,6 +18,9 @@ Tokens: TypeAlias = NDArray[np.int32]
 
 TooLong: TypeAlias = Literal["truncate", "error"]
 
+Takes: TypeAlias = Literal["text", "pair", "either", "premise"]
+"""What an input is; a premise is a pair of which, where both are too long together, the first text alone is cut."""
+
 # Tokenizers without a limit of their own say so with an absurd number.
 _NO_LIMIT = 1 << 24
 
@@ -27,8 +30,7 @@ class TextTokens:
 
     Args:
         tokenizer: the model's, of transformers.
-        takes: what an input is: "text", a "pair" of texts, or "either".
-        only_first: shorten the first text of a pair alone, where both together are too long.
+        takes: what an input is.
         prefix: goes before every text.
     """
 
@@ -38,8 +40,7 @@ class TextTokens:
         max_model_len: int,
         on_too_long: TooLong,
         *,
-        takes: Literal["text", "pair", "either"] = "text",
-        only_first: bool = False,
+        takes: Takes = "text",
         prefix: str = "",
     ) -> None:
         if on_too_long not in ("truncate", "error"):
@@ -52,7 +53,7 @@ class TextTokens:
         self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._tokenizer.enable_truncation(
             max_model_len,
-            strategy="only_first" if only_first else "longest_first",
+            strategy="only_first" if takes == "premise" else "longest_first",
             direction=tokenizer.truncation_side,
         )
         self._tokenizer.no_padding()
@@ -82,7 +83,7 @@ class TextTokens:
             if len(value) != 2:
                 return RecordError(f"expected a pair of texts, got {len(value)}")
             return _text_refusal(value[0]) or _text_refusal(value[1])
-        if self._takes == "pair":
+        if self._takes in ("pair", "premise"):
             return RecordError(f"expected a pair of texts, got {_kind(value)}")
         return _text_refusal(value)
 
@@ -117,6 +118,22 @@ class TextTokens:
             )
         rows = [encoding.ids, encoding.type_ids] if self._typed else [encoding.ids]
         return Prepared(np.array(rows, dtype=np.int32), cost=len(encoding.ids), truncated=truncated)
+
+
+def tokens_for(
+    tokenizer: Any, config: Mapping[str, Any], takes: Takes, max_model_len: int | None, on_too_long: TooLong
+) -> TextTokens:
+    """The tokens of a plain transformers model, by its tokenizer and its config.json.
+
+    Raises:
+        ConfigError: the tokenizer is not a fast one, or the model does not take so many tokens.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ConfigError("the model has no fast tokenizer (tokenizer.json)")
+    smallest = tokenizer.num_special_tokens_to_add(pair=takes != "text") + 1
+    positions = config.get("max_position_embeddings")
+    length = choose_length([tokenizer.model_max_length], positions, smallest, max_model_len)
+    return TextTokens(tokenizer, length, on_too_long, takes=takes)
 
 
 def choose_length(limits: Sequence[int | None], positions: int | None, smallest: int, wanted: int | None) -> int:

@@ -39,8 +39,8 @@ class TextEngine:
     pads = True
 
     def __init__(self, network: Network, tokens: TextTokens, head: Head, facts: Mapping[str, Any]) -> None:
-        self._network = network
-        self._tokens = tokens
+        self.network = network
+        self.tokens = tokens
         self._head = head
         self._facts = facts
         self.max_model_len = tokens.max_model_len
@@ -51,14 +51,14 @@ class TextEngine:
         """Model digest and every parameter that changes an output. Reads the model's files once."""
         return {
             **self._facts,
-            **self._network.describe(),
+            **self.network.describe(),
             "max_model_len": self.max_model_len,
-            "on_too_long": self._tokens.on_too_long,
+            "on_too_long": self.tokens.on_too_long,
         }
 
     def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Exception]:
         """See `TextTokens.prepare`."""
-        return self._tokens.prepare(inputs)
+        return self.tokens.prepare(inputs)
 
     def forward(self, batch: list[Tokens]) -> list[Any]:
         """One output per text.
@@ -69,11 +69,11 @@ class TextEngine:
         """
         if not batch:
             return []
-        return self._head(self._network.run(self._tokens.collate(batch, self._network.inputs)))
+        return self._head(self.network.run(self.tokens.collate(batch, self.network.inputs)))
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
-        self._network.close()
+        self.network.close()
 
 
 class ZeroShotEngine:
@@ -84,7 +84,7 @@ class ZeroShotEngine:
 
     Args:
         network: gives logits with a column for entailment and one for contradiction.
-        tokens: made with `takes="pair", only_first=True`.
+        tokens: made with `takes="premise"`.
         candidates: see `Candidates`.
         config: the model's config.json.
     """
@@ -92,8 +92,8 @@ class ZeroShotEngine:
     pads = True
 
     def __init__(self, network: Network, tokens: TextTokens, candidates: Candidates, config: Mapping[str, Any]) -> None:
-        self._network = network
-        self._tokens = tokens
+        self.network = network
+        self.tokens = tokens
         self._candidates = candidates
         self._entailment, self._contradiction = _entailment_columns(config)
         self._head = LabelHead(candidates.labels, "none", len(candidates.labels))
@@ -108,9 +108,9 @@ class ZeroShotEngine:
         """Model digest and every parameter that changes an output. Reads the model's files once."""
         return {
             "engine": "zero-shot",
-            **self._network.describe(),
+            **self.network.describe(),
             "max_model_len": self.max_model_len,
-            "on_too_long": self._tokens.on_too_long,
+            "on_too_long": self.tokens.on_too_long,
             "labels": list(self._candidates.labels),
             "template": self._candidates.template,
             "multi_label": self._candidates.multi_label,
@@ -123,7 +123,7 @@ class ZeroShotEngine:
     def _prepare(self, value: Any) -> Prepared[list[Tokens]] | Exception:
         rows: list[Tokens] = []
         truncated = False
-        for pair in self._tokens.prepare([(value, hypothesis) for hypothesis in self._candidates.hypotheses]):
+        for pair in self.tokens.prepare([(value, hypothesis) for hypothesis in self._candidates.hypotheses]):
             if isinstance(pair, Exception):
                 return pair
             rows.append(pair.payload)
@@ -142,7 +142,7 @@ class ZeroShotEngine:
         rows = [row for text in batch for row in text]
         logits = np.concatenate(
             [
-                self._network.run(self._tokens.collate(some, self._network.inputs))
+                self.network.run(self.tokens.collate(some, self.network.inputs))
                 for some in _within(rows, self._row_tokens)
             ]
         )
@@ -157,7 +157,7 @@ class ZeroShotEngine:
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
-        self._network.close()
+        self.network.close()
 
 
 class Candidates:

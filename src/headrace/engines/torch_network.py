@@ -35,7 +35,8 @@ class TorchNetwork:
     ) -> None:
         self._folder = folder
         self._device = device
-        self._call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None = call
+        self.module: torch.nn.Module | None = module
+        self.call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None = call
         self._dtype = next(module.parameters()).dtype
         self.kind = device.type
         self.inputs = inputs
@@ -46,7 +47,7 @@ class TorchNetwork:
 
     def run(self, arrays: Arrays) -> Rows:
         """See `Network.run`."""
-        call = self._call
+        call = self.call
         if call is None:
             raise EngineDeadError("the engine is closed; create a new one")
         with running(self._device, lambda: _describe(arrays)):
@@ -61,7 +62,7 @@ class TorchNetwork:
 
     def close(self) -> None:
         """See `Network.close`."""
-        self._call = None
+        self.module = self.call = None
         release(self._device)
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
+from transformers import AutoModel, AutoModelForImageClassification
 
 from headrace.engines.image_tasks import ImageEngine, image_classifier, image_embedder
-from headrace.engines.images import MAX_PIXELS, ImageInputs
+from headrace.engines.images import MAX_PIXELS, images_for
 from headrace.engines.local_model import find_folder
-from headrace.engines.torch_network import TorchNetwork, load_pretrained, loading
+from headrace.engines.torch_network import TorchNetwork, load_pretrained
 from headrace.errors import ConfigError, EngineError
 
 _INPUTS = frozenset({"pixel_values"})
@@ -46,7 +46,7 @@ def image_classify(
             f"the model in {folder} is no image classifier: its weights lack {', '.join(sorted(missing)[:3])}"
         )
     network = TorchNetwork(folder, module, place, partial(_logits, module), _INPUTS)
-    return image_classifier(network, _images(folder, max_pixels), module.config.to_dict(), top_labels)
+    return image_classifier(network, images_for(folder, max_pixels), module.config.to_dict(), top_labels)
 
 
 def image_embed(
@@ -68,22 +68,13 @@ def image_embed(
         raise EngineError(f"the model in {folder} is not whole: it lacks {', '.join(sorted(missing - unpooled)[:3])}")
     vectors = _features if hasattr(module, "get_image_features") else partial(_vectors, pooled=not unpooled)
     network = TorchNetwork(folder, module, place, partial(vectors, module), _INPUTS)
-    return image_embedder(network, _images(folder, max_pixels))
+    return image_embedder(network, images_for(folder, max_pixels))
 
 
 def _folder(model: str | Path | None) -> Path:
     if model is None:
         raise ConfigError("this task has no default model; name the folder of one")
     return find_folder(model)
-
-
-def _images(folder: Path, max_pixels: int) -> ImageInputs:
-    if not (folder / "preprocessor_config.json").is_file() and not (folder / "processor_config.json").is_file():
-        raise ConfigError(f"model {str(folder)!r} holds no preprocessor_config.json, which says how images are resized")
-    with loading(folder):
-        return ImageInputs(
-            AutoImageProcessor.from_pretrained(str(folder), local_files_only=True, backend="pil"), max_pixels
-        )
 
 
 def _logits(module: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engines.local_model import digest, find_folder
+from headrace.engines.local_model import digest, find_folder, own_models
 from headrace.errors import ConfigError, MissingExtraError
 
 
@@ -25,8 +25,13 @@ def test_a_folder_is_taken_as_it_is(folder: Path) -> None:
     assert find_folder(str(folder)) == folder.resolve()
 
 
+def test_a_model_that_comes_with_headrace_has_a_name() -> None:
+    assert {"digits", "docstrings"} <= set(own_models())
+    assert (find_folder("digits") / "model.safetensors").stat().st_size < 1_000_000
+
+
 def test_a_missing_folder_is_named_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere': no such folder; give a local model folder, or leave it out"):
+    with pytest.raises(ConfigError, match=r"nowhere': no such folder; give a local model folder, or one of all-MiniLM"):
         find_folder(tmp_path / "nowhere")
 
 
