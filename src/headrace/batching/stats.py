@@ -14,7 +14,7 @@ WINDOW_S = 60.0
 """Length of the recent past that `window_utilization` speaks of, in seconds."""
 
 _BOUNDS = tuple(1e-6 * 2 ** (step / 4) for step in range(4 * 31))
-"""Upper bounds of the histogram's buckets: four per doubling, 1 µs to 36 minutes."""
+"""Upper bounds of the histogram's buckets: four per doubling, 1 µs to 30 minutes."""
 
 _PAST_STEP_S = 0.1
 """Least distance between two remembered points of the recent past, so that they are at most 600."""
