@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.continuous import ContinuousBatcher
@@ -33,7 +33,29 @@ from headrace.observe.report import Report, ReportBuilder
 T = TypeVar("T")
 
 _WRITERS: Mapping[str, Callable[[str], PartWriter]] = {".jsonl": JsonlWriter, ".parquet": ParquetWriter}
-_OUTPUT_COLUMNS = {"embed": "embedding", "generate": "generation"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What a task reads and writes where the user says nothing."""
+
+    output: str
+    input: str = "text"
+    text_only: bool = True
+    """Whether the input is a text; otherwise the engine judges what it is given."""
+    pairs: Literal["never", "perhaps", "always"] = "never"
+
+
+_TASKS = {
+    "embed": _Task("embedding"),
+    "classify": _Task("classification", pairs="perhaps"),
+    "score": _Task("score", pairs="always"),
+    "zero-shot": _Task("classification"),
+    "generate": _Task("generation", text_only=False),  # a prompt, a chat or a whole request
+    "image-classify": _Task("classification", "image", text_only=False),
+    "image-embed": _Task("embedding", "image", text_only=False),
+    "custom": _Task("output", text_only=False, pairs="perhaps"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +70,26 @@ class JobSettings:
     model: str | None = None
     """A folder or a known name; None is the task's default."""
     engine: str | None = None
-    """The engine to use instead of the task's own: a known name such as "vllm", or `module:factory`."""
+    """The engine to use instead of the task's own: a name such as "onnx" or "vllm", or `module:name` of your own."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the engine, such as `max_model_len`."""
-    text_column: str = "text"
+    text_column: str | None = None
+    """What to process; None for the column "text", or "image" where the task is one of images."""
+    text_pair_column: str | None = None
+    """The second text of a pair: what a cross-encoder scores the first with."""
     id_column: str | None = None
     """None: the column "id" where there is one, else the record's position."""
     batch_tokens: int | None = None
     """Budget of a batch in the engine's unit of cost, padding included; None is the engine's default."""
+    batch_size: int | None = None
+    """Most records of a batch; None is the engine's default."""
     limits: Limits = field(default_factory=Limits)
     overwrite: bool = False
+
+
+def known_tasks() -> tuple[str, ...]:
+    """What a job can do with its records."""
+    return tuple(_TASKS)
 
 
 def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
@@ -67,9 +99,11 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     sink: str | Path,
     task: str = "embed",
     engine: str | None = None,
-    text_column: str = "text",
+    text_column: str | None = None,
+    text_pair_column: str | None = None,
     id_column: str | None = None,
     batch_tokens: int | None = None,
+    batch_size: int | None = None,
     limits: Limits | None = None,
     overwrite: bool = False,
     progress: bool = True,
@@ -81,11 +115,13 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
         source: a .jsonl file.
         model: a local folder; None for the task's default model.
         sink: a .parquet or .jsonl file; records that fail go beside it, to `....errors.jsonl`.
-        task: what to do: "embed" or "generate".
-        engine: the engine to use instead of the task's own: "vllm", or `module:factory`.
-        text_column: the column that holds the text.
+        task: what to do, such as "embed"; docs/engines.md has a list.
+        engine: the engine to use instead of the task's own: "onnx", "vllm", or `module:name` (docs/engines.md).
+        text_column: the column that holds the text (default "text") or the image ("image").
+        text_pair_column: the column of the second text, where pairs are scored or classified.
         id_column: the column that identifies a record; None for "id" where there is one, else the position.
         batch_tokens: most a batch may cost, in tokens with padding.
+        batch_size: most records of a batch.
         limits: how far the job goes: error rate, workers, how often it commits.
         overwrite: begin anew, whatever is there.
         progress: show a progress bar on stderr.
@@ -103,8 +139,10 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
         engine=engine,
         engine_options=engine_options,
         text_column=text_column,
+        text_pair_column=text_pair_column,
         id_column=id_column,
         batch_tokens=batch_tokens,
+        batch_size=batch_size,
         limits=limits or Limits(),
         overwrite=overwrite,
     )
@@ -150,17 +188,23 @@ def check(settings: JobSettings) -> Plan:
         ConfigError: a file, column or format cannot be used.
     """
     _check_limits(settings)
-    if settings.task not in _OUTPUT_COLUMNS:
-        raise ConfigError(f"unknown task {settings.task!r}; known: {', '.join(_OUTPUT_COLUMNS)}")
+    task = _TASKS.get(settings.task)
+    if task is None:
+        raise ConfigError(f"unknown task {settings.task!r}; known: {', '.join(_TASKS)}")
+    if task.pairs == ("always" if settings.text_pair_column is None else "never"):
+        need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
+        raise ConfigError(f"task {settings.task!r} {need} the second text (text_pair_column)")
     make_writer = _WRITERS.get(settings.sink.suffix)
     if make_writer is None:
         raise ConfigError(f"cannot tell the format of output {settings.sink}: it must end in {' or '.join(_WRITERS)}")
     source = open_source(settings.source)
-    output = JobOutput(settings.sink, make_writer(_OUTPUT_COLUMNS[settings.task]))
+    output = JobOutput(settings.sink, make_writer(task.output))
     if settings.sink.exists() and settings.sink.samefile(settings.source):
         raise ConfigError(f"{settings.sink} is both input and output; choose another output")
-    text_only = settings.task != "generate"  # which takes chats and whole requests too
-    found = columns.resolve(source, settings.text_column, settings.id_column, text_only=text_only)
+    named = columns.Columns(
+        settings.text_column or task.input, settings.id_column, task.text_only, settings.text_pair_column
+    )
+    found = columns.resolve(source, named)
     if not settings.overwrite:
         output.refuse_foreign_files()
     return Plan(source, found, output)
@@ -173,6 +217,7 @@ def build(settings: JobSettings, plan: Plan, engine: Engine[Any, Any], stop: Sto
         "engine": engine.describe(),
         "task": settings.task,
         "text_column": plan.columns.text,
+        "text_pair_column": plan.columns.pair,
         "id_column": plan.columns.id,
     }
     return Job(
@@ -210,13 +255,16 @@ def _batcher(
             listener=listener,
         )
     assert isinstance(engine, BatchEngine), "there is no fourth kind"
-    budget = settings.batch_tokens or engine.default_batch_cost
-    window = _window(budget, engine.default_batch_size)
+    size = settings.batch_size or engine.default_batch_size
+    # An engine that counts records has as many as its budget: a larger batch is a larger budget.
+    budget = settings.batch_tokens or max(engine.default_batch_cost, settings.batch_size or 0)
+    window = _window(budget, size)
     return DynamicBatcher(
         functools.partial(infer, engine=engine, stop=stop),
         cost_estimator=lambda work: work.cost,
         target_batch_cost=budget,
-        max_batch_size=engine.default_batch_size,
+        max_batch_size=size,
+        batch_timeout_s=getattr(engine, "default_batch_delay_s", 0.05),  # of those whose own files set one
         max_queue_size=window,
         prefetch_batches=0,
         padded=engine.pads,
@@ -247,6 +295,7 @@ def _check_limits(settings: JobSettings) -> None:
     limits = settings.limits
     checks: tuple[tuple[str, float | None, bool, str], ...] = (
         ("batch_tokens", settings.batch_tokens, settings.batch_tokens is None or settings.batch_tokens >= 1, ">= 1"),
+        ("batch_size", settings.batch_size, settings.batch_size is None or settings.batch_size >= 1, ">= 1"),
         ("max_error_rate", limits.max_error_rate, 0 <= limits.max_error_rate <= 1, "between 0 and 1"),
         ("workers", limits.workers, limits.workers >= 1, ">= 1"),
         ("part_records", limits.part_records, limits.part_records >= 1, ">= 1"),

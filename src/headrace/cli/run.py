@@ -15,7 +15,7 @@ from headrace.errors import ConfigError, EngineError, HeadraceError, OutputLocke
 from headrace.jobs.job import JobEnd, Limits
 from headrace.observe.report import Report
 from headrace.observe.table import print_report
-from headrace.wiring import JobSettings, execute
+from headrace.wiring import JobSettings, execute, known_tasks
 
 _DEFAULTS = Limits()
 # An EngineError that comes this far is one of loading: later ones belong to records or are the job's.
@@ -24,11 +24,18 @@ _NOT_STARTED = (ConfigError, EngineError, ResumeMismatchError, OutputLockedError
 
 InputFile = Annotated[Path, typer.Option("-i", "--input-file", help="The records: a .jsonl file.")]
 OutputFile = Annotated[Path, typer.Option("-o", "--output-file", help="The results: a .parquet or .jsonl file.")]
-Task = Annotated[str, typer.Option(help="What to do with each record: embed.")]
-Model = Annotated[str | None, typer.Option(help="A local model folder. Default: all-MiniLM-L6-v2.")]
+Task = Annotated[str, typer.Option(help=f"What to do with each record: {', '.join(known_tasks())}.")]
+Model = Annotated[str | None, typer.Option(help="A local model folder. Default for embed: all-MiniLM-L6-v2.")]
 TextColumn = Annotated[
-    str, typer.Option("--text-column", "--prompt-column", help="The column that holds the text, or the prompt.")
+    str | None,
+    typer.Option(
+        "--text-column",
+        "--prompt-column",
+        "--image-column",
+        help='The column that holds the text, the prompt or the image. Default: "text", or "image".',
+    ),
 ]
+TextPairColumn = Annotated[str | None, typer.Option(help="The column of the second text, to score or classify pairs.")]
 IdColumn = Annotated[
     str | None,
     typer.Option(help='The column that identifies a record. Default: "id" if there is one, else the position.'),
@@ -40,11 +47,13 @@ MaxModelLen = Annotated[int | None, typer.Option(min=1, help="Most tokens of a t
 BatchTokens = Annotated[
     int | None, typer.Option(min=1, help="Most tokens of a batch, padding included. Default: the engine's.")
 ]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Most records of a batch. Default: the engine's.")]
 MaxErrorRate = Annotated[
     float, typer.Option(min=0, max=1, help="Stop when more than this fraction of the records has failed.")
 ]
 Workers = Annotated[int, typer.Option(min=1, help="Threads that tokenize.")]
-Engine = Annotated[str | None, typer.Option(help="vllm, or module:factory of your own. Default: the task's.")]
+Engine = Annotated[str | None, typer.Option(help="onnx, vllm, or module:name of your own. Default: the task's.")]
+Handler = Annotated[str | None, typer.Option(help="A TorchServe handler to run: a .py file, a .mar archive.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")]
 
 
@@ -54,14 +63,17 @@ def run(  # noqa: PLR0913 - one parameter per flag
     sink: OutputFile,
     task: Task = "embed",
     model: Model = None,
-    text_column: TextColumn = "text",
+    text_column: TextColumn = None,
+    text_pair_column: TextPairColumn = None,
     id_column: IdColumn = None,
     on_too_long: OnTooLong = "truncate",
     max_model_len: MaxModelLen = None,
     batch_tokens: BatchTokens = None,
+    batch_size: BatchSize = None,
     max_error_rate: MaxErrorRate = _DEFAULTS.max_error_rate,
     workers: Workers = _DEFAULTS.workers,
     engine: Engine = None,
+    handler: Handler = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Run a bulk job. The same command again continues it where it ended.
@@ -90,6 +102,8 @@ def run(  # noqa: PLR0913 - one parameter per flag
         options["on_too_long"] = on_too_long
     if max_model_len is not None:
         options["max_model_len"] = max_model_len
+    if handler is not None:
+        task, engine, options["handler"] = "custom", "torchserve", handler
     settings = JobSettings(
         source=source,
         sink=sink,
@@ -98,8 +112,10 @@ def run(  # noqa: PLR0913 - one parameter per flag
         engine=engine,
         engine_options=options,
         text_column=text_column,
+        text_pair_column=text_pair_column,
         id_column=id_column,
         batch_tokens=batch_tokens,
+        batch_size=batch_size,
         limits=Limits(max_error_rate=max_error_rate, workers=workers),
         overwrite=overwrite,
     )

@@ -60,7 +60,7 @@ def score(
 def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     model: str | Path | None = None,
     *,
-    labels: Sequence[str] = (),
+    labels: str | Sequence[str] = (),
     hypothesis_template: str = "This example is {}.",
     multi_label: bool = False,
     device: str = "auto",
@@ -71,7 +71,7 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     """A classifier by labels of one's own, with a model of natural language inference.
 
     Args:
-        labels: what a text may be.
+        labels: what a text may be; a text is split at its commas.
         hypothesis_template: makes a sentence of a label.
         multi_label: whether several labels may hold at once.
 

@@ -187,7 +187,7 @@ def score(
 def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     model: str | Path | None = None,
     *,
-    labels: Sequence[str] = (),
+    labels: str | Sequence[str] = (),
     hypothesis_template: str = "This example is {}.",
     multi_label: bool = False,
     providers: Sequence[str] = (),

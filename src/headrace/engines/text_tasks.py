@@ -164,7 +164,7 @@ class Candidates:
     """The labels a text may have.
 
     Args:
-        labels: at least one, none twice.
+        labels: at least one, none twice; a text is split at its commas.
         template: makes a sentence of a label, in place of `{}`.
         multi_label: whether several may hold at once; each is then scored for itself.
 
@@ -172,8 +172,10 @@ class Candidates:
         ConfigError: no label, one twice, or a template without `{}`.
     """
 
-    def __init__(self, labels: Sequence[str], template: str, multi_label: bool) -> None:
-        if isinstance(labels, str) or not labels or len(set(labels)) != len(labels) or not all(labels):
+    def __init__(self, labels: str | Sequence[str], template: str, multi_label: bool) -> None:
+        if isinstance(labels, str):
+            labels = [label.strip() for label in labels.split(",")]
+        if not labels or len(set(labels)) != len(labels) or not all(labels):
             raise ConfigError(f"labels is {labels!r}; it must be a list of at least one text, none empty or twice")
         if "{}" not in template:
             raise ConfigError(f"hypothesis_template is {template!r}; it must have {{}} where the label goes")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+import json
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import ConfigError, RecordError
@@ -20,6 +23,12 @@ class Columns:
     """None: a record's position is its id."""
     text_only: bool = True
     """Whether anything but a text fails its record here; otherwise the engine judges what it is given."""
+    pair: str | None = None
+    """The second text of a pair."""
+    template: str | None = None
+    """Makes the text of several columns, such as "Q: {question}"; None takes `text` as it is."""
+    keep: tuple[str, ...] = ()
+    """Columns that go to the output as they are."""
 
     def identify(self, record: Record) -> Record:
         """The record with its id.
@@ -38,12 +47,39 @@ class Columns:
         """What to process.
 
         Raises:
-            RecordError: the column is missing; or with `text_only` null, not text, or not valid Unicode.
+            RecordError: a column is missing; or with `text_only` null, not text, or not valid Unicode.
         """
+        if self.template is not None:
+            return "".join(
+                literal if name is None else literal + _filled(record, name)
+                for literal, name, _, _ in string.Formatter().parse(self.template)
+            )
         value = _value(record, self.text)
         if self.text_only:
             _check_text(value, self.text)
-        return value
+        if self.pair is None:
+            return value
+        second = _value(record, self.pair)
+        if self.text_only:
+            _check_text(second, self.pair)
+        return value, second
+
+    def kept(self, record: Record) -> Mapping[str, Any] | None:
+        """The columns that go to the output; null where a record lacks one."""
+        return {name: record.data.get(name) for name in self.keep} if self.keep else None
+
+
+def _filled(record: Record, name: str) -> str:
+    """A column's value as it stands in a text.
+
+    Raises:
+        RecordError: it is missing, null, or no valid Unicode.
+    """
+    value = _value(record, name)
+    if isinstance(value, (int, float, list, dict)):
+        return json.dumps(value, ensure_ascii=False)
+    _check_text(value, name)
+    return str(value)
 
 
 def _value(record: Record, column: str) -> Any:
@@ -64,23 +100,40 @@ def _check_text(value: Any, column: str) -> None:
             raise RecordError(f"column {column!r} is not valid Unicode: {error.reason}") from None
 
 
-def resolve(source: Source, text: str, id_column: str | None, *, text_only: bool = True) -> Columns:
+def resolve(source: Source, wanted: Columns) -> Columns:
     """Check the columns against the first rows of the input, whatever is done of it.
 
-    Without `id_column` a column named "id" is the id where the first rows have one, else the position is.
+    Without an id column a column named "id" is the id where the first rows have one, else the position is; "" asks for
+    the position.
 
     Raises:
-        ConfigError: no record among the first rows has the column.
+        ConfigError: no record among the first rows has a column, a template is none, or a kept column would hide the id.
     """
     head = next(
         (chunk.records for chunk in itertools.islice(source.chunks(lambda position: position), 8) if chunk.records), ()
     )
     known = list(dict.fromkeys(column for record in head for column in record.data))
-    for column in filter(None, (text, id_column)):
+    texts = (wanted.text, wanted.pair) if wanted.template is None else _template_columns(wanted.template)
+    for column in filter(None, (*texts, wanted.id, *wanted.keep)):
         if head and column not in known:
             raise ConfigError(
                 f"no record among the first {len(head)} has a column {column!r}; they have {', '.join(known[:20])}"
             )
-    if id_column is None and "id" in known:
-        id_column = "id"
-    return Columns(text, id_column, text_only)
+    identity = "id" if wanted.id is None and "id" in known else wanted.id or None
+    if "id" in wanted.keep and identity != "id":
+        raise ConfigError('cannot keep column "id": the output\'s own id is named so; name it with --id-column')
+    return replace(wanted, id=identity, keep=tuple(name for name in wanted.keep if name != "id"))
+
+
+def _template_columns(template: str) -> tuple[str, ...]:
+    try:
+        fields = [(name, spec, conversion) for _, name, spec, conversion in string.Formatter().parse(template)]
+    except ValueError as error:
+        raise ConfigError(f"prompt template {template!r}: {error}; write {{{{ and }}}} for braces") from error
+    for name, spec, conversion in fields:
+        if name == "" or spec or conversion:
+            raise ConfigError(f"prompt template {template!r}: write column names alone in braces, as in {{question}}")
+    names = tuple(name for name, _, _ in fields if name is not None)
+    if not names:
+        raise ConfigError(f"prompt template {template!r} names no column: every text would be the same")
+    return names

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -19,6 +19,9 @@ from headrace.jobs.columns import Columns
 from headrace.jobs.job import Job, StopRequest
 from headrace.records import Failed, Ok, Outcome, Record
 
+_ALL_ROWS = 1 << 20
+"""For an engine that says nothing: chunks are prepared as they are read."""
+
 
 class Work(NamedTuple):
     """A record ready for the engine."""
@@ -26,6 +29,8 @@ class Work(NamedTuple):
     record: Record
     payload: Any
     cost: int
+    kept: Mapping[str, Any] | None = None
+    """Columns that go to the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class Feed:
         on_failed: Callable[[Failed], Awaitable[None]],
     ) -> None:
         self._job = job
-        self._chunks = job.source.chunks(next_todo)
+        self._chunks = _portions(job.source.chunks(next_todo), getattr(job.engine, "prepare_rows", _ALL_ROWS))
         self._expect = expect
         self._on_failed = on_failed
         self._ahead: deque[asyncio.Task[_PreparedChunk | None]] = deque()
@@ -103,6 +108,14 @@ class Feed:
         return prepared
 
 
+def _portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
+    """The same rows in chunks of at most so many records, where an engine prepares fewer at a time than are read."""
+    for chunk in chunks:
+        yield replace(chunk, records=chunk.records[:rows])
+        for start in range(rows, len(chunk.records), rows):
+            yield Chunk(chunk.records[start : start + rows], (), 0)
+
+
 def _load(chunks: Iterator[Chunk]) -> tuple[Chunk, StageDone] | None:
     """The next chunk of the input; None at its end. Runs on the reader thread."""
     started = time.monotonic()
@@ -138,7 +151,7 @@ def _prepare(chunk: Chunk, columns: Columns, engine: Engine[Any, Any]) -> _Prepa
         if isinstance(prepared, Exception):
             failures.append(failure(record, prepared))
         else:
-            work.append(Work(record, prepared.payload, prepared.cost))
+            work.append(Work(record, prepared.payload, prepared.cost, columns.kept(record)))
             tokens += prepared.cost
             truncated += prepared.truncated
     ended = time.monotonic()
@@ -181,5 +194,5 @@ def finish(work: Work, result: Any) -> Outcome:
         ) from result
     if isinstance(result, Exception):
         return failure(work.record, result)
-    # Without the row itself: a finished record may wait for its neighbours, and the row is no longer needed.
-    return Ok(Record(work.record.position, work.record.id, None), result)
+    # Without the row itself: a finished record may wait for its neighbours, and only what is kept is still needed.
+    return Ok(Record(work.record.position, work.record.id, work.kept), result, work.cost)

@@ -19,9 +19,9 @@ def source(path: Path, *rows: Any) -> Source:
 
 
 def test_id_is_the_id_column_where_there_is_one(tmp_path: Path) -> None:
-    assert resolve(source(tmp_path / "a", {"text": "x", "id": 1}), "text", None) == Columns("text", "id")
-    assert resolve(source(tmp_path / "b", {"text": "x"}), "text", None) == Columns("text", None)
-    assert resolve(source(tmp_path / "c", {"text": "x", "id": 1, "k": 2}), "text", "k") == Columns("text", "k")
+    assert resolve(source(tmp_path / "a", {"text": "x", "id": 1}), Columns("text", None)) == Columns("text", "id")
+    assert resolve(source(tmp_path / "b", {"text": "x"}), Columns("text", None)) == Columns("text", None)
+    assert resolve(source(tmp_path / "c", {"text": "x", "id": 1, "k": 2}), Columns("text", "k")) == Columns("text", "k")
 
 
 @pytest.mark.parametrize(("text", "id_column", "missing"), [("body", None, "body"), ("text", "key", "key")])
@@ -29,12 +29,12 @@ def test_a_column_no_record_has_is_refused_with_those_they_have(
     tmp_path: Path, text: str, id_column: str | None, missing: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"'{missing}'; they have text, id"):
-        resolve(source(tmp_path / "a", {"text": "x"}, {"id": 1}), text, id_column)
+        resolve(source(tmp_path / "a", {"text": "x"}, {"id": 1}), Columns(text, id_column))
 
 
 def test_an_input_without_records_has_no_column_to_miss(tmp_path: Path) -> None:
-    assert resolve(source(tmp_path / "a"), "text", "id") == Columns("text", "id")
-    assert resolve(source(tmp_path / "b", [1], 2), "text", None) == Columns("text", None)
+    assert resolve(source(tmp_path / "a"), Columns("text", "id")) == Columns("text", "id")
+    assert resolve(source(tmp_path / "b", [1], 2), Columns("text", None)) == Columns("text", None)
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,13 @@ def test_an_id_is_text_or_an_integer(value: Any) -> None:
         Columns("text", "id").identify(Record(0, 0, {"id": value}))
     assert Columns("text", "id").identify(Record(4, 4, {"id": "ä"})).id == "ä"
     assert Columns("text", "id").identify(Record(4, 4, {"id": 7})).id == 7
+
+
+def test_a_pair_is_two_columns_and_each_must_be_text(tmp_path: Path) -> None:
+    pair = Columns("text", None, pair="other")
+    assert resolve(source(tmp_path / "a", {"text": "x", "other": "y"}), pair) == pair
+    with pytest.raises(ConfigError, match="has a column 'other'"):
+        resolve(source(tmp_path / "b", {"text": "x"}), pair)
+    assert pair.input_of(Record(0, 0, {"text": "x", "other": "y"})) == ("x", "y")
+    with pytest.raises(RecordError, match="'other' is null"):
+        pair.input_of(Record(0, 0, {"text": "x", "other": None}))
