@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import count
@@ -45,6 +46,8 @@ _OWN_SAMPLING = (
     "stop_token_ids",
 )
 _EXTRA = (*_OWN_SAMPLING, "structured_outputs", "response_format", "chat_template_kwargs")
+
+_STRUCTURES = [field.name for field in fields(StructuredOutputsParams) if field.init]
 
 # Engine arguments that decide where and how fast a model runs, not what it says: a job may be resumed with others.
 _RESOURCES = frozenset({
@@ -132,6 +135,7 @@ class VllmEngine:
         return [self._prepare(value) for value in inputs]
 
     def _prepare(self, value: Any) -> Prepared[_Payload] | Exception:
+        request: Request | None = None
         try:
             request = parse(value, self._defaults, system_prompt=self._system_prompt, chat=self._chat, extra=_EXTRA)
             params = _sampling_params(request)
@@ -139,8 +143,11 @@ class VllmEngine:
                 prompt = self._render(request)
         except RecordError as error:
             return error
-        except _REFUSALS as error:
+        except VLLMClientError as error:
             return RecordError(_line(error))
+        except (ValueError, TypeError) as error:  # where vLLM does not check itself, and says not what it is about
+            about = ", ".join(request.extra) if request is not None and request.extra else "the request"
+            return RecordError(f"vLLM refuses {about}: {_line(error)}")
         tokens = prompt["prompt_token_ids"]
         if self._seed is not None and params.seed is None and params.temperature > 0:
             params.seed = _own_seed(self._seed, tokens)
@@ -197,8 +204,9 @@ class VllmEngine:
         """End vLLM's processes. Safe to call twice."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            self._thread.close()
+            self._thread.cancel()
             engine.shutdown()
+            self._thread.close()
             self._renderer.shutdown()
 
 
@@ -256,6 +264,9 @@ def _structure(extra: Mapping[str, Any]) -> StructuredOutputsParams | None:
             raise RecordError(
                 f"structured_outputs is {wanted!r:.60}: it must be an object, such as {{'regex': '[0-9]+'}}"
             )
+        unknown = sorted(wanted.keys() - set(_STRUCTURES))  # which vLLM would pass over in silence
+        if unknown:
+            raise RecordError(f"structured_outputs has an unknown {unknown[0]!r}; known: {', '.join(_STRUCTURES)}")
         return StructuredOutputsParams(**wanted)
     match extra.get("response_format"):
         case None | {"type": "text"}:
@@ -295,15 +306,24 @@ class _LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
+        self._running: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Its future, of `concurrent.futures`; cancelling that cancels the coroutine."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        """Its future; cancelling that cancels the coroutine."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return future
+
+    def cancel(self) -> None:
+        """Cancel all that was submitted and still runs."""
+        for future in self._running.copy():
+            future.cancel()
 
     def close(self) -> None:
-        """Cancel what runs, then end the loop and the thread."""
+        """Cancel whatever runs on the loop, then end it and the thread."""
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

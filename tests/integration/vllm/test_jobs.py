@@ -1,0 +1,136 @@
+"""Bulk jobs through vLLM: the main path as a user runs it, with the engine killed and the job interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.vllm.conftest import FLAGS
+
+from headrace import wiring
+from headrace.batching.streaming import StreamBatcher
+from headrace.jobs import run as main_path
+from headrace.jobs.job import StopRequest
+from headrace.observe.report import ReportBuilder
+
+PROGRAM = (sys.executable, "-c", "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()")
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run_job(engine: Any, source: Path, sink: Path, column: str = "prompt") -> Any:
+    """The main path with an engine that is there already."""
+    settings = wiring.JobSettings(source=source, sink=sink, task="generate", engine="vllm", text_column=column)
+    report = ReportBuilder()
+    job = wiring.build(settings, wiring.check(settings), engine, StopRequest(), report)
+    assert isinstance(job.batcher, StreamBatcher)
+    return main_path.run(job), report.build()
+
+
+def test_every_record_ends_in_the_output_or_among_the_errors(engine: Any, tmp_path: Path) -> None:
+    rows: list[Any] = [{"id": f"r{n}", "prompt": f"question {n}"} for n in range(60)]
+    rows[7]["prompt"] = ""
+    rows[11]["prompt"] = {"prompt": "short", "max_tokens": 3, "ignore_eos": True}
+    rows[13]["prompt"] = {"prompt": "hot", "temperature": -3}
+    rows[17]["prompt"] = [{"role": "user", "content": "hi"}]
+    rows[19]["prompt"] = {"prompt": "a", "allowed_token_ids": [10**6]}
+    end, report = run_job(engine, write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl")
+    assert (end.state, end.records, end.failed) == ("finished", 60, 3)
+    out = {row["id"]: row["generation"] for row in read(tmp_path / "out.jsonl")}
+    assert list(out) == [row["id"] for n, row in enumerate(rows) if n not in (7, 13, 19)]
+    assert out["r11"]["completion_tokens"] == 3
+    assert [letter["id"] for letter in read(tmp_path / "out.errors.jsonl")] == ["r7", "r13", "r19"]
+    assert report.ok == 57
+
+
+@pytest.mark.skipif("HEADRACE_GSM8K" not in os.environ, reason="HEADRACE_GSM8K names no file of questions")
+@pytest.mark.timeout(1800)
+def test_every_gsm8k_question_is_answered(engine: Any, tmp_path: Path) -> None:
+    source = Path(os.environ["HEADRACE_GSM8K"])
+    end, _ = run_job(engine, source, tmp_path / "out.jsonl", "question")
+    out = read(tmp_path / "out.jsonl")
+    letters = read(tmp_path / "out.errors.jsonl") if end.failed else []
+    assert end.records == len(read(source)) == len(out) + len(letters)
+    assert {row["id"] for row in out} | {letter["position"] for letter in letters} == set(range(end.records))
+    assert all("max_model_len" in letter["message"] or "context" in letter["message"] for letter in letters)
+
+
+@pytest.fixture
+def command(model: Path, tmp_path: Path) -> list[str]:
+    """A job of a few seconds, with the engine's flags by vLLM's names."""
+    rows = [{"id": n, "prompt": f"question {n}"} for n in range(400)]
+    source = write(tmp_path / "in.jsonl", rows)
+    return [
+        *PROGRAM,
+        *("run", "--task", "generate", "--engine", "vllm", "--model", str(model), "-i", str(source)),
+        *("-o", str(tmp_path / "out.jsonl"), "--text-column", "prompt", "--max-tokens", "200", "--ignore-eos", *FLAGS),
+    ]
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    """The command as leader of a process group, which a terminal's Ctrl-C reaches as a whole."""
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def wait_for_parts(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Until something is committed."""
+    for _ in range(1_200):
+        if any(folder.glob("out.jsonl.parts/*.jsonl")):
+            return
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.1)
+    raise AssertionError("nothing was committed in two minutes")
+
+
+def descendants(parent: int) -> Iterator[tuple[int, str]]:
+    listed = subprocess.run(["pgrep", "-P", str(parent), "-a"], capture_output=True, text=True, check=False)
+    for line in listed.stdout.splitlines():
+        number, name = line.split(maxsplit=1)
+        yield int(number), name
+        yield from descendants(int(number))
+
+
+def check_finished(command: list[str], folder: Path) -> None:
+    """The same command again goes on and ends; every record is there exactly once, and no process is left."""
+    again = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=240, check=False)
+    assert again.returncode == 0, again.stderr
+    assert [row["id"] for row in read(folder / "out.jsonl")] == list(range(400))
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_core_ends_the_job_with_all_that_was_finished_kept(command: list[str], tmp_path: Path) -> None:
+    process = start(command)
+    wait_for_parts(tmp_path, process)
+    (core,) = (number for number, name in descendants(process.pid) if "EngineCore" in name)
+    os.kill(core, signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    assert "headrace: the engine cannot go on: vLLM's core process is gone" in errors
+    check_finished(command, tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_ctrl_c_finishes_what_is_in_flight_and_the_job_goes_on_later(command: list[str], tmp_path: Path) -> None:
+    process = start(command)
+    wait_for_parts(tmp_path, process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "run the same command again to continue" in errors
+    assert "EngineDead" not in errors  # the core did not hear Ctrl-C
+    check_finished(command, tmp_path)

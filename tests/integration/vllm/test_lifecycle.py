@@ -1,0 +1,121 @@
+"""How requests to vLLM end early, and how the engine itself ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.vllm.conftest import OPTIONS
+
+from headrace.errors import ConfigError, EngineDeadError, EngineError
+
+LONG = {"prompt": "hello", "max_tokens": 480, "ignore_eos": True}
+SHORT = {"prompt": "hello", "max_tokens": 1}
+
+
+def payloads(engine: Any, *values: Any) -> list[Any]:
+    return [prepared.payload for prepared in engine.prepare(values)]
+
+
+def core_processes() -> set[int]:
+    """The processes of ours that hold models."""
+    children = subprocess.run(["pgrep", "-P", str(os.getpid()), "-a"], capture_output=True, text=True, check=False)
+    return {int(line.split()[0]) for line in children.stdout.splitlines() if "EngineCore" in line}
+
+
+def test_a_cancelled_request_leaves_its_slot(engine: Any) -> None:
+    async def main() -> tuple[float, float]:
+        long, short = payloads(engine, LONG, SHORT)
+        await engine.infer(short)
+        started = time.monotonic()
+        await engine.infer(long)
+        alone = time.monotonic() - started
+        running = [asyncio.create_task(engine.infer(long)) for _ in range(OPTIONS["max_num_seqs"])]
+        await asyncio.sleep(alone / 10)
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        started = time.monotonic()
+        await engine.infer(short)
+        return alone, time.monotonic() - started
+
+    alone, after_cancel = asyncio.run(main())
+    assert after_cancel < alone / 2  # with every slot taken it would have waited for a long one
+
+
+def test_the_engine_serves_one_event_loop_after_the_other(engine: Any) -> None:
+    (short,) = payloads(engine, SHORT)
+    assert asyncio.run(engine.infer(short)) == asyncio.run(engine.infer(short))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_length": 5}, "no option 'max_model_length'"),
+        ({"max_model_len": 10**6}, "max_model_len"),
+        ({"dtype": "float33"}, "float33"),
+        ({"temperature": -1}, "temperature is -1"),
+    ],
+)
+def test_options_that_vllm_does_not_take_are_refused(model: Path, options: dict[str, Any], message: str) -> None:
+    from headrace.engines.vllm import VllmEngine
+
+    with pytest.raises(ConfigError, match=message):
+        VllmEngine(model, **options)
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_with_its_folder(model: Path, tmp_path: Path) -> None:
+    from headrace.engines.vllm import VllmEngine
+
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(EngineError, match=str(tmp_path)):
+        VllmEngine(tmp_path, **OPTIONS)
+
+
+def test_a_killed_core_ends_every_request_at_once_and_closing_returns(model: Path) -> None:
+    from headrace.engines.vllm import VllmEngine
+
+    others = core_processes()
+    engine = VllmEngine(model, **OPTIONS)
+    long, short = payloads(engine, LONG, SHORT)
+    (core,) = core_processes() - others
+
+    async def main() -> list[Any]:
+        await engine.infer(short)
+        running = [asyncio.create_task(engine.infer(long)) for _ in range(10)]
+        await asyncio.sleep(0.1)
+        os.kill(core, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            ended = await asyncio.gather(*running, return_exceptions=True)
+            return [*ended, *await asyncio.gather(engine.infer(short), return_exceptions=True)]
+
+    assert [type(error) for error in asyncio.run(main())] == [EngineDeadError] * 11
+    engine.close()
+
+
+def test_closing_ends_what_is_under_way_and_may_be_done_twice(model: Path) -> None:
+    from headrace.engines.vllm import VllmEngine
+
+    engine = VllmEngine(model, **OPTIONS)
+    long, short = payloads(engine, LONG, SHORT)
+
+    async def main() -> None:
+        await engine.infer(short)
+        running = asyncio.create_task(engine.infer(long))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(EngineDeadError, match="closed before it had answered"):
+            await running
+        with pytest.raises(EngineDeadError, match="create a new one"):
+            await engine.infer(short)
+
+    asyncio.run(main())
+    engine.close()
