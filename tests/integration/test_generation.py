@@ -1,0 +1,258 @@
+"""Generation with a small real Llama: the same answers whatever the batching, parameters of each record, bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import ContinuousBatcher
+from headrace.engines import registry
+from headrace.engines.base import BatchEngine, StepEngine
+from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
+from headrace.events import Event, StepDone
+
+CONTEXT = 160
+LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of random weights with letters for tokens. Its logits are far apart: rounding decides nothing."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    from headrace.engines.causal_lm import ARITHMETIC
+
+    torch.manual_seed(0)
+    words = AutoTokenizer.from_pretrained(str(ARITHMETIC))
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.4,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    target = tmp_path_factory.mktemp("llama")
+    LlamaForCausalLM(config).save_pretrained(target)
+    words.save_pretrained(target)
+    return target
+
+
+def requests(count: int, **sampling: Any) -> list[dict[str, Any]]:
+    """Prompts and answers of very different lengths."""
+    rng = random.Random(1)
+    return [
+        {
+            "prompt": "".join(rng.choices(LETTERS, k=rng.randint(1, 60))),
+            "max_tokens": rng.choice([1, 3, 10, 30, 80]),
+            "ignore_eos": True,
+            **sampling,
+        }
+        for _ in range(count)
+    ]
+
+
+def payloads(engine: Any, inputs: list[Any]) -> list[Any]:
+    prepared = engine.prepare(inputs)
+    assert not [item for item in prepared if isinstance(item, Exception)]
+    return [item.payload for item in prepared]
+
+
+def answers(engine: Any, inputs: list[Any], events: list[Event] | None = None) -> list[Any]:
+    """Through a continuous batcher, in order."""
+
+    async def main() -> list[Any]:
+        listener = None if events is None else events.append
+        async with ContinuousBatcher(
+            engine, max_slots=engine.max_slots, max_cost=engine.max_cost, listener=listener
+        ) as batcher:
+            asks = payloads(engine, inputs)
+            return [answer async for answer in batcher.map(asks, return_exceptions=True)]
+
+    return asyncio.run(main())
+
+
+def alone(engine: Any, inputs: list[Any]) -> list[Any]:
+    return [engine.forward([ask])[0] for ask in payloads(engine, inputs)]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "top_p": 0.9}, {"frequency_penalty": 1.5}], ids=str)
+def test_answers_are_the_same_whatever_the_batching(folder: Path, sampling: Any) -> None:
+    inputs = requests(40, **sampling)
+    static = registry.create("generate", folder, engine="static")
+    engine = registry.create("generate", folder, max_num_seqs=16)
+    expected = alone(static, inputs)
+    assert {len(answer["text"]) for answer in expected} >= {1, 3, 10, 30}
+    assert answers(engine, inputs) == expected
+    assert [
+        answer for start in range(0, 40, 16) for answer in static.forward(payloads(static, inputs[start : start + 16]))
+    ] == expected
+    order = random.Random(2).sample(range(40), 40)
+    assert answers(engine, [inputs[place] for place in order]) == [expected[place] for place in order]
+
+
+def test_answers_that_were_sent_back_are_the_same_too(folder: Path) -> None:
+    inputs = [{**request, "max_tokens": 90} if number > 20 else {**request, "max_tokens": 90, "stop": list(LETTERS)}
+              for number, request in enumerate(requests(36, temperature=0.5))]  # fmt: skip
+    engine = registry.create("generate", folder, max_num_seqs=16, kv_cache_tokens=400)
+    events: list[Event] = []
+    results = answers(engine, inputs, events)
+    assert sum(event.sent_back for event in events if isinstance(event, StepDone)) > 0
+    assert results == alone(registry.create("generate", folder, engine="static"), inputs)
+
+
+def test_all_of_the_cache_is_free_again(folder: Path) -> None:
+    engine = registry.create("generate", folder, max_num_seqs=4)
+    free = engine._processor.cache.compute_free_capacity(relative=False)
+
+    async def main() -> None:
+        async with ContinuousBatcher(engine, max_slots=4, max_cost=engine.max_cost) as batcher:
+            futures = [await batcher.submit(ask) for ask in payloads(engine, requests(4, min_tokens=1))]
+            endless = await batcher.submit(
+                payloads(engine, [{"prompt": "a", "max_tokens": 150, "ignore_eos": True}])[0]
+            )
+            await asyncio.gather(*futures)
+            assert batcher.stats.in_flight == 1
+            endless.cancel()
+
+    asyncio.run(main())
+    assert engine._processor.cache.compute_free_capacity(relative=False) == free
+    assert not engine._answers
+
+
+def test_a_seed_decides_and_belongs_to_its_record(folder: Path) -> None:
+    engine = registry.create("generate", folder)
+    ask = {"prompt": "abc", "temperature": 1.0, "max_tokens": 30, "ignore_eos": True}
+    seeded = [{**ask, "seed": seed} for seed in (1, 2, 1)]
+    one, two, one_again, plain, plain_again = answers(engine, [*seeded, ask, ask])
+    assert one == one_again != two
+    assert plain == plain_again  # the same prompt and engine seed
+    [other] = answers(registry.create("generate", folder, seed=5), [ask])
+    assert other != plain
+
+
+def test_top_k_of_one_is_greedy_whatever_the_temperature(folder: Path) -> None:
+    engine = registry.create("generate", folder)
+    ask = {"prompt": "abc", "max_tokens": 30, "ignore_eos": True}
+    greedy, *drawn = answers(engine, [ask, *({**ask, "temperature": 2.0, **one} for one in ONLY_ONE)])
+    assert drawn == [greedy] * len(ONLY_ONE)
+
+
+ONLY_ONE: list[dict[str, Any]] = [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}]
+
+
+def test_a_penalty_keeps_tokens_from_coming_back(folder: Path) -> None:
+    engine = registry.create("generate", folder)
+    ask = {"prompt": "abc", "max_tokens": 40, "ignore_eos": True}
+    plain, punished = answers(engine, [ask, {**ask, "presence_penalty": 2.0, "frequency_penalty": 2.0}])
+    assert len(set(punished["text"])) > len(set(plain["text"]))
+
+
+@pytest.mark.parametrize("name", ["torch", "static"])
+def test_how_answers_end(folder: Path, name: str) -> None:
+    engine = registry.create("generate", folder, engine=name)
+
+    def run(*asks: dict[str, Any]) -> list[Any]:
+        if name == "torch":
+            return answers(engine, list(asks))
+        return list(engine.forward(payloads(engine, list(asks))))
+
+    [whole] = run({"prompt": "abc", "max_tokens": 40, "ignore_eos": True})
+    assert (whole["finish_reason"], whole["prompt_tokens"], whole["completion_tokens"]) == ("length", 3, 40)
+    stop = whole["text"][10:13]
+    place = whole["text"].index(stop)
+    stopped, later, ended, full = run(
+        {"prompt": "abc", "max_tokens": 40, "ignore_eos": True, "stop": [stop, "never there"]},
+        {"prompt": "abc", "max_tokens": 40, "ignore_eos": True, "stop": whole["text"][0], "min_tokens": 2},
+        {"prompt": "abc", "max_tokens": 150, "temperature": 5.0},
+        {"prompt": "x" * (CONTEXT - 5), "max_tokens": 100, "ignore_eos": True},
+    )
+    assert stopped == {
+        "text": whole["text"][:place],
+        "finish_reason": "stop",
+        "prompt_tokens": 3,
+        "completion_tokens": place + len(stop),
+    }
+    assert len(later["text"]) >= 1  # the first letter alone would have ended it
+    assert ended["finish_reason"] == "stop"  # so hot, it comes upon an end token
+    assert len(ended["text"]) < ended["completion_tokens"] < 150
+    assert (full["finish_reason"], full["completion_tokens"]) == ("length", 5)  # the end of the context
+
+
+def test_what_cannot_be_answered_is_that_records_error(folder: Path) -> None:
+    engine = registry.create("generate", folder, chat=True)
+    bad = [None, "", "x" * 400, "\ud800", [{"role": "wizard", "content": "x"}], {"prompt": "a", "top_p": 2}]
+    good = ["1+1=", [{"role": "user", "content": "1+1="}], {"prompt": "Q: 1+1=\nA: "}]
+    prepared = engine.prepare([*bad, *good])
+    assert all(isinstance(item, RecordError) for item in prepared[: len(bad)])
+    assert "leaves no room for an answer in a context of 160" in str(prepared[2])
+    assert len({item.payload.prompt for item in prepared[len(bad) :]}) == 1  # three ways to ask the same
+
+
+def test_a_role_that_the_models_template_refuses_is_that_records_error(folder: Path) -> None:
+    [refused] = registry.create("generate", folder).prepare([[{"role": "tool", "content": "4"}]])
+    assert isinstance(refused, RecordError)
+    assert "template" in str(refused)
+
+
+def test_a_model_without_a_template_takes_prompts_only(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        if file.name != "chat_template.jinja":
+            (tmp_path / file.name).symlink_to(file)
+    prompt, chat = registry.create("generate", tmp_path).prepare(["1+1=", [{"role": "user", "content": "1+1="}]])
+    assert not isinstance(prompt, Exception)
+    assert isinstance(chat, RecordError)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_token": 3}, ConfigError, "unknown option 'max_token'"),
+        ({"temperature": -1}, ConfigError, "temperature is -1"),
+        ({"max_num_seqs": 0}, ConfigError, "max_num_seqs is 0"),
+        ({"kv_cache_tokens": 10}, ConfigError, "kv_cache_tokens is 10"),
+        ({"max_model_len": 10_000}, ConfigError, "max_model_len is 10000"),
+        ({"device": "abacus"}, ConfigError, "abacus"),
+    ],
+)
+def test_wrong_options_name_themselves(folder: Path, options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        registry.create("generate", folder, **options)
+
+
+def test_a_model_that_cannot_generate_says_so(encoder_folder: Path) -> None:
+    with pytest.raises(EngineError, match="model in"):
+        registry.create("generate", encoder_folder)
+
+
+@pytest.mark.parametrize("name", ["torch", "static"])
+def test_engines_keep_their_types_promises(folder: Path, name: str) -> None:
+    engine = registry.create("generate", folder, engine=name)
+    assert isinstance(engine, StepEngine if name == "torch" else BatchEngine)
+    assert json.loads(json.dumps(engine.describe())) == engine.describe()
+    assert engine.describe() != registry.create("generate", folder, engine=name, temperature=0.1).describe()
+    [ask] = payloads(engine, ["abc"])
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineDeadError):
+        engine.forward([ask]) if name == "static" else engine.step()
