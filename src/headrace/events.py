@@ -148,7 +148,29 @@ class JobDone:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class RequestDone:
+    """A request over HTTP was answered, or its client left."""
+
+    route: str
+    """As the server's documents name it, such as `/v1/embeddings`; "other" where there is none."""
+    method: str
+    status: int
+    """Of the response; 499 where the client had gone."""
+    duration_s: float
+    at: float
+
+
 Event: TypeAlias = (
-    BatchFormed | BatchDone | BatchSplit | StepDone | RecordFailed | StageDone | JobStarted | PartCommitted | JobDone
+    BatchFormed
+    | BatchDone
+    | BatchSplit
+    | StepDone
+    | RecordFailed
+    | StageDone
+    | JobStarted
+    | PartCommitted
+    | JobDone
+    | RequestDone
 )
 Listener: TypeAlias = Callable[[Event], None]

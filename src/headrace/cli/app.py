@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import headrace
-from headrace.cli import run
+from headrace.cli import run, serve
 
 app = typer.Typer(
     name="headrace",
@@ -18,6 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run.run)
+app.command("serve")(serve.serve)
 
 
 def _print_version(wanted: bool) -> None:

@@ -6,7 +6,7 @@ lets requests join and leave between its steps, a `StreamEngine` takes single re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -124,4 +124,16 @@ class StepEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, Payloa
 
     def remove(self, key: int) -> PayloadT | None:
         """Take a request out; returns what it can go on with later, or None if it must begin anew."""
+        ...
+
+
+@runtime_checkable
+class FollowableEngine(Protocol[PayloadT]):
+    """An engine whose answers can be read while they grow."""
+
+    def follow(self, payload: PayloadT, listener: Callable[[str], None]) -> PayloadT:
+        """The same request, whose text so far is told to `listener` on the engine's thread, whenever it has grown.
+
+        What was told once stays: each text begins with the one before, and the answer with all of them.
+        """
         ...

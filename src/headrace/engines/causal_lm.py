@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class Ask:
     prompt: tuple[int, ...]
     sampling: Sampling
     """`max_tokens` cut to what the context leaves."""
+    listener: Callable[[str], None] | None = None
+    """Told the answer so far whenever it has grown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,12 @@ class CausalLM:
         # The last token may complete a stop string with more text behind it. A character is at most 4 tokens.
         tail = self._decode(generated[-4 * max(map(len, stops)) - 8 :])
         return any(stop in tail for stop in stops) and self._stop_at(ask, generated) is not None
+
+    def grown(self, ask: Ask, generated: Sequence[int]) -> str:
+        """As much of an unfinished answer as later tokens cannot change."""
+        text = self._decode(generated).rstrip("\ufffd")  # the first bytes of a character that is not whole yet
+        held_back = max(map(len, ask.sampling.stop), default=1) - 1  # what may turn out to begin a stop string
+        return text[: len(text) - held_back] if held_back else text
 
     def answer(self, ask: Ask, generated: Sequence[int]) -> Generation:
         """What is given back for the tokens of a finished answer."""

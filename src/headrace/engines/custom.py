@@ -96,7 +96,7 @@ def load(reference: str, model: str | Path | None, options: Mapping[str, Any]) -
         made, used_model = found(model, **own), model
     elif inspect.isclass(found):
         made = found()
-    if hasattr(made, "prepare") and hasattr(made, "forward"):
+    if hasattr(made, "prepare") and any(hasattr(made, method) for method in ("forward", "step", "infer")):
         _refuse(reference, chosen, ())
         engine: BatchEngine[Any, Any, Any] = made
         return engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,10 @@ class GenerationEngine:
         ask = record.ask if isinstance(record, _Resumed) else record
         return len(ask.prompt) + 1, len(ask.prompt) + ask.sampling.max_tokens
 
+    def follow(self, payload: Ask, listener: Callable[[str], None]) -> Ask:
+        """The same request, whose answer is told to `listener` while it grows."""
+        return replace(payload, listener=listener)
+
     def add(self, key: int, record: Ask | _Resumed) -> None:
         """Let a request join the next step."""
         if isinstance(record, _Resumed):
@@ -168,7 +172,15 @@ class GenerationEngine:
             if self._processor.prepare_next_batch():
                 self._processor._generation_step(self._lm.model)
                 self._processor.update_batch()
-        return [*self._ended(), *self._stopped()]
+        finished = [*self._ended(), *self._stopped()]
+        self._tell()
+        return finished
+
+    def _tell(self) -> None:
+        """Let those who follow an answer know how far it is."""
+        for key, answer in self._answers.items():
+            if answer.ask.listener is not None:
+                answer.ask.listener(self._lm.grown(answer.ask, self._generated(key)))
 
     def _ended(self) -> list[tuple[int, Generation | Exception]]:
         """Those that transformers itself has ended: an end token, enough tokens, or an error."""

@@ -1,0 +1,107 @@
+"""The FastAPI app: routes and middleware around a model that lives as long as the app's lifespan."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from headrace.serving import generation_routes, status_routes, text_routes
+from headrace.serving.edge import Edge, error_response
+from headrace.serving.errors import ApiError, error_body
+from headrace.serving.host import Host
+from headrace.serving.schemas import ErrorResponse
+from headrace.serving.service import Service
+
+_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
+# Which routes a task's model can answer; /generate takes any task that has texts.
+_ROUTES: dict[str, Callable[[Host], APIRouter]] = {
+    "generate": generation_routes.router,
+    "embed": text_routes.embedding_router,
+    "classify": text_routes.classify_router,
+    "zero-shot": text_routes.classify_router,
+}
+
+
+def create_app(
+    host: Host,
+    make_service: Callable[[], Service],
+    task: str,
+    *,
+    version: str = "",
+    routers: Sequence[APIRouter] = (),
+    background: Callable[[Service], contextlib.AbstractAsyncContextManager[None]] | None = None,
+) -> FastAPI:
+    """An app that makes its service when it starts and closes it when it ends.
+
+    Args:
+        host: what the routes share.
+        make_service: loads the model; called on a thread, as it blocks.
+        task: of the model: it decides which routes there are.
+        version: Headrace's, in the documents.
+        routers: further routes.
+        background: what else lives as long as the service, and ends before it.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service = await asyncio.to_thread(make_service)
+        await service.start()
+        host.draining = host.dead = False
+        try:
+            async with background(service) if background is not None else contextlib.nullcontext():
+                host.loaded = service
+                yield
+                host.draining = True
+        finally:
+            host.loaded = None
+            await service.stop(host.limits.drain_s)
+
+    app = FastAPI(
+        title="Headrace",
+        version=version,
+        summary="Many callers, one batcher, one model.",
+        lifespan=lifespan,
+        responses={status: {"model": ErrorResponse} for status in _ERRORS},
+        # No page from elsewhere is loaded into a browser that may hold a key; /openapi.json is what tools read.
+        redoc_url=None,
+    )
+    known = [text_routes.generate_router(host), status_routes.router(host, task)]
+    if task in _ROUTES:
+        known.append(_ROUTES[task](host))
+    for router in (*known, *routers):
+        app.include_router(router)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _bad_request)
+    app.add_exception_handler(Exception, _unexpected)
+    app.add_middleware(Edge, host=host)
+    return app
+
+
+async def _http_error(_: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, ApiError):
+        return error_response(error)
+    assert isinstance(error, HTTPException)
+    body = error_body(error.status_code, str(error.detail))
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def _bad_request(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    # A position in the text says nothing of a field.
+    places = () if first["type"] == "json_invalid" else first["loc"]
+    place = ".".join(str(part) for part in places if part not in ("body", "query", "path"))
+    message = f"{place}: {first['msg']}" if place else str(first["msg"])
+    return JSONResponse(error_body(400, message, str(first["type"]), place or None), 400)
+
+
+async def _unexpected(_: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - the server logs it, with its trace
+    body: dict[str, Any] = error_body(500, "the server failed on this request; its log says why")
+    return JSONResponse(body, 500)

@@ -1,0 +1,141 @@
+"""The outermost layer of the app: keys, sizes and times are checked here, before a request is parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from headrace.events import RequestDone
+from headrace.serving.auth import Keys
+from headrace.serving.errors import ApiError, ClientGoneError
+from headrace.serving.host import Host
+from headrace.serving.limits import ServeLimits
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+"""Answered without a key: load balancers and supervisors have none, and they tell nothing."""
+UPLOADS = "/v1/files"
+CLIENT_GONE = 499
+"""nginx's number for a client that closed the connection; nobody receives it, counters show it."""
+
+
+class Edge:
+    """ASGI middleware around all routes."""
+
+    def __init__(self, app: App, host: Host) -> None:
+        self._app = app
+        self._host = host
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        status = 500
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._serve(scope, receive, tell)
+        except ApiError as error:
+            await error_response(error)(scope, receive, tell)
+        except ClientGoneError:
+            status = CLIENT_GONE
+        finally:
+            now = time.monotonic()
+            route = getattr(scope.get("route"), "path", "other")
+            self._host.listener(RequestDone(route, scope["method"], status, now - began, now))
+
+    async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        keys: Keys = self._host.keys
+        account = keys.account(scope["headers"])
+        upload = path == UPLOADS
+        limits = self._host.limits
+        body = _Body(receive, limits, limits.max_file_bytes if upload else limits.max_body_bytes, steady=upload)
+        body.check_length(scope["headers"])
+        if account is None:
+            await self._app(scope, body.receive, send)
+            return
+        keys.enter(account)
+        scope["headrace_caller"] = account.settings.name
+        try:
+            await self._app(scope, body.receive, send)
+        finally:
+            account.leave()
+
+
+class _Body:
+    """A request's body on its way in.
+
+    Args:
+        receive: the server's.
+        limits: how long it may take.
+        most: bytes it may have.
+        steady: the time counts from block to block, not for the whole.
+    """
+
+    def __init__(self, receive: Receive, limits: ServeLimits, most: int, *, steady: bool) -> None:
+        self._receive = receive
+        self._most = most
+        self._got = 0
+        self._timeout_s = limits.body_timeout_s
+        self._steady = steady
+        self._ends = 0.0
+        self._complete = False
+
+    def check_length(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Raise 413 for a body that says itself that it is too long."""
+        for name, value in headers:
+            if name == b"content-length" and value.isdigit() and int(value) > self._most:
+                raise self._too_long()
+
+    async def receive(self) -> Message:
+        """The next part.
+
+        Raises:
+            ApiError: 413, too long; 408, too slow.
+        """
+        if self._complete:
+            return await self._receive()
+        loop = asyncio.get_running_loop()
+        if self._steady or not self._ends:
+            self._ends = loop.time() + self._timeout_s
+        try:
+            async with asyncio.timeout_at(self._ends):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError(
+                408, f"the request's body did not arrive within {self._timeout_s:g} s", code="slow_body"
+            ) from None
+        self._got += len(message.get("body", b""))
+        if self._got > self._most:
+            raise self._too_long()
+        self._complete = not message.get("more_body", False)
+        return message
+
+    def _too_long(self) -> ApiError:
+        return ApiError(413, f"the request is longer than the {self._most:,} bytes allowed", code="too_long")
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """The response that an error is."""
+    # What is left of the body is not read: the connection cannot be used again.
+    close = {"Connection": "close"} if error.status_code in (408, 413) else {}
+    return JSONResponse(error.body, error.status_code, {**(error.headers or {}), **close})

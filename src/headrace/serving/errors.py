@@ -1,0 +1,95 @@
+"""Errors as OpenAI's clients know them, and what each of Headrace's own means to a caller over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+from fastapi import HTTPException
+
+from headrace.errors import (
+    DeadlineExceededError,
+    EngineDeadError,
+    NotRunningError,
+    ProcessTimeoutError,
+    QueueFullError,
+    RecordError,
+    StoppedError,
+)
+
+logger = logging.getLogger("headrace")
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+    507: "insufficient_storage_error",
+}
+
+
+class ApiError(HTTPException):
+    """An answer that is an error: `{"error": {"message", "type", "param", "code"}}`.
+
+    Args:
+        status: of the response.
+        message: one line for a person; nothing of the server's inside.
+        code: a short stable word for programs.
+        param: the field it is about.
+        retry_after_s: when to come again, rounded up to whole seconds.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        headers = {} if retry_after_s is None else {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+        if status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        super().__init__(status, message, headers=headers)
+        self.body = error_body(status, message, code, param)
+
+
+def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    """The body of an error response."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class ClientGoneError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def api_error(error: BaseException, param: str | None = None) -> ApiError:
+    """What an error of the batcher or the engine means to the caller; what is not theirs to know is logged instead."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RecordError):
+        return ApiError(400, _line(error), code=type(error).__name__, param=param)
+    if isinstance(error, QueueFullError):
+        return ApiError(429, "the server has as much work waiting as it takes", code="overloaded", retry_after_s=1)
+    if isinstance(error, (DeadlineExceededError, ProcessTimeoutError)):
+        return ApiError(504, "the request was not finished in its time", code="deadline_exceeded")
+    if isinstance(error, (StoppedError, NotRunningError)):
+        return ApiError(503, "the server is stopping", code="stopping", retry_after_s=5)
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, "the model cannot go on; the server is about to restart", code="engine", retry_after_s=10)
+    logger.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)
+    return ApiError(500, "the model failed on this request; the server's log says why", code="engine")
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())

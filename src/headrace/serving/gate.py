@@ -1,0 +1,99 @@
+"""What the server has taken on: bounded in records and in cost, reserved before a request costs any work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from headrace.serving.errors import ApiError
+
+LONGEST_RETRY_S = 300.0
+_SAMPLE_S = 0.25
+"""Least time over which a rate is measured."""
+_SMOOTHING = 0.3
+"""Weight of the newest measurement."""
+
+
+class Rate:
+    """Cost finished per second while there is work, smoothed. Told the time, reads no clock."""
+
+    def __init__(self) -> None:
+        self.per_s = 0.0
+        """0 while it is not known."""
+        self._since: float | None = None
+        self._done = 0.0
+
+    def busy(self, now: float) -> None:
+        """There is work from now on."""
+        if self._since is None:
+            self._since = now
+
+    def finished(self, cost: float, now: float, *, idle: bool) -> None:
+        """So much more is done; `idle` if nothing is left."""
+        self._done += cost
+        elapsed = now - self._since if self._since is not None else 0.0
+        if elapsed >= _SAMPLE_S:
+            measured = self._done / elapsed
+            self.per_s += (measured - self.per_s) * (_SMOOTHING if self.per_s else 1.0)
+            self._since, self._done = now, 0.0
+        if idle:
+            self._since, self._done = None, 0.0
+
+
+class Gate:
+    """Counts what is accepted and not yet answered, and refuses what would be too much.
+
+    Args:
+        max_requests: records.
+        max_cost: in the estimated unit of `reserve`.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, max_requests: int, max_cost: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.max_requests = max_requests
+        self.max_cost = max_cost
+        self.requests = 0
+        """Records held now."""
+        self.cost = 0.0
+        """Their estimated cost."""
+        self.refused = 0
+        """Records refused so far."""
+        self._clock = clock
+        self._rate = Rate()
+
+    def wait_s(self) -> float:
+        """How long what is held will take, by the measured rate; 0 while that is not known."""
+        return self.cost / self._rate.per_s if self._rate.per_s else 0.0
+
+    def reserve(self, requests: int, cost: float, timeout_s: float) -> None:
+        """Take on so many records, whose cost is a guess; `release` the same afterwards.
+
+        What alone is more than everything allowed is let in once nothing else is held.
+
+        Raises:
+            ApiError: 429 with Retry-After when it would be too much, 504 if it could not be finished in its time.
+        """
+        too_many = self.requests + requests > self.max_requests or self.cost + cost > self.max_cost
+        if too_many and self.requests:
+            self.refused += requests
+            retry = min(max(self.wait_s(), 1.0), LONGEST_RETRY_S)
+            raise ApiError(
+                429, "the server has as much work waiting as it takes", code="overloaded", retry_after_s=retry
+            )
+        if self.wait_s() > timeout_s:
+            self.refused += requests
+            raise ApiError(
+                504,
+                f"the work ahead takes longer than the request's timeout of {timeout_s:g} s",
+                code="deadline_exceeded",
+                retry_after_s=min(self.wait_s(), LONGEST_RETRY_S),
+            )
+        self._rate.busy(self._clock())
+        self.requests += requests
+        self.cost += cost
+
+    def release(self, requests: int, cost: float, *, done: bool) -> None:
+        """Give back what `reserve` took; `done` if the engine has worked on it."""
+        self.requests -= requests
+        self.cost = self.cost - cost if self.requests else 0.0
+        self._rate.finished(cost if done else 0.0, self._clock(), idle=not self.requests)

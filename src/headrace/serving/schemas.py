@@ -1,0 +1,206 @@
+"""Requests as they come: OpenAI's names and meanings. What is not named here is the engine's to know or refuse."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Seconds = Annotated[float, Field(gt=0, le=86_400, description="Give up after so many seconds.")]
+
+
+class EmbeddingRequest(BaseModel):
+    """POST /v1/embeddings."""
+
+    model: str | None = None
+    input: str | list[str]
+    encoding_format: Literal["float", "base64"] = "float"
+    user: str | None = None
+    timeout: Seconds | None = None
+
+
+class _GenerationRequest(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    stream: bool | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stop: str | list[str] | None = None
+    timeout: Seconds | None = None
+
+    def asked(self, **prompt: Any) -> dict[str, Any]:
+        """The body of one record for the engine."""
+        own = {"model", "stream", "timeout", "stream_options", "prompt", "messages", "n", "user"}
+        given = self.model_dump(exclude_none=True)
+        return {**{name: value for name, value in given.items() if name not in own}, **prompt}
+
+
+class CompletionRequest(_GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: str | list[str]
+
+
+class ChatRequest(_GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+
+
+class GenerateRequest(BaseModel):
+    """POST /generate."""
+
+    prompts: list[str]
+    task_id: str | None = None
+    timeout: Seconds | None = None
+
+
+class ClassifyRequest(BaseModel):
+    """POST /classify."""
+
+    model: str | None = None
+    input: str | list[str]
+    timeout: Seconds | None = None
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """Every answer that is an error."""
+
+    error: ErrorDetail
+
+
+class GenerateResponse(BaseModel):
+    """One result per prompt."""
+
+    results: list[Any]
+    task_id: str | None
+
+
+class Embedding(BaseModel):
+    """One text's vector: numbers, or their float32 bytes in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    """Tokens of all texts together."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """Vectors in the order of the texts."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Classified(BaseModel):
+    """One text's label."""
+
+    model_config = ConfigDict(extra="allow")
+
+    index: int
+    label: str
+    score: float
+
+
+class Classifications(BaseModel):
+    """Labels in the order of the texts."""
+
+    object: Literal["list"]
+    data: list[Classified]
+    model: str
+
+
+class Usage(BaseModel):
+    """Tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    text: str
+    finish_reason: str
+    logprobs: None
+
+
+class Completion(BaseModel):
+    """Answers to prompts."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class Message(BaseModel):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(BaseModel):
+    """One answer."""
+
+    index: int
+    message: Message
+    finish_reason: str
+    logprobs: None
+
+
+class ChatCompletion(BaseModel):
+    """The answer to a chat."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Model(BaseModel):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    """The models of this server."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Health(BaseModel):
+    """How the server is."""
+
+    status: str

@@ -1,0 +1,92 @@
+"""The process that serves an app: takes requests until it is told to stop, then finishes what it has accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from headrace.serving.host import Host
+from headrace.serving.protocol import protocol_options
+
+_LAST_WORDS_S = 2
+"""How long connections may take to receive their answers at the very end, in seconds."""
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that drains: SIGTERM or Ctrl-C turns `/ready` off and new requests away with 503.
+
+    It ends when what was accepted is answered, or after `drain_s`: what is left then gets 503 too. A second signal
+    ends the process at once.
+
+    Args:
+        app: served.
+        host: its state.
+        uvicorn_options: host, port, TLS and so on, as `uvicorn.Config` takes them.
+    """
+
+    def __init__(self, app: FastAPI, host: Host, uvicorn_options: Mapping[str, Any]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_LAST_WORDS_S,
+                lifespan="off",  # it is entered here, so that a model that cannot be loaded is told in one line
+                **protocol_options(host.limits),
+                **uvicorn_options,
+            )
+        )
+        self._app = app
+        self._host = host
+        self._drain_until = 0.0
+        host.on_dead = self._drain
+
+    def run_app(self) -> int:
+        """Load the model and serve until told to stop. Blocks.
+
+        Returns:
+            The exit status: 0 after a drain, 1 if the engine died, so that a supervisor starts another server.
+
+        Raises:
+            HeadraceError: the model cannot be loaded.
+        """
+        with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+            runner.run(self._live())
+        return 1 if self._host.dead else 0
+
+    async def _live(self) -> None:
+        async with self._app.router.lifespan_context(self._app):
+            await self.serve()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's shape
+        """Drain; at the second signal end at once, which is safe at any moment: batch jobs are continued."""
+        if self._drain_until:
+            os._exit(128 + sig)
+        # Not print: the signal may have come in the middle of one.
+        os.write(2, b"headrace: stopping: finishing what is accepted (again to end at once)\n")
+        self._drain()
+
+    def _drain(self) -> None:
+        self._host.draining = True
+        self._drain_until = time.monotonic() + self._host.limits.drain_s
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to end now."""
+        if await super().on_tick(counter):
+            return True
+        if not self._drain_until:
+            return False
+        service = self._host.loaded
+        if service is None or not service.gate.requests:
+            return True
+        if time.monotonic() < self._drain_until:
+            return False
+        await service.batcher.stop(timeout=0.1, drain=False)  # each of them is told 503
+        return True

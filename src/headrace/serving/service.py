@@ -1,0 +1,150 @@
+"""One model behind one batcher, and the way of a request's records through both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.batching.batcher import DynamicBatcher
+from headrace.engines.base import BatchEngine, Engine, Prepared, StepEngine
+from headrace.errors import EngineDeadError
+from headrace.serving.errors import ClientGoneError, api_error
+from headrace.serving.gate import Gate
+from headrace.serving.limits import ServeLimits
+from headrace.serving.waiting import Receive, Wait
+
+ONLINE = 0
+"""Priority of what a client waits for."""
+CHARS_PER_COST = 4
+"""Characters that are taken for a unit of cost before anything is tokenized."""
+_INLINE_CHARS = 512
+"""Texts so short are prepared on the event loop: a thread would take longer to hear of them."""
+_GATE_BATCHES = 64
+"""Full batches of cost that are taken on, where nothing else is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is known of a request besides its records."""
+
+    receive: Receive
+    timeout_s: float
+    caller: Hashable
+    """Whose share of the batches it counts on: the API key's, or the connection's."""
+    param: str = "input"
+    """The field that holds its records."""
+
+
+class Service:
+    """What the routes call.
+
+    Args:
+        name: the model's, in requests and answers.
+        task: what the model does: "embed", "generate", "classify" or another.
+        engine: prepares records; closed with the service.
+        batcher: runs what is prepared; started and stopped with the service.
+        limits: how much is taken on.
+        on_dead: called once when the engine says that it is gone.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        task: str,
+        engine: Engine[Any, Any],
+        batcher: DynamicBatcher[Any, Any],
+        limits: ServeLimits,
+        on_dead: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.task = task
+        self.engine = engine
+        self.batcher = batcher
+        self.limits = limits
+        self.gate = Gate(limits.max_requests, limits.max_cost or _GATE_BATCHES * _full_batch(engine))
+        self.cancelled = 0
+        """Records whose client left before they were answered."""
+        self._on_dead = on_dead
+        self._dead = False
+        self._pool = ThreadPoolExecutor(2, "headrace-prepare")
+
+    async def start(self) -> None:
+        """Begin to form batches."""
+        await self.batcher.start()
+
+    async def stop(self, timeout_s: float | None) -> None:
+        """Finish what is accepted, for `timeout_s` seconds at most, then close the engine."""
+        await self.batcher.stop(timeout=timeout_s)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self.engine.close)
+
+    async def infer(self, values: Sequence[Any], size: int, call: Call) -> tuple[list[Any], int]:
+        """Each value's output, in order, and what they cost together; `size` is a guess of that.
+
+        Raises:
+            ApiError: what became of the request, if no answer.
+            ClientGoneError: nobody waits for one.
+        """
+        self.gate.reserve(len(values), size, call.timeout_s)
+        done = False
+        wait = Wait(call.receive, call.timeout_s)
+        try:
+            prepared = await self.prepare(values, size)
+            futures = [self.submit(entry, call) for entry in prepared]
+            results = await wait.all(futures)
+            done = True
+        except ClientGoneError:
+            self.cancelled += len(values)
+            raise
+        except Exception as error:  # the edge to HTTP: whatever it is, it becomes a status
+            raise self.told(error, call.param) from error
+        else:
+            return results, sum(entry.cost for entry in prepared)
+        finally:
+            wait.close()
+            self.gate.release(len(values), size, done=done)
+
+    async def prepare(self, values: Sequence[Any], size: int) -> list[Prepared[Any]]:
+        """What the engine takes of each.
+
+        Raises:
+            Exception: the first record's own.
+        """
+        if size * CHARS_PER_COST <= _INLINE_CHARS:
+            prepared = self.engine.prepare(values)
+        else:
+            loop = asyncio.get_running_loop()
+            prepared = await loop.run_in_executor(self._pool, self.engine.prepare, values)
+        good: list[Prepared[Any]] = []
+        for entry in prepared:
+            if isinstance(entry, Exception):
+                raise entry
+            good.append(entry)
+        return good
+
+    def submit(self, entry: Prepared[Any], call: Call) -> asyncio.Future[Any]:
+        """Let one prepared record wait for its batch."""
+        return self.batcher.submit_nowait(
+            entry.payload, estimated_cost=cost_of(self.engine, entry), priority=ONLINE, caller=call.caller
+        )
+
+    def told(self, error: BaseException, param: str | None = None) -> Exception:
+        """What to tell the caller of an error; a dead engine is told to the server too."""
+        if isinstance(error, EngineDeadError) and not self._dead:
+            self._dead = True
+            self._on_dead()
+        return api_error(error, param)
+
+
+def cost_of(engine: Engine[Any, Any], entry: Prepared[Any]) -> float | None:
+    """What the batcher is told; nothing for a step-wise engine, whose budget is of the unit of its `span`."""
+    return None if isinstance(engine, StepEngine) else entry.cost
+
+
+def _full_batch(engine: Engine[Any, Any]) -> float:
+    if isinstance(engine, StepEngine):
+        return engine.max_cost
+    return engine.default_batch_cost if isinstance(engine, BatchEngine) else 65_536

@@ -1,0 +1,56 @@
+"""What the server says of itself: /health, /ready, /metrics, /v1/models."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from headrace.serving.errors import ApiError
+from headrace.serving.host import Host
+from headrace.serving.replies import JsonReply
+from headrace.serving.schemas import Health, Model, ModelList
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def router(host: Host, task: str) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(tags=["status"])
+
+    @routes.get("/health", response_model=Health)
+    async def health() -> Response:
+        """Whether the process lives: 200 also while the model works; 503 when its engine is gone."""
+        return JsonReply({"status": "dead" if host.dead else "ok"}, 503 if host.dead else 200)
+
+    @routes.get("/ready", response_model=Health)
+    async def ready() -> Response:
+        """Whether requests are taken: 503 while loading, draining, or without an engine."""
+        status = "ready" if host.ready else "dead" if host.dead else "draining" if host.draining else "loading"
+        return JsonReply({"status": status}, 200 if host.ready else 503)
+
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": {_METRICS_TYPE: {}}}})
+    async def metrics() -> Response:
+        """Counters and gauges for Prometheus."""
+        return Response(host.render_metrics(), media_type=_METRICS_TYPE)
+
+    @routes.get("/v1/models", response_model=ModelList, tags=["OpenAI"])
+    async def models() -> Response:
+        """The one model there is."""
+        return JsonReply({"object": "list", "data": [_described(host.service.name, task)]})
+
+    @routes.get("/v1/models/{model:path}", response_model=Model, tags=["OpenAI"])
+    async def model(model: str) -> Response:
+        """The model by its name."""
+        if model != host.service.name:
+            raise ApiError(
+                404,
+                f"there is no model {model!r:.200}; this server has {host.service.name!r}",
+                code="model_not_found",
+                param="model",
+            )
+        return JsonReply(_described(model, task))
+
+    return routes
+
+
+def _described(name: str, task: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "headrace", "task": task}

@@ -1,0 +1,110 @@
+"""Engines for servers under test."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.engines.base import Prepared
+from headrace.engines.requests import Generation, Sampling, parse
+from headrace.errors import EngineDeadError
+from headrace.testing import FakeEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request that a `Talker` answers."""
+
+    words: tuple[str, ...]
+    listener: Callable[[str], None] | None = None
+
+
+class Talker:
+    """A generator without a model: it says the last message's words again, one at each step, as a `StepEngine`.
+
+    It takes requests as the real one does, and can be followed.
+    """
+
+    def __init__(self, model: str | None = None, *, slots: int = 16, step_s: float = 0.0) -> None:
+        self.max_slots = slots
+        self.max_cost = 1_000_000
+        self.step_s = step_s
+        self.steps = 0
+        self.words_said = 0
+        self._turns: dict[int, Turn] = {}
+        self._said: dict[int, int] = {}
+
+    def describe(self) -> dict[str, Any]:
+        return {"engine": "talker"}
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Turn] | Exception]:
+        return [self._prepare(value) for value in inputs]
+
+    def _prepare(self, value: Any) -> Prepared[Turn] | Exception:
+        try:
+            request = parse(value, Sampling())
+        except ValueError as error:
+            return error
+        text = request.prompt if request.messages is None else request.messages[-1]["content"]
+        words = str(text).split()[: request.sampling.max_tokens]
+        return Prepared(Turn(tuple(words)), max(len(words), 1))
+
+    def follow(self, payload: Turn, listener: Callable[[str], None]) -> Turn:
+        return replace(payload, listener=listener)
+
+    def span(self, record: Turn) -> tuple[float, float]:
+        return 1, len(record.words) + 1
+
+    def add(self, key: int, record: Turn) -> None:
+        self._turns[key], self._said[key] = record, 0
+
+    def step(self) -> list[tuple[int, Generation | Exception]]:
+        time.sleep(self.step_s)
+        self.steps += 1
+        ended: list[tuple[int, Generation | Exception]] = []
+        for key, turn in list(self._turns.items()):
+            self._said[key] += 1
+            self.words_said += 1
+            said = turn.words[: self._said[key]]
+            if turn.listener is not None:
+                turn.listener(" ".join(said))
+            if len(said) == len(turn.words):
+                count = len(said)
+                ended.append(
+                    (
+                        key,
+                        Generation(
+                            text=" ".join(said), finish_reason="stop", prompt_tokens=count, completion_tokens=count
+                        ),
+                    )
+                )
+                self.remove(key)
+        return ended
+
+    def needs(self, key: int) -> float:
+        return self._said[key] + 1
+
+    def remove(self, key: int) -> Turn | None:
+        self._said.pop(key, None)
+        return self._turns.pop(key, None)
+
+    def close(self) -> None:
+        pass
+
+
+class Held(FakeEngine):
+    """Embeds once `go` is set."""
+
+    def __init__(self, model: str | None = None) -> None:
+        self.go = threading.Event()
+        super().__init__(model, seconds_per_batch=1, sleep=lambda seconds: self.go.wait(20))
+
+
+class Mortal(FakeEngine):
+    """Dies of the word "die"."""
+
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__(model, refuses=lambda text: EngineDeadError("the device is gone") if text == "die" else None)

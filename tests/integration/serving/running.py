@@ -1,0 +1,61 @@
+"""A server in a thread of this process, on a real socket."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from headrace.hosting import ServerSettings, build
+from headrace.serving.host import Host
+from headrace.serving.server import Server
+
+
+@dataclass
+class Running:
+    """A server under test."""
+
+    url: str
+    host: Host
+    server: Server
+    engine: Any
+    client: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = httpx.Client(base_url=self.url, timeout=20)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return self.client.post(path, json=body, **options)
+
+
+@contextlib.contextmanager
+def running(settings: ServerSettings) -> Iterator[Running]:
+    """Serve while the body runs."""
+    app, host = build(settings)
+    server = Server(app, host, {"host": "127.0.0.1", "port": 0, "log_level": "warning"})
+    thread = threading.Thread(target=server.run_app, name="server-under-test")
+    thread.start()
+    try:
+        until(lambda: server.started or not thread.is_alive())
+        port = server.servers[0].sockets[0].getsockname()[1]
+        assert host.loaded is not None
+        state = Running(f"http://127.0.0.1:{port}", host, server, host.loaded.engine)
+        with state.client:
+            yield state
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for something that another thread brings about."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)

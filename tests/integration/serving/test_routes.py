@@ -1,0 +1,137 @@
+"""What the routes answer, over a real socket."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.integration.serving.running import Running, running
+
+from headrace.hosting import ServerSettings
+from headrace.serving.limits import ServeLimits
+from headrace.testing import FakeEngine
+
+ENGINES = "tests.integration.serving.engines"
+LIMITS = ServeLimits(max_body_bytes=20_000, max_prompts=4, max_prompt_chars=1_000)
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[Running]:
+    with running(ServerSettings(engine="headrace.testing:FakeEngine", name="fake", limits=LIMITS)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def talker() -> Iterator[Running]:
+    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker", name="talker", limits=LIMITS)) as server:
+        yield server
+
+
+def error(response: Any) -> dict[str, Any]:
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return dict(body["error"])
+
+
+def test_embeddings_in_both_spellings(embedder: Running) -> None:
+    numbers = embedder.post("/v1/embeddings", {"input": ["a b", "c"], "model": "fake"}).json()
+    packed = embedder.post("/v1/embeddings", {"input": ["a b", "c"], "encoding_format": "base64"}).json()
+    assert [entry["embedding"] for entry in numbers["data"]] == [FakeEngine().vector("a b"), FakeEngine().vector("c")]
+    assert numbers["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+    for plain, spelt in zip(numbers["data"], packed["data"], strict=True):
+        assert list(struct.unpack("<8f", base64.b64decode(spelt["embedding"]))) == plain["embedding"]
+
+
+def test_generate_takes_prompts_and_gives_results(embedder: Running, talker: Running) -> None:
+    answer = embedder.post("/generate", {"prompts": ["x"], "task_id": "t1"}).json()
+    assert answer == {"results": [FakeEngine().vector("x")], "task_id": "t1"}
+    assert talker.post("/generate", {"prompts": ["one two"]}).json() == {"results": ["one two"], "task_id": None}
+
+
+def test_completions_and_chats(talker: Running) -> None:
+    done = talker.post("/v1/completions", {"prompt": ["one two three", "four"], "max_tokens": 2}).json()
+    assert [choice["text"] for choice in done["choices"]] == ["one two", "four"]
+    assert done["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    chat = talker.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello you"}]}).json()
+    assert chat["choices"][0]["message"] == {"role": "assistant", "content": "hello you"}
+    assert chat["object"] == "chat.completion"
+
+
+def test_a_stream_says_each_word_once_and_then_that_it_is_done(talker: Running) -> None:
+    body = {"prompt": "one two three", "stream": True, "stream_options": {"include_usage": True}}
+    with talker.client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == "one two three"
+    assert chunks[-1]["usage"]["completion_tokens"] == 3
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 400, "json_invalid"),
+        (b"[" * 5_000, 400, None),
+        (b'{"input": 5}', 400, "string_type"),
+        (b'{"input": []}', 400, "empty"),
+        (b'{"input": ""}', 400, "empty"),
+        (b'{"input": ["a", "b", "c", "d", "e"]}', 400, "too_many"),
+        (b'{"input": "' + b"x" * 1_001 + b'"}', 400, "too_long"),
+        (b'{"input": "x", "timeout": -1}', 400, "greater_than"),
+        (b'{"input": "x", "model": "gpt-9"}', 404, "model_not_found"),
+        (b'{"input": "' + b"x" * 30_000 + b'"}', 413, "too_long"),
+        (b"\xff\xfe", 400, None),
+        (b"", 400, "missing"),
+    ],
+)
+def test_a_bad_request_is_told_why(embedder: Running, body: bytes, status: int, code: str | None) -> None:
+    response = embedder.client.post("/v1/embeddings", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == status
+    detail = error(response)
+    assert code is None or detail["code"] == code
+    assert embedder.post("/v1/embeddings", {"input": "fine"}).status_code == 200
+
+
+def test_the_engines_own_refusal_is_the_callers_mistake(talker: Running) -> None:
+    response = talker.post("/v1/completions", {"prompt": "x", "colour": "red"})
+    assert response.status_code == 400
+    assert "colour" in error(response)["message"]
+
+
+def test_half_a_surrogate_pair_goes_out_as_it_came_in(talker: Running) -> None:
+    response = talker.client.post(
+        "/generate", content=b'{"prompts": ["a \\ud800"]}', headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 200
+    assert response.json()["results"] == ["a \ud800"]
+
+
+def test_unknown_paths_and_models_are_told_in_the_same_shape(embedder: Running) -> None:
+    assert error(embedder.client.get("/nothing"))["type"] == "not_found_error"
+    assert error(embedder.client.get("/v1/models/other"))["code"] == "model_not_found"
+    assert embedder.client.get("/v1/models/fake").json()["id"] == "fake"
+    assert error(embedder.client.get("/v1/embeddings"))["type"] == "invalid_request_error"
+    assert embedder.post("/v1/chat/completions", {}).status_code == 404  # no route of this model's task
+
+
+def test_the_counters_tell_what_was_served(embedder: Running) -> None:
+    embedder.post("/v1/embeddings", {"input": ["count", "me"]})
+    page = embedder.client.get("/metrics").text
+    assert 'headrace_requests_total{route="/v1/embeddings",status="200"}' in page
+    assert 'headrace_records_total{result="ok"}' in page
+    assert "headrace_ready 1.0" in page
+
+
+def test_the_documents_name_every_route(embedder: Running, talker: Running) -> None:
+    common = {"/generate", "/health", "/ready", "/metrics", "/v1/models", "/v1/models/{model}"}
+    assert common | {"/v1/embeddings"} <= set(embedder.client.get("/openapi.json").json()["paths"])
+    assert common | {"/v1/completions", "/v1/chat/completions"} <= set(
+        talker.client.get("/openapi.json").json()["paths"]
+    )
