@@ -1,0 +1,138 @@
+"""Connections that are slow, large, half closed, or never read."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.serving.running import Running, running, until
+
+from headrace.hosting import ServerSettings
+from headrace.serving.limits import ServeLimits
+
+ENGINES = "tests.integration.serving.engines"
+LIMITS = ServeLimits(body_timeout_s=0.5, write_timeout_s=0.5, max_header_bytes=16_384, max_prompt_chars=10_000_000)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker", limits=LIMITS)) as server:
+        yield server
+
+
+def connect(server: Running) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10)
+    connection.settimeout(10)
+    return connection
+
+
+def answer(connection: socket.socket) -> bytes:
+    """All that comes until the server closes."""
+    got = b""
+    try:
+        while part := connection.recv(65_536):
+            got += part
+    except ConnectionResetError:  # it closed while there was more to read
+        pass
+    return got
+
+
+def test_headers_without_end_are_cut_off(server: Running) -> None:
+    with connect(server) as connection:
+        try:
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"y" * 1_000_000 + b"\r\n\r\n")
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        got = answer(connection)
+    assert got == b"" or b" 431 " in got.splitlines()[0]
+
+
+def test_long_headers_are_told_so_in_the_usual_shape(server: Running) -> None:
+    with connect(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: " + b"y" * 16_400)
+        head, _, body = answer(connection).partition(b"\r\n\r\n")
+    assert b" 431 " in head
+    assert json.loads(body)["error"]["code"] == "headers_too_long"
+
+
+def test_headers_that_do_not_come_are_not_waited_for(server: Running) -> None:
+    began = time.monotonic()
+    with connect(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost:")
+        assert answer(connection) == b""
+    assert 0.3 < time.monotonic() - began < 5
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(server: Running) -> None:
+    began = time.monotonic()
+    with connect(server) as connection:
+        connection.sendall(
+            b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+        )
+        assert b" 408 " in answer(connection).splitlines()[0]
+    assert 0.3 < time.monotonic() - began < 5
+
+
+def test_a_body_without_a_length_is_bounded_too(server: Running) -> None:
+    part = b"10000\r\n" + b"x" * 65_536 + b"\r\n"
+    with connect(server) as connection:
+        connection.sendall(b"POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        try:
+            for _ in range(100):
+                connection.sendall(part)
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        got = answer(connection)
+    assert got == b"" or b" 413 " in got.splitlines()[0]
+
+
+def test_what_is_no_http_is_refused(server: Running) -> None:
+    with connect(server) as connection:
+        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert b" 400 " in answer(connection).splitlines()[0]
+
+
+def test_a_half_closed_connection_is_given_up(server: Running) -> None:
+    service = server.host.loaded
+    assert service is not None
+    server.engine.step_s = 0.02
+    body = json.dumps({"prompt": "w " * 400, "max_tokens": 400}).encode()
+    with connect(server) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+            + str(len(body)).encode()
+            + b"\r\n\r\n"
+            + body
+        )
+        until(lambda: service.batcher.stats.in_flight == 1)
+        connection.shutdown(socket.SHUT_WR)
+        until(lambda: service.batcher.stats.in_flight == 0, 4)
+    server.engine.step_s = 0.0
+
+
+def test_a_stream_that_is_never_read_is_given_up() -> None:
+    body = json.dumps({"prompt": ("w" * 2_000 + " ") * 4_000, "max_tokens": 4_000, "stream": True}).encode()
+    with running(
+        ServerSettings(
+            task="generate",
+            engine=f"{ENGINES}:Talker",
+            limits=ServeLimits(write_timeout_s=0.5, max_body_bytes=20_000_000, max_prompt_chars=20_000_000),
+        )
+    ) as other:
+        service = other.host.loaded
+        assert service is not None
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        with connection:
+            connection.connect(("127.0.0.1", int(other.url.rsplit(":", 1)[1])))
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+                + str(len(body)).encode()
+                + b"\r\n\r\n"
+                + body
+            )
+            until(lambda: service.cancelled == 1, 20)
+            until(lambda: service.gate.requests == 0)

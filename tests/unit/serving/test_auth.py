@@ -1,0 +1,89 @@
+"""Who may call, and how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.serving.auth import Keys, read_keys
+from headrace.serving.errors import ApiError
+
+
+def bearer(key: str) -> list[tuple[bytes, bytes]]:
+    return [(b"host", b"x"), (b"authorization", f"Bearer {key}".encode())]
+
+
+def status(keys: Keys, headers: list[tuple[bytes, bytes]]) -> int:
+    try:
+        account = keys.account(headers)
+        if account is not None:
+            keys.enter(account)
+    except ApiError as error:
+        return error.status_code
+    return 200
+
+
+def test_without_keys_everybody_comes_in() -> None:
+    assert Keys().account([]) is None
+
+
+def test_only_a_known_key_comes_in() -> None:
+    keys = Keys(read_keys(None, "one, two"))
+    assert [status(keys, bearer(key)) for key in ("one", "two", "three", "")] == [200, 200, 401, 401]
+    assert status(keys, []) == 401
+    assert status(keys, [(b"authorization", b"Basic one")]) == 401
+    assert status(keys, [(b"x-api-key", b"two")]) == 200
+
+
+def test_a_file_names_keys_and_their_limits(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ours\nplain\nalice  k1 per_minute=60 max_concurrent=2 # hers\n\n")
+    plain, alice = read_keys(path, None)
+    assert (plain.per_minute, plain.max_concurrent) == (None, None)
+    assert (alice.name, alice.per_minute, alice.max_concurrent) == ("alice", 60, 2)
+    assert b"k1" not in alice.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# nothing", "holds no key"),
+        ("alice k1 per_hour=5", "per_hour=5"),
+        ("alice k1 per_minute=0", "per_minute=0"),
+        ("one\none", "twice"),
+    ],
+)
+def test_a_file_that_says_something_else_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_keys(path, None)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_keys(tmp_path / "none", None)
+
+
+def test_requests_at_the_same_time_are_limited_for_each_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("alice k1 max_concurrent=1\nbob k2")
+    keys = Keys(read_keys(path, None))
+    assert [status(keys, bearer(key)) for key in ("k1", "k1", "k2", "k2")] == [200, 429, 200, 200]
+    alice = keys.account(bearer("k1"))
+    assert alice is not None
+    alice.leave()
+    assert status(keys, bearer("k1")) == 200
+
+
+def test_requests_a_minute_are_limited_and_come_back_with_time(tmp_path: Path) -> None:
+    path, now = tmp_path / "keys", [0.0]
+    path.write_text("alice k1 per_minute=2")
+    keys = Keys(read_keys(path, None), clock=lambda: now[0])
+    assert [status(keys, bearer("k1")) for _ in range(3)] == [200, 200, 429]
+    now[0] = 29.0
+    assert status(keys, bearer("k1")) == 429
+    now[0] = 30.1
+    assert [status(keys, bearer("k1")) for _ in range(2)] == [200, 429]

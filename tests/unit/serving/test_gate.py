@@ -1,0 +1,99 @@
+"""What is taken on, what is refused, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.serving.errors import ApiError
+from headrace.serving.gate import LONGEST_RETRY_S, Gate
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refused(gate: Gate, requests: int, cost: float, timeout_s: float = 1e9) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        gate.reserve(requests, cost, timeout_s)
+    return caught.value
+
+
+def retry_after(error: ApiError) -> int:
+    assert error.headers is not None
+    return int(error.headers["Retry-After"])
+
+
+def test_records_and_cost_are_bounded_each_on_its_own() -> None:
+    gate = Gate(3, 100)
+    gate.reserve(2, 10, 1)
+    assert refused(gate, 2, 1).status_code == 429
+    assert refused(gate, 1, 91).status_code == 429
+    gate.reserve(1, 90, 1)
+    assert (gate.requests, gate.cost, gate.refused) == (3, 100, 3)
+
+
+def test_what_is_given_back_is_free_again() -> None:
+    gate = Gate(2, 100)
+    gate.reserve(2, 0.1 + 0.2, 1)
+    gate.release(2, 0.3, done=True)
+    assert (gate.requests, gate.cost) == (0, 0.0)
+    gate.reserve(2, 100, 1)
+
+
+def test_what_alone_is_more_than_allowed_goes_alone() -> None:
+    gate = Gate(10, 100)
+    gate.reserve(1, 500, 1)
+    assert refused(gate, 1, 1).status_code == 429
+    gate.release(1, 500, done=True)
+    gate.reserve(1, 1, 1)
+    assert refused(gate, 1, 500).status_code == 429
+
+
+def busy_gate(per_s: float, held: float) -> Gate:
+    """A gate that has measured a rate, and holds so much."""
+    clock = Clock()
+    gate = Gate(1000, held, clock)
+    gate.reserve(1, per_s, 1e9)
+    clock.now = 1.0
+    gate.release(1, per_s, done=True)
+    gate.reserve(1, held, 1e9)
+    return gate
+
+
+def test_retry_after_is_what_is_held_at_the_measured_rate() -> None:
+    assert retry_after(refused(busy_gate(per_s=50, held=500), 1, 1)) == 10
+    assert retry_after(refused(busy_gate(per_s=500, held=500), 1, 1)) == 1
+    assert retry_after(refused(busy_gate(per_s=0.01, held=500), 1, 1)) == LONGEST_RETRY_S
+
+
+def test_what_cannot_be_finished_in_its_time_is_told_at_once() -> None:
+    gate = busy_gate(per_s=50, held=500)
+    gate.max_cost = 1000
+    assert refused(gate, 1, 1, timeout_s=9.9).status_code == 504
+    gate.reserve(1, 1, 10.1)
+
+
+def test_idle_time_is_no_slow_rate() -> None:
+    clock = Clock()
+    gate = Gate(10, 1000, clock)
+    for start in (0.0, 100.0):
+        clock.now = start
+        gate.reserve(1, 50, 1e9)
+        clock.now = start + 1
+        gate.release(1, 50, done=True)
+    gate.reserve(1, 500, 1e9)
+    assert gate.wait_s() == pytest.approx(10)
+
+
+def test_what_was_given_up_is_no_work_done() -> None:
+    clock = Clock()
+    gate = Gate(10, 1000, clock)
+    gate.reserve(2, 100, 1e9)
+    clock.now = 1.0
+    gate.release(1, 50, done=True)
+    gate.release(1, 50, done=False)
+    gate.reserve(1, 100, 1e9)
+    assert gate.wait_s() == pytest.approx(2)
