@@ -67,7 +67,7 @@ def export(model: str, output: Path, task: str) -> None:
     tokens = {} if task.startswith("image") else {1: torch.export.Dim("tokens", min=2, max=65_536)}
     output.mkdir(parents=True, exist_ok=True)
     torch.onnx.export(
-        Positional(engine.network, list(arrays)),
+        Positional(engine.network, list(arrays)).eval(),
         tuple(torch.from_numpy(array) for array in arrays.values()),
         output / "model.onnx",
         dynamo=True,

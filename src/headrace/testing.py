@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.engines.base import Prepared
-from headrace.errors import RecordError
+from headrace.errors import EngineDeadError, RecordError
 
 
 class FakeEngine:
@@ -84,7 +84,10 @@ class FakeEngine:
 
         Raises:
             RuntimeError: called while another call runs, which an engine need not stand.
+            EngineDeadError: the engine is closed.
         """
+        if self.closed:
+            raise EngineDeadError("the engine is closed; create a new one")
         if not self._forward.acquire(blocking=False):
             raise RuntimeError("forward was called while another call runs")
         try:

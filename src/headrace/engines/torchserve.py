@@ -56,7 +56,12 @@ class TorchServeEngine:
         gpu = None if place.type == "cpu" else place.index or 0
         self._files = torchserve_files.read(handler, model, config)
         self._context = Context(self._files, gpu)
-        self._handle: Callable[[Any, Context], Any] | None = _load(self._files, self._context)
+        self._handle: Callable[[Any, Context], Any] | None = None
+        try:
+            self._handle = _load(self._files, self._context)
+        finally:
+            if self._handle is None:
+                self.close()
         self.default_batch_size = self.default_batch_cost = self._files.batch_size
         self.default_batch_delay_s = self._files.batch_delay_s
         """How long the oldest record waits for company while the handler has nothing to do."""
@@ -183,8 +188,11 @@ def _provide_base_handler() -> None:
     """Give `from ts.torch_handler.base_handler import BaseHandler` a meaning where TorchServe is not installed."""
     if "ts" in sys.modules or importlib.util.find_spec("ts") is not None:
         return
-    for name in ("ts", "ts.torch_handler"):
-        package = ModuleType(name)
-        package.__path__ = []
-        sys.modules[name] = package
-    sys.modules["ts.torch_handler.base_handler"] = importlib.import_module(_SHIM)
+    names = ("ts", "ts.torch_handler", "ts.torch_handler.base_handler")
+    modules = (ModuleType(names[0]), ModuleType(names[1]), importlib.import_module(_SHIM))
+    for name, module, inside in zip(names, modules, (None, *modules), strict=False):
+        sys.modules[name] = module
+        if inside is not None:
+            setattr(inside, name.rpartition(".")[2], module)
+    for package in modules[:2]:
+        package.__path__ = []  # what makes it one: other names in it are looked for, and found missing
