@@ -96,7 +96,7 @@ class GenerationEngine:
             raise ConfigError(
                 f"kv_cache_tokens is {wanted}: one answer may need {longest}; raise it or lower max_model_len"
             )
-        self._sampler = _Sampler(self._draw_of)
+        self._sampler = _Sampler(self._choose)
         self._answers: dict[int, _Answer] = {}
         with torch.inference_mode():
             # A page more for each answer, whose last one is seldom full, so that the budget is in tokens.
@@ -213,7 +213,7 @@ class GenerationEngine:
 
     def needs(self, key: int) -> float:
         """Tokens of the prompt and of the answer with the next one."""
-        return len(self._answers[key].ask.prompt) + len(self._generated(key)) + 1
+        return len(self._answers[key].ask.prompt) + self._count(key) + 1
 
     def remove(self, key: int) -> Any:
         """Take a request out; what was generated is read again, not made again, when it comes back."""
@@ -247,18 +247,30 @@ class GenerationEngine:
         # What transformers has put at the end of the prompt after throwing the request out is part of the answer too.
         return (*state.initial_tokens[len(answer.ask.prompt) :], *state.generated_tokens)
 
-    def _draw_of(self, request_id: str) -> tuple[Draw, tuple[int, ...]]:
+    def _count(self, key: int) -> int:
+        """How many tokens `_generated` has."""
+        answer, state = self._answers[key], self._state(key)
+        if state is None:
+            return len(answer.before)
+        return len(state.initial_tokens) + len(state.generated_tokens) - len(answer.ask.prompt)
+
+    def _choose(self, request_id: str, scores: torch.Tensor, row: int) -> None:
+        """Make the token that the request's own rule draws the likeliest, unless the likeliest is what it takes."""
         key = int(request_id)
-        return self._answers[key].draw, self._generated(key)
+        draw = self._answers[key].draw
+        if draw.changes(self._count(key)):
+            token = draw.next_token(scores[row], self._generated(key))
+            scores[row] = -torch.inf
+            scores[row, token] = 0.0
 
 
 class _Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types
     """Chooses each request's next token by its own rule; the greedy ones are left to transformers."""
 
-    def __init__(self, draw_of: Callable[[str], tuple[Draw, tuple[int, ...]]]) -> None:
+    def __init__(self, choose: Callable[[str, torch.Tensor, int], None]) -> None:
         super().__init__(LogitsProcessorList())
         self.do_processing = True
-        self._draw_of = draw_of
+        self._choose = choose
         self._requests: list[str] = []
 
     def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
@@ -269,9 +281,5 @@ class _Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: Any) -> torch.Tensor:  # noqa: ARG002
         """Scores of shape (requests, vocabulary) in which the chosen token is the highest."""
         for row, request_id in enumerate(self._requests):
-            draw, generated = self._draw_of(request_id)
-            if draw.changes(len(generated)):
-                token = draw.next_token(scores[row], generated)
-                scores[row] = -torch.inf
-                scores[row, token] = 0.0
+            self._choose(request_id, scores, row)
         return scores
