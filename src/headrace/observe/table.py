@@ -46,10 +46,8 @@ def rows(report: Report) -> list[tuple[str, str]]:
     if report.tokens:
         lines.append(("tokens", f"{report.tokens:,}   {report.tokens_per_s:,.0f} tokens/s"))
     if report.batches:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.close_reasons.items())
         lines.append(("engine busy", f"{report.busy:.1%}"))
-        lines.append(("padding efficiency", f"{report.padding_efficiency:.1%}"))
-        lines.append(("batches", f"{report.batches:,} of {report.mean_batch_size:.1f} records   closed by: {reasons}"))
+        lines += _batches(report)
     if report.splits:
         lines.append(("run again in halves", f"{report.splits:,} batches"))
     for stage in _STAGES:
@@ -57,6 +55,15 @@ def rows(report: Report) -> list[tuple[str, str]]:
         share = f"{seconds / report.wall_s:7.1%} of wall" if report.wall_s > 0 else ""
         lines.append((f"time: {stage}", f"{_seconds(seconds)} {share}".rstrip()))
     return lines
+
+
+def _batches(report: Report) -> list[tuple[str, str]]:
+    size = f"{report.batches:,} of {report.mean_batch_size:.1f} records"
+    if not report.close_reasons:  # a step-wise engine: nothing is padded or closed
+        return [("steps", size)]
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.close_reasons.items())
+    padding = ("padding efficiency", f"{report.padding_efficiency:.1%}")
+    return [padding, ("batches", f"{size}   closed by: {reasons}")]
 
 
 def _title(report: Report) -> str:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from headrace.events import BatchDone, JobStarted, RecordFailed, StageDone
+from headrace.events import BatchDone, JobStarted, RecordFailed, StageDone, StepDone
 from headrace.observe.meter import Meter
 from headrace.observe.progress import Progress
 
@@ -32,6 +32,16 @@ def test_rates_busy_and_eta_from_a_known_number_of_records() -> None:
     snapshot = meter.snapshot(2.0)
     assert (snapshot.ok, snapshot.records_per_s, snapshot.tokens_per_s, snapshot.busy) == (20, 10.0, 100.0, 0.5)
     assert (snapshot.fraction, snapshot.eta_s) == (0.2, pytest.approx(8.0))
+
+
+def test_steps_count_those_that_left_with_a_result() -> None:
+    meter = Meter()
+    meter.hear(started(total_records=100))
+    meter.hear(StageDone("prepare", 20, 0.1, at=0.1, tokens=400))
+    meter.hear(StepDone(0, 8, 8, 0, 0, 0, 0, 0.5, 0.0, at=1.0))
+    meter.hear(StepDone(1, 8, 0, 5, 1, 0, 90, 0.5, 0.0, at=2.0))
+    snapshot = meter.snapshot(2.0)
+    assert (snapshot.ok, snapshot.tokens_per_s, snapshot.busy) == (4, 45.0, 0.5)
 
 
 def test_costs_that_are_no_tokens_are_not_shown_as_such() -> None:

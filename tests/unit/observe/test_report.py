@@ -17,6 +17,7 @@ from headrace.events import (
     PartCommitted,
     RecordFailed,
     StageDone,
+    StepDone,
 )
 from headrace.observe.batches import BusyTime
 from headrace.observe.report import Report, ReportBuilder
@@ -100,6 +101,28 @@ def test_batches_that_run_at_the_same_time_count_once() -> None:
     for end, duration in [(2.0, 1.0), (2.5, 1.0), (4.0, 0.5), (5.0, 4.5)]:
         busy.add(end, duration)
     assert busy.seconds == pytest.approx(4.5)
+
+
+def stepped(number: int, *, finished: int = 0, failed: int = 0, cost: float = 0) -> StepDone:
+    return StepDone(number, 6, 0, finished, failed, 0, cost, 1.0, 0.25, at=101.25 + 1.25 * number)
+
+
+def test_steps_count_those_that_left_with_a_result() -> None:
+    report = report_of(
+        JobStarted(None, 9, 0, at=100.0),
+        StageDone("prepare", 9, 0.0, at=100.0, tokens=20),
+        stepped(0, finished=2, cost=30),
+        stepped(1),
+        stepped(2, finished=3, failed=1, cost=50),
+        RecordFailed(4, "ValueError", "bad"),
+        JobDone("finished", at=105.0),
+    )
+    assert (report.ok, report.failed, report.tokens) == (4, 1, 80)
+    assert (report.batches, report.mean_batch_size) == (3, 6.0)
+    assert (report.times.inference, report.times.starved, report.busy) == (3.0, 0.75, 0.6)
+    assert "steps" in as_text(report)
+    assert "closed by" not in as_text(report)
+    assert "padding" not in as_text(report)
 
 
 def test_busy_time_stays_small_and_exact_over_many_gaps() -> None:
