@@ -23,7 +23,10 @@ class Ok:
     """A record that was processed."""
 
     record: Record
+    """`data` is what goes to the output beside the id: a dict of the columns kept, or None."""
     output: Any
+    cost: int = 0
+    """Of the record in the engine's own unit: tokens for text."""
 
 
 @dataclass(frozen=True, slots=True)

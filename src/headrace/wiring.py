@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -17,13 +17,16 @@ from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
 from headrace.errors import ConfigError
 from headrace.events import Event, Listener
+from headrace.io import openai
 from headrace.io.base import PartWriter, Source
-from headrace.io.jsonl import JsonlWriter
+from headrace.io.ids import UniqueIds
+from headrace.io.locations import is_remote
 from headrace.io.opening import open_source
-from headrace.io.parquet import ParquetWriter
+from headrace.io.selection import SelectedSource, Selection
+from headrace.io.targets import Target, find_target, openai_writer
 from headrace.jobs import columns
 from headrace.jobs import run as main_path
-from headrace.jobs.job import Job, JobEnd, Limits, StopRequest
+from headrace.jobs.job import Feeding, Job, JobEnd, Limits, StopRequest
 from headrace.jobs.output import JobOutput
 from headrace.jobs.stages import Work, infer, infer_one
 from headrace.jobs.stepping import WorkSteps
@@ -31,8 +34,6 @@ from headrace.observe.progress import Progress
 from headrace.observe.report import Report, ReportBuilder
 
 T = TypeVar("T")
-
-_WRITERS: Mapping[str, Callable[[str], PartWriter]] = {".jsonl": JsonlWriter, ".parquet": ParquetWriter}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +57,19 @@ _TASKS = {
     "image-embed": _Task("embedding", "image", text_only=False),
     "custom": _Task("output", text_only=False, pairs="perhaps"),
 }
+_OPENAI_TASKS = {openai.EMBEDDINGS: "embed", openai.COMPLETIONS: "generate", openai.CHAT: "generate"}
 
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
     """What a user says about a job."""
 
-    source: Path
-    """A .jsonl file."""
-    sink: Path
-    """A .parquet or .jsonl file."""
-    task: str = "embed"
+    source: Any
+    """A file, folder, glob or address, "-" for stdin, or rows: see `headrace.io.opening.open_source`."""
+    sink: str | Path
+    """A file or a folder of parts, here or in a store: see `headrace.io.targets.find_target`."""
+    task: str | None = None
+    """None: what an OpenAI batch file asks for, else "embed"."""
     model: str | None = None
     """A folder or a known name; None is the task's default."""
     engine: str | None = None
@@ -79,6 +82,15 @@ class JobSettings:
     """The second text of a pair: what a cross-encoder scores the first with."""
     id_column: str | None = None
     """None: the column "id" where there is one, else the record's position."""
+    prompt_template: str | None = None
+    """Makes the text of several columns, such as "Q: {question}"."""
+    keep_columns: tuple[str, ...] = ()
+    """Columns that go to the output as they are."""
+    selection: Selection = field(default_factory=Selection)
+    """Which rows of the input are taken."""
+    input_format: str | None = None
+    """For names that do not tell: see `headrace.io.opening.known_formats`."""
+    output_format: str | None = None
     batch_tokens: int | None = None
     """Budget of a batch in the engine's unit of cost, padding included; None is the engine's default."""
     batch_size: int | None = None
@@ -93,15 +105,23 @@ def known_tasks() -> tuple[str, ...]:
 
 
 def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
-    source: str | Path,
+    source: Any,
     model: str | Path | None = None,
     *,
     sink: str | Path,
-    task: str = "embed",
+    task: str | None = None,
     engine: str | None = None,
     text_column: str | None = None,
     text_pair_column: str | None = None,
     id_column: str | None = None,
+    prompt_template: str | None = None,
+    keep_columns: Sequence[str] = (),
+    limit: int | None = None,
+    sample: float | None = None,
+    sample_seed: int = 0,
+    shard: tuple[int, int] | None = None,
+    input_format: str | None = None,
+    output_format: str | None = None,
     batch_tokens: int | None = None,
     batch_size: int | None = None,
     limits: Limits | None = None,
@@ -112,41 +132,28 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
 
     Args:
-        source: a .jsonl file.
+        source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
+            returns one, a `datasets.Dataset` (docs/formats.md).
         model: a local folder; None for the task's default model.
-        sink: a .parquet or .jsonl file; records that fail go beside it, to `....errors.jsonl`.
-        task: what to do, such as "embed"; docs/engines.md has a list.
-        engine: the engine to use instead of the task's own: "onnx", "vllm", or `module:name` (docs/engines.md).
-        text_column: the column that holds the text (default "text") or the image ("image").
-        text_pair_column: the column of the second text, where pairs are scored or classified.
-        id_column: the column that identifies a record; None for "id" where there is one, else the position.
-        batch_tokens: most a batch may cost, in tokens with padding.
-        batch_size: most records of a batch.
-        limits: how far the job goes: error rate, workers, how often it commits.
-        overwrite: begin anew, whatever is there.
+        sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
+        shard: (i, n): take every n-th row from the i-th on.
+        sample: take each row with this probability, the same rows for the same `sample_seed`.
+        limit: take the first so many rows.
         progress: show a progress bar on stderr.
         engine_options: options of the engine, such as `max_model_len` or `on_too_long`.
+
+    All others are as `JobSettings` has them.
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
         JobError: the job cannot start or go on; what it has finished is kept.
     """
-    settings = JobSettings(
-        source=Path(source),
-        sink=Path(sink),
-        task=task,
-        model=None if model is None else str(model),
-        engine=engine,
-        engine_options=engine_options,
-        text_column=text_column,
-        text_pair_column=text_pair_column,
-        id_column=id_column,
-        batch_tokens=batch_tokens,
-        batch_size=batch_size,
-        limits=limits or Limits(),
-        overwrite=overwrite,
-    )
-    return _off_loop(functools.partial(execute, settings, StopRequest(), progress=progress))[1]
+    given = dict(locals())
+    given |= {"model": None if model is None else str(model), "limits": limits or Limits()}
+    given |= {"keep_columns": tuple(keep_columns), "selection": Selection(shard, sample, sample_seed, limit)}
+    for name in ("progress", "shard", "sample", "sample_seed", "limit"):
+        del given[name]
+    return _off_loop(functools.partial(execute, JobSettings(**given), StopRequest(), progress=progress))[1]
 
 
 def execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tuple[JobEnd, Report]:
@@ -159,14 +166,14 @@ def execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tupl
     report = ReportBuilder()
     listeners: list[Listener] = [report]
     plan = check(settings)
-    engine = _build_engine(settings)
+    engine = _build_engine(plan.settings)
     try:
         if not progress:
-            end = main_path.run(build(settings, plan, engine, stop, _Fan(listeners)))
+            end = main_path.run(build(plan, engine, stop, Fan(listeners)))
         else:
             with Progress() as bar:
                 listeners.append(bar)
-                end = main_path.run(build(settings, plan, engine, stop, _Fan(listeners)))
+                end = main_path.run(build(plan, engine, stop, Fan(listeners)))
     finally:
         engine.close()
     return end, report.build()
@@ -176,6 +183,8 @@ def execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tupl
 class Plan:
     """What can be checked before a model is loaded."""
 
+    settings: JobSettings
+    """With the task that the input decided."""
     source: Source
     columns: columns.Columns
     output: JobOutput
@@ -188,30 +197,66 @@ def check(settings: JobSettings) -> Plan:
         ConfigError: a file, column or format cannot be used.
     """
     _check_limits(settings)
-    task = _TASKS.get(settings.task)
+    target = find_target(settings.sink, settings.output_format)
+    _refuse_output_in_input(settings.source, target)
+    source = open_source(settings.source, settings.input_format)
+    url = openai.url_of(source)
+    settings = replace(settings, task=settings.task or _OPENAI_TASKS.get(url or "", "embed"))
+    task = _TASKS.get(settings.task or "")
     if task is None:
         raise ConfigError(f"unknown task {settings.task!r}; known: {', '.join(_TASKS)}")
     if task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
         raise ConfigError(f"task {settings.task!r} {need} the second text (text_pair_column)")
-    make_writer = _WRITERS.get(settings.sink.suffix)
-    if make_writer is None:
-        raise ConfigError(f"cannot tell the format of output {settings.sink}: it must end in {' or '.join(_WRITERS)}")
-    source = open_source(settings.source)
-    output = JobOutput(settings.sink, make_writer(task.output))
-    if settings.sink.exists() and settings.sink.samefile(settings.source):
-        raise ConfigError(f"{settings.sink} is both input and output; choose another output")
+    if not settings.selection.is_all:
+        source = SelectedSource(source, settings.selection)
+    output = JobOutput(target, _writer(settings, target, task, url))
     named = columns.Columns(
-        settings.text_column or task.input, settings.id_column, task.text_only, settings.text_pair_column
+        settings.text_column or ("body" if url and not task.text_only else task.input),
+        settings.id_column,
+        task.text_only,
+        settings.text_pair_column,
+        settings.prompt_template,
+        settings.keep_columns,
     )
     found = columns.resolve(source, named)
+    if task.output in found.keep:
+        raise ConfigError(f"cannot keep column {task.output!r}: the output of task {settings.task!r} is named so")
     if not settings.overwrite:
         output.refuse_foreign_files()
-    return Plan(source, found, output)
+    return Plan(settings, source, found, output)
 
 
-def build(settings: JobSettings, plan: Plan, engine: Engine[Any, Any], stop: StopRequest, listener: Listener) -> Job:
-    """Put the parts together."""
+def _writer(settings: JobSettings, target: Target, task: _Task, url: str | None) -> PartWriter:
+    if url is None:
+        return target.writer(task.output)
+    if settings.task != _OPENAI_TASKS[url]:
+        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url]!r}, not {settings.task!r}")
+    if settings.keep_columns:
+        raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
+    return openai_writer(target, settings.model or "default", url)
+
+
+def _refuse_output_in_input(source: Any, target: Target) -> None:
+    """A resume would take the output for input."""
+    if not isinstance(source, (str, Path)) or is_remote(target.place):
+        return
+    given, place = Path(source).resolve(), target.place.resolve()
+    if place == given:
+        raise ConfigError(f"{target} is both input and output; choose another output")
+    if given.is_dir() and given in place.parents:
+        raise ConfigError(f"{target} is within the input folder {source}; choose another output")
+
+
+def build(
+    plan: Plan,
+    engine: Engine[Any, Any],
+    stop: StopRequest,
+    listener: Listener,
+    batcher: Feeding | None = None,
+) -> Job:
+    """Put the parts together; `batcher` is for an engine that is shared with others."""
+    settings = plan.settings
     fingerprint = {
         "source": plan.source.describe(),
         "engine": engine.describe(),
@@ -219,12 +264,16 @@ def build(settings: JobSettings, plan: Plan, engine: Engine[Any, Any], stop: Sto
         "text_column": plan.columns.text,
         "text_pair_column": plan.columns.pair,
         "id_column": plan.columns.id,
+        "prompt_template": plan.columns.template,
+        "keep_columns": list(plan.columns.keep),
     }
+    identity = plan.columns.id
     return Job(
-        source=plan.source,
+        # Ids that come twice would leave it open which output belongs to which record.
+        source=UniqueIds(plan.source, identity, lambda: plan.output.scratch) if identity else plan.source,
         columns=plan.columns,
         engine=engine,
-        batcher=_batcher(settings, engine, stop, listener),
+        batcher=batcher or _batcher(settings, engine, stop, listener),
         output=plan.output,
         fingerprint=fingerprint,
         listener=listener,
@@ -286,7 +335,7 @@ def _window(budget: float, batch_size: int) -> int:
 
 def _build_engine(settings: JobSettings) -> Engine[Any, Any]:
     engine: Engine[Any, Any] = registry.create(
-        settings.task, settings.model, engine=settings.engine, **settings.engine_options
+        settings.task or "", settings.model, engine=settings.engine, **settings.engine_options
     )
     return engine
 
@@ -306,7 +355,7 @@ def _check_limits(settings: JobSettings) -> None:
             raise ConfigError(f"{name} is {value!r}; it must be {allowed}")
 
 
-class _Fan:
+class Fan:
     """One listener that tells several."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from headrace.cli.engine_flags import engine_options
 from headrace.cli.stopping import Stopper, stop_on_signals
 from headrace.errors import ConfigError, EngineError, HeadraceError, OutputLockedError, ResumeMismatchError
+from headrace.io.opening import known_formats
+from headrace.io.selection import Selection, parse_shard
+from headrace.io.targets import find_target
 from headrace.jobs.job import JobEnd, Limits
 from headrace.observe.report import Report
 from headrace.observe.table import print_report
@@ -22,9 +25,43 @@ _DEFAULTS = Limits()
 _NOT_STARTED = (ConfigError, EngineError, ResumeMismatchError, OutputLockedError)
 
 
-InputFile = Annotated[Path, typer.Option("-i", "--input-file", help="The records: a .jsonl file.")]
-OutputFile = Annotated[Path, typer.Option("-o", "--output-file", help="The results: a .parquet or .jsonl file.")]
-Task = Annotated[str, typer.Option(help=f"What to do with each record: {', '.join(known_tasks())}.")]
+InputFile = Annotated[
+    str,
+    typer.Option(
+        "-i",
+        "--input-file",
+        help="The records: a file, folder, glob or address (s3://...), or - for stdin. JSONL, CSV, TSV, Parquet, "
+        "Arrow, tar, images, an OpenAI batch file, a saved dataset; text also as .gz or .zst.",
+    ),
+]
+OutputFile = Annotated[
+    str,
+    typer.Option(
+        "-o",
+        "--output-file",
+        help="The results: a .jsonl (.gz, .zst) or .parquet file, or a folder of parts where it ends in /; here or at "
+        "an address.",
+    ),
+]
+InputFormat = Annotated[
+    str | None, typer.Option(help=f"Where names do not tell, as for stdin: {', '.join(known_formats())}.")
+]
+OutputFormat = Annotated[str | None, typer.Option(help="Of a folder whose name does not tell: jsonl or parquet.")]
+PromptTemplate = Annotated[
+    str | None, typer.Option(help='Makes the text of several columns: "Q: {question}". Default: the text column.')
+]
+KeepColumns = Annotated[str | None, typer.Option(help="Columns that go to the output as they are: a,b.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Take the first so many records.")]
+Sample = Annotated[float | None, typer.Option(help="Take each record with this probability, between 0 and 1.")]
+SampleSeed = Annotated[int, typer.Option(help="The same seed takes the same sample.")]
+Shard = Annotated[str | None, typer.Option(help="i/n: take every n-th record from the i-th on, i from 0 to n-1.")]
+Task = Annotated[
+    str | None,
+    typer.Option(
+        help=f"What to do with each record: {', '.join(known_tasks())}. Default: what an OpenAI batch file asks for, "
+        "else embed."
+    ),
+]
 Model = Annotated[str | None, typer.Option(help="A local model folder. Default for embed: all-MiniLM-L6-v2.")]
 TextColumn = Annotated[
     str | None,
@@ -38,7 +75,10 @@ TextColumn = Annotated[
 TextPairColumn = Annotated[str | None, typer.Option(help="The column of the second text, to score or classify pairs.")]
 IdColumn = Annotated[
     str | None,
-    typer.Option(help='The column that identifies a record. Default: "id" if there is one, else the position.'),
+    typer.Option(
+        help='The column that identifies a record, no two alike. Default: "id" if there is one, else the position, '
+        'which "" asks for.'
+    ),
 ]
 OnTooLong = Annotated[
     Literal["truncate", "error"], typer.Option(help="A text longer than the model takes is cut, or fails.")
@@ -61,7 +101,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
     context: typer.Context,
     source: InputFile,
     sink: OutputFile,
-    task: Task = "embed",
+    task: Task = None,
     model: Model = None,
     text_column: TextColumn = None,
     text_pair_column: TextPairColumn = None,
@@ -70,6 +110,14 @@ def run(  # noqa: PLR0913 - one parameter per flag
     max_model_len: MaxModelLen = None,
     batch_tokens: BatchTokens = None,
     batch_size: BatchSize = None,
+    prompt_template: PromptTemplate = None,
+    keep_columns: KeepColumns = None,
+    limit: Limit = None,
+    sample: Sample = None,
+    sample_seed: SampleSeed = 0,
+    shard: Shard = None,
+    input_format: InputFormat = None,
+    output_format: OutputFormat = None,
     max_error_rate: MaxErrorRate = _DEFAULTS.max_error_rate,
     workers: Workers = _DEFAULTS.workers,
     engine: Engine = None,
@@ -94,33 +142,35 @@ def run(  # noqa: PLR0913 - one parameter per flag
 
     130, 143 - stopped by Ctrl-C or SIGTERM; what is done is kept
     """
+    given = dict(locals())
+    with stop_on_signals() as stopper:
+        sys.exit(_run(_settings(given), stopper))
+
+
+def _settings(given: dict[str, Any]) -> JobSettings:
+    """What the flags say, by their parameters' names."""
+    given = given.copy()
+    columns, shard = given.pop("keep_columns"), given.pop("shard")
     try:
-        options = engine_options(context.args)
+        options = engine_options(given.pop("context").args)
+        selection = Selection(
+            shard=parse_shard(shard) if shard else None,
+            sample=given.pop("sample"),
+            seed=given.pop("sample_seed"),
+            limit=given.pop("limit"),
+        )
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
-    if on_too_long != "truncate":
+    if (on_too_long := given.pop("on_too_long")) != "truncate":
         options["on_too_long"] = on_too_long
-    if max_model_len is not None:
+    if (max_model_len := given.pop("max_model_len")) is not None:
         options["max_model_len"] = max_model_len
-    if handler is not None:
-        task, engine, options["handler"] = "custom", "torchserve", handler
-    settings = JobSettings(
-        source=source,
-        sink=sink,
-        task=task,
-        model=model,
-        engine=engine,
-        engine_options=options,
-        text_column=text_column,
-        text_pair_column=text_pair_column,
-        id_column=id_column,
-        batch_tokens=batch_tokens,
-        batch_size=batch_size,
-        limits=Limits(max_error_rate=max_error_rate, workers=workers),
-        overwrite=overwrite,
-    )
-    with stop_on_signals() as stopper:
-        sys.exit(_run(settings, stopper))
+    if (handler := given.pop("handler")) is not None:
+        given |= {"task": "custom", "engine": "torchserve"}
+        options["handler"] = handler
+    limits = Limits(max_error_rate=given.pop("max_error_rate"), workers=given.pop("workers"))
+    kept = tuple(name.strip() for name in columns.split(",")) if columns else ()
+    return JobSettings(engine_options=options, limits=limits, selection=selection, keep_columns=kept, **given)
 
 
 def _run(settings: JobSettings, stopper: Stopper) -> int:
@@ -140,7 +190,7 @@ def _run(settings: JobSettings, stopper: Stopper) -> int:
 
 
 def _conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report) -> int:
-    errors = settings.sink.with_suffix(".errors.jsonl")
+    errors = find_target(settings.sink, settings.output_format).errors
     if end.state == "already_finished":
         _say(f"{settings.sink} is already finished: {end.records:,} records{_failed(end, errors)}; nothing to do")
         return 0

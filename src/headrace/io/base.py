@@ -54,9 +54,14 @@ class PartWriter(Protocol):
         """The rows of one part, in the order given."""
         ...
 
+    def encode_failures(self, failures: Sequence[Failed]) -> bytes:
+        """Dead letters, one JSON line each, in the order given."""
+        ...
+
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
         """Write the rows of all parts, in the order given, as one file.
 
-        The bytes depend on the rows alone, not on where one part ends and the next begins. Memory is bounded.
+        The content (and if it is not compressed, every byte) depends on the rows alone, not on where one part ends and
+        the next begins. Memory is bounded.
         """
         ...

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from headrace.errors import ConfigError, JobError
 from headrace.io import compression
 from headrace.io.base import Chunk
-from headrace.io.locations import is_remote, store, with_retries
+from headrace.io.locations import facts, is_remote, store, with_retries
 
 BLOCK_BYTES = 256 * 1024
 CHUNK_ROWS = 512
@@ -125,29 +125,21 @@ def look_at(path: Path) -> InputFile:
     """
     try:
         if is_remote(path):
-            fs, address = store(path)
-            info = with_retries(lambda: fs.info(address, refresh=True) if _refreshes(fs) else fs.info(address))()
+            info = facts(path)
             if info["type"] != "file":
                 raise ConfigError(f"cannot read input file {path}: it is a {info['type']}")
             stamp = next((f"{key} {info[key]}" for key in _STAMPS if info.get(key)), "")
             return InputFile(path, info.get("size"), stamp)
-        facts = path.stat()
-        if stat.S_ISDIR(facts.st_mode):
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
             raise ConfigError(f"cannot read input file {path}: Is a directory")
-        if not stat.S_ISREG(facts.st_mode):
+        if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"{path} is not a regular file: a job that can be resumed reads its input twice")
         if not os.access(path, os.R_OK):
             raise ConfigError(f"cannot read input file {path}: Permission denied")
     except OSError as error:
         raise ConfigError(f"cannot read input file {path}: {error.strerror or error}") from error
-    return InputFile(path, facts.st_size, f"{facts.st_mtime_ns} {facts.st_ino}")
-
-
-def _refreshes(fs: Any) -> bool:
-    """Whether the store's client may answer from memory unless told not to."""
-    return any(
-        protocol in ("s3", "s3a") for protocol in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol)
-    )
+    return InputFile(path, found.st_size, f"{found.st_mtime_ns} {found.st_ino}")
 
 
 class FileFormat(Protocol):
@@ -186,6 +178,7 @@ class FileSource:
     def __init__(self, files: Sequence[tuple[InputFile, FileFormat]], root: Path | None = None) -> None:
         self._files = files
         self._root = root
+        self.formats: Sequence[FileFormat] = [form for _, form in files]
         sizes = [file.size for file, _ in files]
         self.total_bytes: int | None = None if None in sizes else sum(size or 0 for size in sizes)
         counts = [form.count(file) for file, form in files] if len(files) <= _COUNTED_FILES else [None]

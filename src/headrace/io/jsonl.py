@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from headrace.io.base import Chunk
 from headrace.io.compression import compress
 from headrace.io.files import CHUNK_ROWS, InputFile, share, todo
+from headrace.io.letters import encode_failures
 from headrace.io.lines import failed_line, full_lines, line_blocks, parse_object
 from headrace.records import Failed, Ok, Record
 
@@ -89,6 +90,10 @@ class JsonlWriter:
     def _row(self, ok: Ok) -> dict[str, Any]:
         kept: Mapping[str, Any] = ok.record.data or {}
         return {"id": ok.record.id, **kept, self._column: ok.output}
+
+    def encode_failures(self, failures: Sequence[Failed]) -> bytes:
+        """Dead letters are JSON lines beside any format."""
+        return encode_failures(failures)
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
         """The parts one behind the other; if compressed, still one stream for each."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace.records import Failed
@@ -12,19 +12,25 @@ from headrace.records import Failed
 
 def encode_failures(failures: Sequence[Failed]) -> bytes:
     """Dead letters, one line each: position, id, reason, message, attempts and the record as it was read."""
-    rows = (
-        {
-            "position": failed.record.position,
-            "id": failed.record.id,
-            "reason": failed.reason,
-            "message": failed.message,
-            "attempts": failed.attempts,
-            "record": failed.record.data,
-        }
-        for failed in failures
-    )
+    return encode_letters(letter(failed) for failed in failures)
+
+
+def letter(failed: Failed) -> dict[str, Any]:
+    """One dead letter."""
+    return {
+        "position": failed.record.position,
+        "id": failed.record.id,
+        "reason": failed.reason,
+        "message": failed.message,
+        "attempts": failed.attempts,
+        "record": failed.record.data,
+    }
+
+
+def encode_letters(letters: Iterable[Mapping[str, Any]]) -> bytes:
+    """Dead letters as lines, whatever the records hold."""
     # ASCII, so that a lone surrogate, which JSON can spell and UTF-8 cannot, does not fail the failure's own report.
-    return "".join([json.dumps(row, default=_plain) + "\n" for row in rows]).encode()
+    return "".join([json.dumps(row, default=_plain) + "\n" for row in letters]).encode()
 
 
 def _plain(value: Any) -> Any:

@@ -12,6 +12,8 @@ from headrace.errors import ConfigError, MissingExtraError
 
 T = TypeVar("T")
 
+_SCHEME_REFRESHES = {"s3", "hf"}
+"""Whose clients answer from memory unless told not to."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://")
 KNOWN_SCHEMES = ("s3", "gs", "hf", "http", "https")
 ATTEMPTS = 8
@@ -71,6 +73,18 @@ def store(place: Path) -> tuple[Any, str]:
     """The fsspec file system of an address, and the address within it."""
     remote: Any = place
     return remote.fs, remote.path
+
+
+def facts(place: Path) -> dict[str, Any]:
+    """What a store says about an object, asked anew: its type, size, and most often a tag of its content.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    fs, address = store(place)
+    options = {"refresh": True} if _SCHEME_REFRESHES & {fs.protocol, *fs.protocol} else {}
+    found: dict[str, Any] = with_retries(lambda: fs.info(address, **options))()
+    return found
 
 
 def with_retries(call: Callable[..., T]) -> Callable[..., T]:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headrace.errors import JobError
+from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
 from headrace.io.files import CHUNK_ROWS, InputFile, share, todo
+from headrace.io.letters import encode_letters, letter
 from headrace.io.lines import failed_line, full_lines, line_blocks, parse_object
 from headrace.records import Failed, Ok, Record
 
@@ -22,28 +23,44 @@ _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 EMBEDDINGS = "/v1/embeddings"
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
-_URLS = (EMBEDDINGS, COMPLETIONS, CHAT)
 
 
-def is_batch_file(file: InputFile) -> bool:
-    """Whether the first line is a request of a batch."""
+def batch_url(file: InputFile) -> str | None:
+    """The URL that the first line asks, if it is a request of a batch."""
     try:
         for lines, _ in itertools.islice(line_blocks(file), 4):
             for line in full_lines(lines)[:1]:
-                return parse_object(line).keys() >= _FIELDS
+                row = parse_object(line)
+                return str(row["url"]) if row.keys() >= _FIELDS else None
     except (ValueError, TypeError, RecursionError, JobError):
         pass  # whatever it is, the reader of its format will say
-    return False
+    return None
+
+
+def url_of(source: Any) -> str | None:
+    """What the requests of a source ask, if it reads batch files."""
+    return next((form.url for form in getattr(source, "formats", ()) if isinstance(form, OpenAIFormat)), None)
 
 
 class OpenAIFormat:
     """The requests of a batch file: {id: custom_id, url, body, text}.
 
-    `text` is an embedding request's input. A request that is not POST, has no `custom_id` or `body`, or asks for
-    another URL than the three that are known, is a `Failed` at its position.
+    `text` is an embedding request's input. A request that is not POST, has no `custom_id` or `body`, or asks another
+    URL than the first of its file, is a `Failed` at its position.
+
+    Args:
+        url: that of the file's first request.
+
+    Raises:
+        ConfigError: nothing here answers that URL.
     """
 
     name = "openai"
+
+    def __init__(self, url: str) -> None:
+        if url not in _BODIES:
+            raise ConfigError(f"the batch file asks for {url!r}; known: {', '.join(_BODIES)}")
+        self.url = url
 
     def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
         """Unknown without reading it all."""
@@ -58,7 +75,7 @@ class OpenAIFormat:
             for start in range(0, rows, CHUNK_ROWS):
                 stop = min(start + CHUNK_ROWS, rows)
                 wanted = todo(base + start, base + stop, next_todo)
-                outcomes = [_parse(lines[position - base], position) for position in wanted]
+                outcomes = [_parse(lines[position - base], position, self.url) for position in wanted]
                 yield Chunk(
                     [outcome for outcome in outcomes if isinstance(outcome, Record)],
                     [outcome for outcome in outcomes if isinstance(outcome, Failed)],
@@ -70,13 +87,13 @@ class OpenAIFormat:
         return base - begin
 
 
-def _parse(line: bytes, position: int) -> Record | Failed:
+def _parse(line: bytes, position: int, url: str) -> Record | Failed:
     try:
         row = parse_object(line)
     except (ValueError, TypeError, RecursionError) as error:
         return failed_line(position, line, error)
     identity = row.get("custom_id")
-    problem = _problem(row)
+    problem = _problem(row, url)
     if problem:
         return Failed(
             Record(position, identity if isinstance(identity, str) else position, row), "RecordError", problem
@@ -89,14 +106,14 @@ def _parse(line: bytes, position: int) -> Record | Failed:
     return Record(position, position, data)
 
 
-def _problem(row: Mapping[str, Any]) -> str:
+def _problem(row: Mapping[str, Any], url: str) -> str:
     """What is wrong with a request; empty if nothing is."""
     if not isinstance(row.get("custom_id"), str) or not row["custom_id"]:
         return f"custom_id is {row.get('custom_id')!r}: it must be a text"
     if row.get("method") != "POST":
         return f"method is {row.get('method')!r}: it must be POST"
-    if row.get("url") not in _URLS:
-        return f"url is {row.get('url')!r}; known: {', '.join(_URLS)}"
+    if row.get("url") != url:
+        return f"url is {row.get('url')!r}: this file's first request asks {url}, and one job has one task"
     if not isinstance(row.get("body"), dict):
         return f"body is of type {type(row.get('body')).__name__}, not an object"
     return ""
@@ -126,9 +143,13 @@ class OpenAIWriter:
 
     def _response(self, ok: Ok) -> dict[str, Any]:
         number = _number(ok.record.position)
-        body = {"id": f"{number}", "model": self._model, **self._body(ok.output)}
+        body = {"id": f"{number}", "model": self._model, **self._body(ok)}
         response = {"status_code": 200, "request_id": number, "body": body}
         return {"id": f"batch_req_{number}", "custom_id": ok.record.id, "response": response, "error": None}
+
+    def encode_failures(self, failures: Sequence[Failed]) -> bytes:
+        """The lines of OpenAI's error file, which hold a dead letter's own fields too."""
+        return encode_letters(_error(failed) for failed in failures)
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
         """The parts one behind the other."""
@@ -138,23 +159,26 @@ class OpenAIWriter:
                     target.write(block)
 
 
-def encode_error(letter: dict[str, Any]) -> dict[str, Any]:
+def _error(failed: Failed) -> dict[str, Any]:
     """A dead letter as a line of an error file; its own fields stay beside OpenAI's."""
-    error = {"code": letter["reason"], "message": letter["message"]}
-    return {**letter, "custom_id": letter["id"], "response": None, "error": error}
+    error = {"code": failed.reason, "message": failed.message}
+    return {**letter(failed), "custom_id": failed.record.id, "response": None, "error": error}
 
 
-def _embedding(output: Any) -> dict[str, Any]:
-    vector = output.tolist() if hasattr(output, "tolist") else output
-    return {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": vector}]}
+def _embedding(ok: Ok) -> dict[str, Any]:
+    vector = ok.output.tolist() if hasattr(ok.output, "tolist") else ok.output
+    data = [{"object": "embedding", "index": 0, "embedding": vector}]
+    return {"object": "list", "data": data, "usage": {"prompt_tokens": ok.cost, "total_tokens": ok.cost}}
 
 
-def _completion(output: Mapping[str, Any]) -> dict[str, Any]:
+def _completion(ok: Ok) -> dict[str, Any]:
+    output: Mapping[str, Any] = ok.output
     choice = {"index": 0, "text": output["text"], "finish_reason": output["finish_reason"], "logprobs": None}
     return {"object": "text_completion", "choices": [choice], "usage": _usage(output)}
 
 
-def _chat(output: Mapping[str, Any]) -> dict[str, Any]:
+def _chat(ok: Ok) -> dict[str, Any]:
+    output: Mapping[str, Any] = ok.output
     message = {"role": "assistant", "content": output["text"]}
     choice = {"index": 0, "message": message, "finish_reason": output["finish_reason"], "logprobs": None}
     return {"object": "chat.completion", "choices": [choice], "usage": _usage(output)}
@@ -165,7 +189,7 @@ def _usage(output: Mapping[str, Any]) -> dict[str, int]:
     return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
 
 
-_BODIES: Mapping[str, Callable[[Any], dict[str, Any]]] = {EMBEDDINGS: _embedding, COMPLETIONS: _completion, CHAT: _chat}
+_BODIES: Mapping[str, Callable[[Ok], dict[str, Any]]] = {EMBEDDINGS: _embedding, COMPLETIONS: _completion, CHAT: _chat}
 
 
 def _number(position: int) -> str:

@@ -17,7 +17,7 @@ from headrace.io.images import ImageSource
 from headrace.io.jsonl import JsonlFormat
 from headrace.io.locations import is_remote, locate, store
 from headrace.io.memory import IterableSource, SequenceSource
-from headrace.io.openai import OpenAIFormat, is_batch_file
+from headrace.io.openai import OpenAIFormat, batch_url
 from headrace.io.stdin import spool
 from headrace.io.tables import ArrowFormat, ParquetFormat
 from headrace.io.tar import TarFormat
@@ -29,7 +29,6 @@ _FORMATS: Mapping[str, Callable[[], FileFormat]] = {
     "parquet": ParquetFormat,
     "arrow": ArrowFormat,
     "tar": TarFormat,
-    "openai": OpenAIFormat,
 }
 _SUFFIXES = {
     ".jsonl": "jsonl",
@@ -42,7 +41,7 @@ _SUFFIXES = {
     ".tar": "tar",
     ".tgz": "tar",
 }
-_COMPRESSED = ("jsonl", "csv", "tsv", "openai", "tar")
+_COMPRESSED = ("jsonl", "csv", "tsv", "tar")
 _GLOB = frozenset("*?[")
 
 
@@ -98,14 +97,14 @@ def _many(paths: Sequence[Path], root: Path, format: str | None) -> Source:  # n
     )
 
 
-def _with_format(file: InputFile, name: str | None) -> tuple[InputFile, FileFormat]:
-    name = name or _format_name(file.path)
+def _with_format(file: InputFile, format: str | None) -> tuple[InputFile, FileFormat]:  # noqa: A002 - as above
+    name = format or _format_name(file.path)
     if name is None:
         raise ConfigError(f"cannot tell the format of {file.path} from its name; {_known()}; or say --input-format")
     if name not in _FORMATS:
         raise ConfigError(f"unknown input format {name!r}; known: {', '.join(_FORMATS)}")
-    if name == "jsonl" and is_batch_file(file):
-        name = "openai"
+    if name == "jsonl" and format is None and (url := batch_url(file)) is not None:
+        return file, OpenAIFormat(url)
     return file, _FORMATS[name]()
 
 
@@ -125,8 +124,7 @@ def _stdin_suffix(format: str | None) -> str:  # noqa: A002 - as above
             f"-i - needs --input-format, one of {', '.join(_FORMATS)}, with {' or '.join(compression.SUFFIXES)} "
             f"behind it if compressed; it is {format!r}"
         )
-    # OpenAI's batch files are JSON Lines by name, and known by their rows.
-    return f".{'jsonl' if name == 'openai' else name}{'.' + packing if packing else ''}"
+    return f".{name}{'.' + packing if packing else ''}"
 
 
 def _known() -> str:

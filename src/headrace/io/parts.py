@@ -1,8 +1,8 @@
 """Parts of an output: files that say in their names which positions of the input they hold.
 
 `part-<start>-<end><suffix>` holds what became of all positions start..end-1: the finished rows in input order, and the
-failed ones in its twin `part-<start>-<end>.errors.jsonl`. The rename of the part is the one commit point. The twin is
-durable before it; a twin without its part means nothing and is overwritten.
+failed ones in its twin `part-<start>-<end>.errors.jsonl`. The rename of the part is the one commit point, or in an
+object store its one put. The twin is durable before it; a twin without its part means nothing and is overwritten.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
+
+from headrace.io.locations import is_remote, store, with_retries
 
 _NAME = re.compile(r"part-(\d{12,})-(\d{12,})(\..+)")
 _ERRORS = ".errors.jsonl"
@@ -31,9 +34,18 @@ class Interval(NamedTuple):
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A file that appears under its name complete and durable, or not at all; it replaces what is there.
 
+    What goes to an object store is collected in a temporary file first, and then put in one call.
+
     Raises:
         OSError: the folder cannot be written, or is full; nothing is left behind.
     """
+    if is_remote(path):
+        with tempfile.NamedTemporaryFile() as spool:
+            yield cast("BinaryIO", spool)
+            spool.flush()
+            fs, address = store(path)
+            with_retries(lambda: fs.put_file(spool.name, address))()
+        return
     temporary = path.with_name(path.name + _TEMPORARY)
     try:
         with temporary.open("wb") as file:
@@ -48,7 +60,9 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and removals in a folder durable."""
+    """Make renames and removals in a folder durable; a store's calls are when they return."""
+    if is_remote(folder):
+        return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -57,15 +71,26 @@ def sync_folder(folder: Path) -> None:
 
 
 class PartFolder:
-    """The committed parts of one output format in a folder. One process at a time may write to it."""
+    """The committed parts of one output format in a folder. One process at a time may write to it.
 
-    def __init__(self, path: Path, suffix: str) -> None:
+    Args:
+        path: of the folder.
+        suffix: the end of the parts' names.
+        twins: the folder of the twins, where it is another one.
+        guard: called before each commit; raises where this process may no longer write.
+    """
+
+    def __init__(
+        self, path: Path, suffix: str, twins: Path | None = None, guard: Callable[[], None] = lambda: None
+    ) -> None:
         self.path = path
+        self._guard = guard
         self._suffix = suffix
+        self._twins_path = twins or path
 
     def committed(self) -> list[Interval]:
         """The intervals of all committed parts, ascending."""
-        matches = (_NAME.fullmatch(path.name) for path in self.path.iterdir())
+        matches = (_NAME.fullmatch(name) for name in file_names(self.path))
         return sorted(Interval(int(m[1]), int(m[2])) for m in matches if m and m[3] == self._suffix)
 
     def commit(self, interval: Interval, rows: bytes, failures: bytes) -> None:
@@ -73,15 +98,15 @@ class PartFolder:
 
         Raises:
             OSError: the folder cannot be written, or is full; the part is not committed.
+            JobError: another process has taken the output over.
         """
+        self._guard()
         if failures:
-            with atomic_file(self.errors_path(interval)) as file:
-                file.write(failures)
+            _write(self.errors_path(interval), failures)
         else:
             # What an earlier try left, when other records of the same interval had failed.
-            self.errors_path(interval).unlink(missing_ok=True)
-        with atomic_file(self.part_path(interval)) as file:
-            file.write(rows)
+            _remove(self.errors_path(interval))
+        _write(self.part_path(interval), rows)
 
     def part_path(self, interval: Interval) -> Path:
         """Where the finished rows of an interval are."""
@@ -89,7 +114,7 @@ class PartFolder:
 
     def errors_path(self, interval: Interval) -> Path:
         """Where the failed records of an interval are, if any failed."""
-        return self.path / f"part-{interval.start:012d}-{interval.end:012d}{_ERRORS}"
+        return self._twins_path / f"part-{interval.start:012d}-{interval.end:012d}{_ERRORS}"
 
     def merge_errors(self, target: Path) -> None:
         """All dead letters so far as one file in input order; no file where there are none."""
@@ -111,11 +136,45 @@ class PartFolder:
         return count
 
     def _twins(self, intervals: Sequence[Interval]) -> list[Path]:
-        return [twin for interval in intervals if (twin := self.errors_path(interval)).exists()]
+        there = set(file_names(self._twins_path))
+        return [twin for interval in intervals if (twin := self.errors_path(interval)).name in there]
 
     def clear(self) -> None:
         """Remove all parts, twins and what a killed process left half written."""
-        for path in list(self.path.iterdir()):
-            if _NAME.fullmatch(path.name.removesuffix(_TEMPORARY)):
-                path.unlink(missing_ok=True)
-        sync_folder(self.path)
+        for folder in {self.path, self._twins_path}:
+            for name in file_names(folder):
+                if _NAME.fullmatch(name.removesuffix(_TEMPORARY)):
+                    _remove(folder / name)
+            sync_folder(folder)
+
+
+def file_names(folder: Path) -> list[str]:
+    """What is in a folder; nothing if there is none."""
+    try:
+        if not is_remote(folder):
+            return [path.name for path in folder.iterdir()]
+        fs, address = store(folder)
+        found = with_retries(lambda: fs.ls(address, detail=False, refresh=True))()
+    except FileNotFoundError:
+        return []
+    return [name.rstrip("/").rpartition("/")[2] for name in found]
+
+
+def _write(path: Path, content: bytes) -> None:
+    if is_remote(path):
+        fs, address = store(path)
+        with_retries(lambda: fs.pipe_file(address, content))()
+    else:
+        with atomic_file(path) as file:
+            file.write(content)
+
+
+def _remove(path: Path) -> None:
+    if not is_remote(path):
+        path.unlink(missing_ok=True)
+        return
+    fs, address = store(path)
+    try:
+        with_retries(lambda: fs.rm_file(address))()
+    except FileNotFoundError:
+        pass

@@ -107,7 +107,7 @@ def resolve(source: Source, wanted: Columns) -> Columns:
     the position.
 
     Raises:
-        ConfigError: no record among the first rows has a column, a template is none, or a kept column would hide the id.
+        ConfigError: no record among the first rows has a column, a template is none, or a kept column hides the id.
     """
     head = next(
         (chunk.records for chunk in itertools.islice(source.chunks(lambda position: position), 8) if chunk.records), ()

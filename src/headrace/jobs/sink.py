@@ -11,7 +11,6 @@ from typing import Self
 
 from headrace.errors import JobError
 from headrace.events import Event, Listener, PartCommitted, RecordFailed, StageDone
-from headrace.io.letters import encode_failures
 from headrace.io.parts import Interval
 from headrace.jobs.coalescer import Coalescer
 from headrace.jobs.job import Limits
@@ -102,7 +101,7 @@ class Sink:
         failures = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
         try:
             encoded = self._output.writer.encode(rows)
-            dead_letters = encode_failures(failures)
+            dead_letters = self._output.writer.encode_failures(failures)
         except (TypeError, ValueError) as error:
             raise JobError(
                 f"an output between records {interval.start} and {interval.end} cannot be written as "

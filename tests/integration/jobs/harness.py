@@ -58,7 +58,7 @@ class Runner:
         """The job, built and not yet run."""
         self.events.clear()
         chosen = JobSettings(self.source, self.sink, limits=self.limits, **settings)
-        return wiring.build(chosen, wiring.check(chosen), self.engine, stop or StopRequest(), self._listen)
+        return wiring.build(wiring.check(chosen), self.engine, stop or StopRequest(), self._listen)
 
     def run(self, stop: StopRequest | None = None, **settings: Any) -> JobEnd:
         """Run it."""

@@ -121,7 +121,7 @@ class Reaper:
 
 def test_killed_at_any_write(tmp_path: Path) -> None:
     """Parts, dead letters, merge, mark, clearing, overwriting: after each the job continues to the same files."""
-    source = write_rows(tmp_path / "in.jsonl", [*texts(90), b"broken", *texts(10)])
+    source = write_rows(tmp_path / "in.jsonl", [*texts(90), b"broken", *texts(100)[90:]])
     limits = Limits(part_records=20)
     undisturbed = Runner(source, tmp_path / "whole.jsonl", limits=limits)
     undisturbed.run()

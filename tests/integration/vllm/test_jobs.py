@@ -37,7 +37,7 @@ def run_job(engine: Any, source: Path, sink: Path, column: str = "prompt") -> An
     """The main path with an engine that is there already."""
     settings = wiring.JobSettings(source=source, sink=sink, task="generate", engine="vllm", text_column=column)
     report = ReportBuilder()
-    job = wiring.build(settings, wiring.check(settings), engine, StopRequest(), report)
+    job = wiring.build(wiring.check(settings), engine, StopRequest(), report)
     assert isinstance(job.batcher, StreamBatcher)
     return main_path.run(job), report.build()
 

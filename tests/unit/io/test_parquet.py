@@ -35,7 +35,7 @@ def rows(content: bytes) -> list[tuple[Any, Any]]:
 
 
 def test_where_parts_end_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 28 * 7)  # seven rows
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 20 * 7)  # seven rows
     writer, outcomes = ParquetWriter("embedding"), oks(range(40))
     whole = merge(tmp_path, writer, outcomes)
     assert merge(tmp_path, writer, outcomes[:1], outcomes[1:20], [], outcomes[20:25], outcomes[25:]) == whole
@@ -69,8 +69,8 @@ def test_no_rows_at_all_is_a_file_without_rows(tmp_path: Path) -> None:
 
 def test_what_is_no_vector_is_refused() -> None:
     writer = ParquetWriter("embedding")
-    with pytest.raises(JobError, match=r"record 0 is a str; write to a \.jsonl file"):
-        writer.encode([Ok(Record(0, 0, None), "text")])
+    with pytest.raises(JobError, match=r"vectors, and for record 7 a str; write to a \.jsonl file"):
+        writer.encode([*oks([0]), Ok(Record(7, 7, None), "text")])
     with pytest.raises(JobError, match=r"different lengths in one part: \[2, 3\]"):
         writer.encode([*oks([0], 2), *oks([1], 3)])
 

@@ -1,0 +1,169 @@
+"""A part of an input: one shard of several, a random sample, the first so many rows.
+
+The rows chosen are numbered anew without gaps, so that what is done stays a few intervals; a record keeps its place in
+the whole input as its id where it has no other.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.io.base import Chunk, Source
+from headrace.records import Record
+
+_END = sys.maxsize
+_RUN = 4096
+"""Rows whose lots are drawn together, by a generator seeded with the run's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows of an input a job takes."""
+
+    shard: tuple[int, int] | None = None
+    """(i, n): every n-th row from the i-th on, i from 0 to n-1. All shards are equally long, but for one row, whatever
+    the length of the input, which need not be known."""
+    sample: float | None = None
+    """Each row of the shard with this probability."""
+    seed: int = 0
+    """Of the sample: the same seed takes the same rows."""
+    limit: int | None = None
+    """No more than the first so many of those."""
+
+    def __post_init__(self) -> None:
+        if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
+            raise ConfigError(f"shard is {self.shard[0]}/{self.shard[1]}; it must be i/n with 0 <= i < n")
+        if self.sample is not None and not 0 < self.sample <= 1:
+            raise ConfigError(f"sample is {self.sample:g}; it must be a fraction > 0 and <= 1")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit is {self.limit}; it must be >= 1")
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it takes every row."""
+        return self.shard is None and self.sample is None and self.limit is None
+
+    def describe(self) -> Mapping[str, Any]:
+        """What decides the rows."""
+        return {
+            "shard": "{}/{}".format(*self.shard) if self.shard else None,
+            "sample": self.sample,
+            "sample_seed": self.seed if self.sample is not None else None,
+            "limit": self.limit,
+        }
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """`i/n` as two numbers.
+
+    Raises:
+        ConfigError: it is not of that form.
+    """
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal()):
+        raise ConfigError(f"shard is {text!r}; write i/n, such as 0/4 for the first of four")
+    return int(index), int(count)
+
+
+class SelectedSource:
+    """The rows of a source that a selection takes."""
+
+    def __init__(self, source: Source, selection: Selection) -> None:
+        self._source = source
+        self._selection = selection
+        self.total_bytes = source.total_bytes if selection.limit is None else None
+        self.total_records = self._count(source.total_records)
+
+    def _count(self, total: int | None) -> int | None:
+        """How many rows are chosen, where that can be told."""
+        chosen = self._selection
+        if total is not None and chosen.shard is not None:
+            index, count = chosen.shard
+            total = max(0, (total - index + count - 1) // count)
+        if total is not None and chosen.sample is not None:
+            total = None
+        return total if chosen.limit is None or total is None else min(total, chosen.limit)
+
+    def describe(self) -> Mapping[str, Any]:
+        """The whole input's description, and what is chosen of it."""
+        return {**self._source.describe(), "selection": self._selection.describe()}
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """Rows still to do, by their new positions; ends with the last row chosen."""
+        cursor = _Cursor(self._selection, next_todo)
+        for chunk in self._source.chunks(cursor.next_wanted):
+            records = [_renumber(record, cursor.numbers[record.position]) for record in chunk.records]
+            failures = [
+                replace(failed, record=_renumber(failed.record, cursor.numbers[failed.record.position]))
+                for failed in chunk.failures
+            ]
+            yield Chunk(records, failures, chunk.bytes)
+            cursor.forget()
+            if cursor.ended:
+                return
+
+
+class _Cursor:
+    """Walks over the chosen rows of one reading of the input, which asks in ascending order."""
+
+    def __init__(self, selection: Selection, next_todo: Callable[[int], int]) -> None:
+        self._shard = selection.shard or (0, 1)
+        self._sampled = None if selection.sample is None else _places(selection, selection.sample)
+        self._limit = _END if selection.limit is None else selection.limit
+        self._next_todo = next_todo
+        self._number = 0
+        self._place = self._shard[0] if self._sampled is None else next(self._sampled)
+        self.numbers: dict[int, int] = {}
+        """New positions of the rows asked for, by their places in the whole input."""
+        self._given: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last row asked for was the last one chosen."""
+        return self._number >= self._limit
+
+    def forget(self) -> None:
+        """Drop the numbers of rows that have been read; the one asked for last may be still to come."""
+        self.numbers = {place: number for place, number in self.numbers.items() if place == self._given}
+
+    def next_wanted(self, place: int) -> int:
+        """The first place >= `place` that is chosen and still to do; beyond every input if there is none."""
+        while self._number < self._limit:
+            wanted = self._next_todo(self._number)
+            if self._place >= place and wanted == self._number:
+                self.numbers[self._place] = self._number
+                self._given = self._place
+                return self._place
+            self._advance(wanted, place)
+        return _END
+
+    def _advance(self, wanted: int, place: int) -> None:
+        """On by one, or as far as arithmetic can tell."""
+        if self._sampled is not None:
+            self._number += 1
+            self._place = next(self._sampled)
+            return
+        index, count = self._shard
+        self._number = max(self._number + (wanted == self._number), wanted, -((index - place) // count))
+        self._place = index + self._number * count
+
+
+def _places(selection: Selection, sample: float) -> Iterator[int]:
+    """The places of a random sample, ascending, without end."""
+    index, count = selection.shard or (0, 1)
+    number = 0
+    while True:
+        lots = random.Random(f"{selection.seed} {number // _RUN}")
+        for lot in range(number, number + _RUN):
+            if lots.random() < sample:
+                yield index + lot * count
+        number += _RUN
+
+
+def _renumber(record: Record, number: int) -> Record:
+    return Record(number, record.id, record.data)

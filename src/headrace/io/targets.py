@@ -1,0 +1,103 @@
+"""Outputs by name: where the result goes, in which format, as one file or as a folder of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import ConfigError
+from headrace.io import compression
+from headrace.io.base import PartWriter
+from headrace.io.jsonl import JsonlWriter
+from headrace.io.locations import is_remote, locate
+from headrace.io.openai import OpenAIWriter
+from headrace.io.parquet import ParquetWriter
+
+_WRITERS: Mapping[str, Callable[[str, str], PartWriter]] = {
+    "jsonl": JsonlWriter,
+    "parquet": lambda column, packing: ParquetWriter(column),  # noqa: ARG005 - compressed by its own means
+}
+FORMATS = tuple(_WRITERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the files of an output are."""
+
+    place: Path
+    """The output: a file, or a folder of parts."""
+    is_folder: bool
+    format: str
+    compression: str = ""
+    """".gz", ".zst" or none."""
+
+    @property
+    def work(self) -> Path:
+        """What a job there knows of itself: its state, its lock, and the parts of a file."""
+        return self.place / "_headrace" if self.is_folder else self.place.with_name(self.place.name + ".parts")
+
+    @property
+    def errors(self) -> Path:
+        """The dead letters of a finished job."""
+        if self.is_folder:
+            return self.work / "errors.jsonl"
+        return self.place.with_name(_split(self.place.name)[0] + ".errors.jsonl")
+
+    def writer(self, column: str) -> PartWriter:
+        """What writes an output named `column` in this format.
+
+        Raises:
+            MissingExtraError: what the format needs is not installed.
+        """
+        return _WRITERS[self.format](column, self.compression)
+
+    def __str__(self) -> str:
+        return f"{self.place}/" if self.is_folder else str(self.place)
+
+
+def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa: A002 - the flag's own word
+    """The output that a name stands for: a folder where it ends in / or is one, else a file.
+
+    Args:
+        name: a path or an address; its end tells the format. A folder without such an end takes JSON Lines.
+        format: "jsonl" or "parquet", whatever the name ends in.
+
+    Raises:
+        ConfigError: the format is not known; the message lists the known ones.
+    """
+    place = locate(name)
+    _, found, packing = _split(place.name)
+    is_folder = str(name).endswith("/") or (not is_remote(place) and place.is_dir() and not found)
+    chosen = format or found or ("jsonl" if is_folder else "")
+    if not chosen:
+        raise ConfigError(
+            f"cannot tell the format of output {name}: it must end in {' or '.join(f'.{known}' for known in FORMATS)}, "
+            "or in / for a folder of parts; or say --output-format"
+        )
+    if chosen not in FORMATS:
+        raise ConfigError(f"unknown output format {chosen!r}; known: {', '.join(FORMATS)}")
+    if packing and chosen != "jsonl":
+        raise ConfigError(f"cannot write {name}: {chosen} is compressed by its own means; leave {packing} away")
+    return Target(place, is_folder, chosen, packing)
+
+
+def openai_writer(target: Target, model: str, url: str) -> PartWriter:
+    """What answers an OpenAI batch file.
+
+    Raises:
+        ConfigError: the target is no plain JSON Lines.
+    """
+    if target.format != "jsonl" or target.compression:
+        raise ConfigError(f"cannot write {target}: the answer to an OpenAI batch file ends in .jsonl")
+    return OpenAIWriter(model, url)
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """A file name's stem, format and compression; both empty where they are not known."""
+    packing = next((suffix for suffix in compression.SUFFIXES if name.endswith(suffix)), "")
+    stem = name.removesuffix(packing)
+    for known in FORMATS:
+        if stem.endswith(f".{known}"):
+            return stem.removesuffix(f".{known}"), known, packing
+    return Path(name).stem, "", ""
