@@ -8,10 +8,10 @@ import hashlib
 import os
 import signal
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ class _Payload:
     prompt: Any
     """What vLLM's renderer made: token ids."""
     params: SamplingParams
+    listener: Callable[[str], None] | None = None
+    """Hears the text so far."""
 
 
 class VllmEngine:
@@ -139,6 +141,7 @@ class VllmEngine:
         try:
             request = parse(value, self._defaults, system_prompt=self._system_prompt, chat=self._chat, extra=_EXTRA)
             params = _sampling_params(request)
+            _check_unicode(request)
             with self._rendering:
                 prompt = self._render(request)
         except RecordError as error:
@@ -168,6 +171,12 @@ class VllmEngine:
         _, prompts = renderer.render_chat([list(request.messages)], ChatParams(chat_template_kwargs=template))
         return prompts[0]
 
+    def follow(self, payload: _Payload, listener: Callable[[str], None]) -> _Payload:
+        """The same request, whose text so far is told to `listener` on the engine's thread, whenever it has grown."""
+        params = copy.copy(payload.params)
+        params.output_kind = RequestOutputKind.CUMULATIVE
+        return replace(payload, params=params, listener=listener)
+
     async def infer(self, payload: _Payload) -> Generation:
         """The answer to one request.
 
@@ -190,6 +199,8 @@ class VllmEngine:
         """On the engine's own loop; cancelling it aborts the request."""
         try:
             async for output in engine.generate(payload.prompt, payload.params, str(next(self._numbers))):
+                if payload.listener is not None and output.outputs[0].text:
+                    payload.listener(output.outputs[0].text)
                 if output.finished:
                     return _generation(output)
         except VllmDeadError as error:
@@ -204,7 +215,7 @@ class VllmEngine:
         """End vLLM's processes. Safe to call twice."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            self._thread.cancel()
+            self._thread.cancel(engine.output_handler)
             engine.shutdown()
             self._thread.close()
             self._renderer.shutdown()
@@ -240,6 +251,18 @@ def _no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _check_unicode(request: Request) -> None:
+    """JSON can spell half of a surrogate pair, which no tokenizer takes."""
+    texts = [request.prompt] if request.messages is None else [message.get("content") for message in request.messages]
+    for text in texts:
+        if isinstance(text, str) and not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                place = f"{error.reason} at character {error.start}"
+                raise RecordError(f"the prompt is not valid Unicode: {place}") from None
 
 
 def _sampling_params(request: Request) -> SamplingParams:
@@ -317,10 +340,12 @@ class _LoopThread:
         future.add_done_callback(self._running.discard)
         return future
 
-    def cancel(self) -> None:
-        """Cancel all that was submitted and still runs."""
+    def cancel(self, task: asyncio.Task[None] | None) -> None:
+        """Cancel all that was submitted and still runs, and a task of the loop."""
         for future in self._running.copy():
             future.cancel()
+        if task is not None:  # vLLM's own: it would report as an error that its core is gone, which is meant to be
+            self._loop.call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
         """Cancel whatever runs on the loop, then end it and the thread."""

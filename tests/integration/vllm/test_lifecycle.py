@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -52,6 +53,15 @@ def test_a_cancelled_request_leaves_its_slot(engine: Any) -> None:
 def test_the_engine_serves_one_event_loop_after_the_other(engine: Any) -> None:
     (short,) = payloads(engine, SHORT)
     assert asyncio.run(engine.infer(short)) == asyncio.run(engine.infer(short))
+
+
+def test_an_answer_can_be_followed_while_it_grows(engine: Any) -> None:
+    heard: list[str] = []
+    (payload,) = payloads(engine, {"prompt": "hello", "max_tokens": 20, "ignore_eos": True})
+    answered = asyncio.run(engine.infer(engine.follow(payload, heard.append)))
+    assert answered == asyncio.run(engine.infer(payload))
+    assert len(heard) > 5
+    assert all(later.startswith(text) for text, later in itertools.pairwise([*heard, answered["text"]]))
 
 
 @pytest.mark.parametrize(
