@@ -160,9 +160,6 @@ class StepLoop:
         self._slots.join(seat)
         self._joining.append(seat)
         seat.entry.home = self
-        if seat.entry.done():  # cancelled on its way
-            self.discard(seat.entry)
-            return 0.0
         return self._slots.growth.expected(seat.start, seat.most, seat.held)
 
     def _leave(self, key: int) -> None:
@@ -171,9 +168,7 @@ class StepLoop:
         self._leaving.add(key)
 
     async def _step(self) -> None:
-        joining = [seat for seat in self._joining if seat.key not in self._leaving]
-        self._leaving.difference_update(seat.key for seat in self._joining)  # gone before the engine knew of them
-        self._joining = []
+        joining, self._joining = self._joining, []
         new = {seat.key for seat in joining}
         turn = Turn(
             leaving=sorted(self._leaving),
@@ -246,8 +241,7 @@ class StepLoop:
                 failed += fail([refused.entry], exc)
         for key, result in turn.finished:
             seat = self._slots.leave(key)
-            if seat is None:  # cancelled during the step: the engine has let go of it by itself
-                self._leaving.discard(key)
+            if seat is None:  # cancelled during the step
                 continue
             seat.entry.home = None
             good, bad = give([seat.entry], [result])

@@ -89,6 +89,22 @@ def test_who_was_let_in_too_hopefully_is_sent_back_and_goes_on_from_there(virtua
     assert sum(map(len, engine.steps)) == 4 * 15  # and no step was taken twice
 
 
+def test_those_sent_back_return_in_the_order_in_which_they_came(virtual: VirtualTime) -> None:
+    engine = FakeStepEngine(max_slots=8, max_cost=60, most=60)
+
+    async def main() -> None:
+        async with batcher_of(engine) as batcher:
+            await answers(batcher, [words(1) for _ in range(32)])
+            engine.steps.clear()
+            await answers(batcher, [words(10, f"{name}-") for name in "abcde"])
+
+    virtual(main())
+    back = [text[0] for text in engine.removed]
+    assert back[:2] == ["e", "d"]  # the last to have joined went first
+    finished = {name: max(at for at, texts in enumerate(engine.steps) if f"{name}-10" in first(texts)) for name in "de"}
+    assert finished["d"] < finished["e"]
+
+
 def test_the_budget_is_kept(virtual: VirtualTime) -> None:
     engine = FakeStepEngine(max_slots=50, max_cost=100, most=30)
     held: list[float] = []
@@ -156,7 +172,7 @@ def test_what_cannot_join_fails_alone(virtual: VirtualTime) -> None:
     class Picky(FakeStepEngine):
         def add(self, key: int, record: FakeAsk) -> None:
             if record.text.startswith("bad"):
-                raise RecordError("not this one")
+                raise ArithmeticError("not this one")
             super().add(key, record)
 
         def span(self, record: FakeAsk) -> tuple[float, float]:
@@ -172,7 +188,7 @@ def test_what_cannot_join_fails_alone(virtual: VirtualTime) -> None:
 
     good, bad, worse, last = virtual(main())
     assert good == last == "w2 x"
-    assert isinstance(bad, RecordError)
+    assert isinstance(bad, ArithmeticError)
     assert isinstance(worse, ValueError)
 
 
@@ -220,6 +236,21 @@ def test_isolation_leaves_only_the_bad_record_failed(virtual: VirtualTime) -> No
     assert [isinstance(result, ValueError) for result in results] == [False, False, False, True, False, False]
     assert sum(isinstance(event, BatchSplit) for event in events) <= 3  # log2 of six, rounded up
     assert engine._asks == {}
+
+
+def test_newcomers_do_not_join_a_group_that_has_failed(virtual: VirtualTime) -> None:
+    bad = words(3, "bad").text
+    engine = FakeStepEngine(max_slots=4, fails=lambda texts: ValueError("bad in it") if bad in texts else None)
+
+    async def main() -> list[Any]:
+        async with batcher_of(engine, on_error="isolate") as batcher:
+            old = [await batcher.submit(record) for record in (words(2), words(4), words(5), words(3, "bad"))]
+            new = [await batcher.submit(words(1, "new")) for _ in range(9)]
+            return await asyncio.gather(*old, *new, return_exceptions=True)
+
+    results = virtual(main())
+    assert [isinstance(result, ValueError) for result in results] == [False] * 3 + [True] + [False] * 9
+    assert not [texts for texts in engine.steps if bad in texts and "new1" in first(texts)]
 
 
 def test_out_of_memory_halves_the_slots_for_good_and_fails_nobody(virtual: VirtualTime) -> None:
@@ -290,6 +321,57 @@ def test_nobody_waits_for_ever_for_a_stuck_step(virtual: VirtualTime) -> None:
     virtual(main())
 
 
+def test_who_waits_for_room_behind_a_stuck_step_does_not_hang_either(virtual: VirtualTime) -> None:
+    stuck, freed = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        stuck.set()
+        freed.wait(30)
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        engine = FakeStepEngine(max_slots=1, before_step=wait)
+        async with batcher_of(engine, process_timeout_s=5, max_queue_size=1) as batcher:
+            submitting = [asyncio.create_task(batcher.submit(words(1))) for _ in range(9)]
+            for _ in range(9):
+                await asyncio.sleep(0)
+            await asyncio.to_thread(stuck.wait)
+            loop.awaited.clear()
+            futures = await asyncio.gather(*submitting)
+            results = await asyncio.gather(*futures, return_exceptions=True)
+            assert all(isinstance(result, ProcessTimeoutError) for result in results)
+            freed.set()
+
+    virtual(main())
+
+
+def test_an_engine_that_outlives_its_batcher_is_left_empty(virtual: VirtualTime) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        began.set()
+        go_on.wait(30)
+
+    engine = FakeStepEngine(max_slots=2, most=1_000, before_step=hold)
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        batcher = batcher_of(engine)
+        await batcher.start()
+        futures = await batcher.submit_batch([words(900), words(800)])
+        await asyncio.to_thread(began.wait)
+        loop.awaited.clear()
+        await batcher.stop(timeout=7)
+        assert all(isinstance(future.exception(), StoppedError) for future in futures)
+        go_on.set()
+        async with batcher_of(engine) as another:
+            assert await (await another.submit(words(2))) == "w2 x"
+
+    virtual(main())
+    assert first(engine.removed)[0] == "w900"
+    assert engine._asks == {}
+
+
 def test_stopping_finishes_what_is_there_or_fails_what_waits(virtual: VirtualTime) -> None:
     began, go_on = threading.Event(), threading.Event()
 
@@ -332,6 +414,15 @@ def test_the_waiting_room_is_bounded(virtual: VirtualTime) -> None:
                 batcher.submit_nowait(words(2))
 
     virtual(main())
+
+
+def test_whoever_waits_for_room_gets_it_when_a_slot_falls_free(virtual: VirtualTime) -> None:
+    async def main() -> list[Any]:
+        async with batcher_of(FakeStepEngine(max_slots=1), max_queue_size=1) as batcher:
+            futures = [await batcher.submit(words(2)) for _ in range(10)]
+            return list(await asyncio.gather(*futures))
+
+    assert virtual(main()) == ["w2 x"] * 10
 
 
 def test_priorities_and_callers_take_turns_as_in_any_batcher(virtual: VirtualTime) -> None:
