@@ -14,6 +14,7 @@ import headrace
 from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.streaming import StreamBatcher
+from headrace.bulk import BulkDesk
 from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
 from headrace.errors import ConfigError
@@ -21,9 +22,11 @@ from headrace.events import Listener
 from headrace.observe.prometheus import PrometheusListener
 from headrace.serving.app import create_app
 from headrace.serving.auth import Keys, KeySettings
+from headrace.serving.batch_routes import batches_router, files_router
 from headrace.serving.host import Host
 from headrace.serving.limits import ServeLimits
 from headrace.serving.service import Service
+from headrace.wiring import Fan
 
 _DEFAULT_NAMES = {"embed": "all-MiniLM-L6-v2", "generate": "arithmetic"}
 
@@ -47,6 +50,10 @@ class ServerSettings:
     limits: ServeLimits = field(default_factory=ServeLimits)
     keys: Sequence[KeySettings] = ()
     """None lets everybody in."""
+    state: Path | None = None
+    """Folder of the Batch API's files and jobs; None for no Batch API."""
+    latency_target_s: float | None = None
+    """What a request may take beside bulk work; None promises nothing."""
 
 
 def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
@@ -58,6 +65,8 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, each 
     batch_tokens: int | None = None,
     limits: ServeLimits | None = None,
     keys: Sequence[KeySettings] = (),
+    state: str | Path | None = None,
+    latency_target_s: float | None = None,
     **engine_options: Any,
 ) -> FastAPI:
     """A FastAPI app that serves one model: mount it, extend it, or give it to an ASGI server.
@@ -73,6 +82,8 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, each 
         batch_tokens: most a batch may cost, in tokens with padding.
         limits: what the server takes on, and for how long.
         keys: API keys, see `headrace.serving.auth.read_keys`.
+        state: folder of the Batch API's files and jobs; None for no Batch API.
+        latency_target_s: what a request may take beside bulk work; None promises nothing.
         engine_options: options of the engine, such as `max_model_len`.
 
     Raises:
@@ -88,6 +99,8 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, each 
             batch_tokens=batch_tokens,
             limits=limits or ServeLimits(),
             keys=keys,
+            state=None if state is None else Path(state),
+            latency_target_s=latency_target_s,
         )
     )[0]
 
@@ -101,9 +114,21 @@ def build(settings: ServerSettings) -> tuple[FastAPI, Host]:
     if settings.task not in registry.known_tasks():
         raise ConfigError(f"unknown task {settings.task!r}; known: {', '.join(registry.known_tasks())}")
     metrics = PrometheusListener(lambda: _gauges(host))
-    host = Host(settings.limits, Keys(settings.keys), metrics, metrics.render)
+    listeners: list[Listener] = [metrics]
+    host = Host(settings.limits, Keys(settings.keys), Fan(listeners), metrics.render)
     make_service = functools.partial(_service, settings, host)
-    return create_app(host, make_service, settings.task, version=headrace.__version__), host
+    version = headrace.__version__
+    if settings.state is None:
+        return create_app(host, make_service, settings.task, version=version), host
+    bulk = BulkDesk(settings.state, settings.task, settings.latency_target_s, listeners)
+    return create_app(
+        host,
+        make_service,
+        settings.task,
+        version=version,
+        routers=(files_router(bulk.files, settings.limits.max_file_bytes), batches_router(bulk.batches)),
+        background=bulk.running,
+    ), host
 
 
 def _service(settings: ServerSettings, host: Host) -> Service:

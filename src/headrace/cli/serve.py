@@ -28,6 +28,10 @@ MaxRequests = Annotated[int, typer.Option(min=1, help="Records accepted and not 
 Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds for a request that names none.")]
 Drain = Annotated[float, typer.Option(min=0.001, help="Seconds for what is in flight after SIGTERM.")]
 KeyFile = Annotated[Path | None, typer.Option("--api-key-file", help="API keys, one a line; see docs/serving.md.")]
+StateDir = Annotated[Path | None, typer.Option(help="Folder of the Batch API's files and jobs. Default: no Batch API.")]
+LatencyTarget = Annotated[
+    float | None, typer.Option(min=0.001, help="What a request may take beside batches. Default: no promise.")
+]
 TlsFile = Annotated[Path | None, typer.Option(help="As uvicorn's.")]
 
 
@@ -45,6 +49,8 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     timeout: Timeout = 300.0,
     drain_timeout: Drain = 30.0,
     api_key_file: KeyFile = None,
+    state_dir: StateDir = None,
+    latency_target_ms: LatencyTarget = None,
     ssl_keyfile: TlsFile = None,
     ssl_certfile: TlsFile = None,
 ) -> None:
@@ -72,6 +78,8 @@ def serve(  # noqa: PLR0913 - one parameter per flag
             batch_tokens=batch_tokens,
             batch_timeout_s=batch_timeout_ms / 1000,
             limits=ServeLimits(max_requests=max_requests, timeout_s=timeout, drain_s=drain_timeout),
+            state=state_dir,
+            latency_target_s=None if latency_target_ms is None else latency_target_ms / 1000,
             keys=read_keys(api_key_file, os.environ.get("HEADRACE_API_KEYS")),
         )
         app, state = build(settings)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Protocol
 
-from headrace.batching.batcher import DynamicBatcher
 from headrace.engines.base import Engine
 from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
@@ -45,6 +45,24 @@ class StopRequest:
         self.requested = True
 
 
+class Feeding(Protocol):
+    """What a job needs of a batcher."""
+
+    async def __aenter__(self) -> Any:
+        """Begin to form batches."""
+        ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        """End."""
+        ...
+
+    def as_completed(self, records: AsyncIterable[Any]) -> AsyncIterator[tuple[Any, Any]]:
+        """Each record with its result, or its exception, as it completes, in bounded memory."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """Everything a run needs."""
@@ -52,7 +70,7 @@ class Job:
     source: Source
     columns: Columns
     engine: Engine[Any, Any]
-    batcher: DynamicBatcher[Any, Any]
+    batcher: Feeding
     output: JobOutput
     fingerprint: Mapping[str, Any]
     """JSON-able facts that decide the output."""

@@ -28,7 +28,7 @@ async def pump(job: Job, ledger: Ledger, tally: Tally) -> bool:
         Sink(job.output, job.limits, job.listener, tally.count) as sink,
         Feed(job, ledger.next_todo, tally.expect, sink.put) as feed,
         job.batcher as batcher,
-        aclosing(batcher.as_completed(feed.work())) as results,  # type: ignore[type-var]  # it is a generator
+        aclosing(batcher.as_completed(feed.work())) as results,
     ):
         async for work, result in results:
             if job.stop.requested and isinstance(result, StoppedError):

@@ -204,3 +204,71 @@ class Health(BaseModel):
     """How the server is."""
 
     status: str
+
+
+class File(BaseModel):
+    """A file of the Batch API."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: str
+
+
+class Page(BaseModel):
+    """Some of a list."""
+
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileList(Page):
+    """Some files."""
+
+    data: list[File]
+
+
+class Deleted(BaseModel):
+    """What is no more."""
+
+    id: str
+    object: Literal["file"]
+    deleted: bool
+
+
+class Counts(BaseModel):
+    """Requests of a batch."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class Batch(BaseModel):
+    """A batch."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    status: str
+    input_file_id: str
+    completion_window: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    expires_at: int
+    request_counts: Counts
+    metadata: dict[str, str] | None
+
+
+class BatchList(Page):
+    """Some batches."""
+
+    data: list[Batch]

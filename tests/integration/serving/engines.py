@@ -108,3 +108,10 @@ class Mortal(FakeEngine):
 
     def __init__(self, model: str | None = None) -> None:
         super().__init__(model, refuses=lambda text: EngineDeadError("the device is gone") if text == "die" else None)
+
+
+class Gradual(FakeEngine):
+    """A batch takes 20 ms."""
+
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__(model, seconds_per_batch=0.02)

@@ -1,0 +1,121 @@
+"""OpenAI's Batch API: /v1/files and /v1/batches."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Form, Query, Response, UploadFile
+from fastapi.responses import FileResponse
+from pydantic import BaseModel, Field
+
+from headrace.serving.batches import Batches
+from headrace.serving.errors import ApiError
+from headrace.serving.files import FileStore
+from headrace.serving.replies import JsonReply
+from headrace.serving.schemas import Batch, BatchList, Deleted, File, FileList
+
+Limit = Annotated[int, Query(ge=1, le=100)]
+After = Annotated[str | None, Query(max_length=100)]
+
+
+class BatchRequest(BaseModel):
+    """POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str = "24h"
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+
+
+def files_router(files: FileStore, max_bytes: int) -> APIRouter:
+    """Files go in, are listed, read and forgotten."""
+    routes = APIRouter(tags=["batches"])
+
+    @routes.post("/v1/files", response_model=File)
+    async def create(file: UploadFile, purpose: Annotated[Literal["batch"], Form()]) -> Response:
+        """Keep a batch file (JSON Lines)."""
+        if not file.size:
+            raise ApiError(400, "the file is empty", code="empty", param="file")
+        if file.size > max_bytes:
+            raise ApiError(413, f"the file is longer than the {max_bytes:,} bytes allowed", code="too_long")
+        try:
+            kept = await asyncio.to_thread(files.create, file.file, file.filename or "upload.jsonl", purpose)
+        except OSError as error:
+            raise disk_error(error) from error
+        return JsonReply(kept)
+
+    @routes.get("/v1/files", response_model=FileList)
+    async def list_all(limit: Limit = 100, after: After = None) -> Response:
+        """The newest first."""
+        return JsonReply(_page(await asyncio.to_thread(files.list), limit, after))
+
+    @routes.get("/v1/files/{file_id}", response_model=File)
+    async def describe(file_id: str) -> Response:
+        """A file's description."""
+        return JsonReply(await asyncio.to_thread(files.get, file_id))
+
+    @routes.get("/v1/files/{file_id}/content", responses={200: {"content": {"application/jsonl": {}}}})
+    async def content(file_id: str) -> FileResponse:
+        """A file's lines."""
+        return FileResponse(await asyncio.to_thread(files.path, file_id), media_type="application/jsonl")
+
+    @routes.delete("/v1/files/{file_id}", response_model=Deleted)
+    async def delete(file_id: str) -> Response:
+        """Forget a file."""
+        await asyncio.to_thread(files.delete, file_id)
+        return JsonReply({"id": file_id, "object": "file", "deleted": True})
+
+    return routes
+
+
+def batches_router(batches: Callable[[], Batches]) -> APIRouter:
+    """Batches are begun, watched and cancelled."""
+    routes = APIRouter(tags=["batches"])
+
+    @routes.post("/v1/batches", response_model=Batch)
+    async def create(body: BatchRequest) -> Response:
+        """Begin a batch over an uploaded file."""
+        try:
+            batch = batches().create(body.input_file_id, body.endpoint, body.completion_window, body.metadata)
+        except OSError as error:
+            raise disk_error(error) from error
+        return JsonReply(batch)
+
+    @routes.get("/v1/batches", response_model=BatchList)
+    async def list_all(limit: Limit = 20, after: After = None) -> Response:
+        """The newest first."""
+        return JsonReply(_page(batches().list(), limit, after))
+
+    @routes.get("/v1/batches/{batch_id}", response_model=Batch)
+    async def describe(batch_id: str) -> Response:
+        """How far a batch is."""
+        return JsonReply(batches().get(batch_id))
+
+    @routes.post("/v1/batches/{batch_id}/cancel", response_model=Batch)
+    async def cancel(batch_id: str) -> Response:
+        """Stop a batch; what is finished is kept."""
+        return JsonReply(batches().cancel(batch_id))
+
+    return routes
+
+
+def disk_error(error: OSError) -> ApiError:
+    """What a failed write means to the caller."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return ApiError(507 if full else 503, "the server cannot store this now", code="storage", retry_after_s=60)
+
+
+def _page(every: Sequence[dict[str, Any]], limit: int, after: str | None) -> dict[str, Any]:
+    ids = [entry["id"] for entry in every]
+    start = ids.index(after) + 1 if after in ids else 0
+    page = every[start : start + limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": start + limit < len(every),
+    }

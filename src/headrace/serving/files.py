@@ -1,0 +1,96 @@
+"""Uploaded and produced files of the Batch API, in one folder: `ID.jsonl` with its description `ID.json` beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headrace.io.parts import atomic_file, sync_folder
+from headrace.serving.errors import ApiError
+
+_ID = re.compile(r"file-[0-9a-f]{32}")
+"""What a request may name: nothing else reaches the file system."""
+
+
+def now() -> int:
+    """Seconds of the epoch, as OpenAI's objects have them: for people and for expiry across restarts."""
+    return int(datetime.now(UTC).timestamp())
+
+
+class FileStore:
+    """All methods block: they do file I/O."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+
+    def create(self, content: BinaryIO, filename: str, purpose: str) -> dict[str, Any]:
+        """Keep an upload.
+
+        Raises:
+            OSError: there is no room.
+        """
+        identity = f"file-{uuid.uuid4().hex}"
+        with atomic_file(self._content(identity)) as file:
+            shutil.copyfileobj(content, file, 1024 * 1024)
+        return self._describe(identity, filename, purpose)
+
+    def adopt(self, path: Path, seed: str, filename: str) -> str:
+        """Keep a file that a batch has made, under an id that is the same each time it is adopted; returns the id."""
+        identity = f"file-{uuid.uuid5(uuid.NAMESPACE_OID, seed).hex}"
+        content = self._content(identity)
+        if not content.exists():
+            os.link(path, content)  # not a move: a kill may come before it is noted that the batch is done
+            sync_folder(self._folder)
+        self._describe(identity, filename, "batch_output")
+        return identity
+
+    def get(self, identity: str) -> dict[str, Any]:
+        """The description; raises ApiError 404 where there is none."""
+        if _ID.fullmatch(identity):
+            try:
+                description: dict[str, Any] = json.loads((self._folder / f"{identity}.json").read_bytes())
+            except FileNotFoundError:
+                pass
+            else:
+                return description
+        raise ApiError(404, f"there is no file {identity!r:.80}", code="file_not_found", param="file_id")
+
+    def path(self, identity: str) -> Path:
+        """Where the content is; raises ApiError 404 where there is none."""
+        self.get(identity)
+        return self._content(identity)
+
+    def list(self) -> list[dict[str, Any]]:
+        """All descriptions, the newest first."""
+        found = [self.get(path.stem) for path in self._folder.glob("file-*.json")]
+        return sorted(found, key=lambda file: (-int(file["created_at"]), str(file["id"])))
+
+    def delete(self, identity: str) -> None:
+        """Forget a file; raises ApiError 404 where there is none."""
+        self.get(identity)
+        (self._folder / f"{identity}.json").unlink(missing_ok=True)
+        self._content(identity).unlink(missing_ok=True)
+
+    def _content(self, identity: str) -> Path:
+        return self._folder / f"{identity}.jsonl"
+
+    def _describe(self, identity: str, filename: str, purpose: str) -> dict[str, Any]:
+        description = {
+            "id": identity,
+            "object": "file",
+            "bytes": self._content(identity).stat().st_size,
+            "created_at": now(),
+            "filename": filename[:200],
+            "purpose": purpose,
+            "status": "processed",
+        }
+        with atomic_file(self._folder / f"{identity}.json") as file:
+            file.write(json.dumps(description).encode())
+        return description

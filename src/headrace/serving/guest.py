@@ -1,0 +1,107 @@
+"""A batcher for a bulk job on a thread of its own, which in truth is the server's, shared with its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import AsyncGenerator, AsyncIterable, Hashable
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from headrace.engines.base import Prepared
+from headrace.errors import StoppedError
+from headrace.serving.backfill import Backfill
+
+
+class Prepares(Protocol):
+    """A record of a job, ready for the engine."""
+
+    @property
+    def payload(self) -> Any:
+        """What the engine takes."""
+        ...
+
+    @property
+    def cost(self) -> int:
+        """In the engine's unit."""
+        ...
+
+
+class Guest:
+    """What a job needs of a batcher, over the server's backfill.
+
+    Args:
+        backfill: lets records into the batcher.
+        loop: the server's.
+        caller: whose share of the batches the job counts on.
+        ahead: records that are read and not yet answered, at most.
+    """
+
+    def __init__(self, backfill: Backfill, loop: asyncio.AbstractEventLoop, caller: Hashable, ahead: int) -> None:
+        self._backfill = backfill
+        self._loop = loop
+        self._caller = caller
+        self._ahead = ahead
+        self._open: set[concurrent.futures.Future[Any]] = set()
+        self._stopped = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Give up what is not answered; from any thread."""
+        self._stopped = True
+        for future in list(self._open):
+            future.cancel()
+
+    async def as_completed(self, records: AsyncIterable[Prepares]) -> AsyncGenerator[tuple[Any, Any], None]:
+        """Each record with its output, or with its exception, as it ends."""
+        own = asyncio.get_running_loop()
+        ended: asyncio.Queue[tuple[Any, concurrent.futures.Future[Any]] | None] = asyncio.Queue()
+        room = asyncio.Semaphore(self._ahead)
+        sent = got = 0
+
+        def over(work: Prepares, future: concurrent.futures.Future[Any]) -> None:
+            self._open.discard(future)
+            if not own.is_closed():
+                own.call_soon_threadsafe(ended.put_nowait, (work, future))
+
+        async def feed() -> None:
+            nonlocal sent
+            async for work in records:
+                await room.acquire()
+                run = self._backfill.run(Prepared(work.payload, work.cost), self._caller)
+                future = asyncio.run_coroutine_threadsafe(run, self._loop)
+                sent += 1
+                self._open.add(future)
+                future.add_done_callback(partial(over, work))
+                if self._stopped:
+                    future.cancel()
+
+        feeding = own.create_task(feed(), name="headrace-batch-feed")
+        feeding.add_done_callback(lambda _: ended.put_nowait(None))
+        try:
+            while not feeding.done() or got < sent:
+                entry = await ended.get()
+                if entry is None:
+                    continue
+                got += 1
+                room.release()
+                yield entry[0], _result(entry[1])
+            feeding.result()
+        finally:
+            feeding.cancel()
+            self.stop()
+
+
+def _result(future: concurrent.futures.Future[Any]) -> Any:
+    if future.cancelled():
+        return StoppedError("the batch was stopped")
+    error = future.exception()
+    return future.result() if error is None else error

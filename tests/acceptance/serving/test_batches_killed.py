@@ -1,0 +1,50 @@
+"""`kill -9` of a server with a batch: the next one goes on, and every custom_id is there once."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+from tests.acceptance.serving.process import server
+
+COUNT = 2_000
+SERVE = ("--engine", "tests.acceptance.engines:slow", "--batch-tokens", "256", "--state-dir", "state")
+
+
+@pytest.mark.timeout(120)
+def test_a_batch_survives_kills(tmp_path: Path) -> None:
+    rows = [
+        {"custom_id": f"id-{n}", "method": "POST", "url": "/v1/embeddings", "body": {"input": f"some text {n}"}}
+        for n in range(COUNT)
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    moments = random.Random(5)
+    identity = ""
+    for _ in range(3):
+        with server(*SERVE, folder=tmp_path) as (process, url):
+            client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+            if not identity:
+                file = client.files.create(file=tmp_path / "in.jsonl", purpose="batch")
+                identity = client.batches.create(
+                    input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
+                ).id
+            time.sleep(moments.uniform(0.5, 2.0))
+            process.kill()
+    with server(*SERVE, folder=tmp_path) as (_, url):
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        before = client.batches.retrieve(identity)
+        assert before.status == "in_progress"
+        end = time.monotonic() + 60
+        while client.batches.retrieve(identity).status != "completed" and time.monotonic() < end:
+            time.sleep(0.1)
+        done = client.batches.retrieve(identity)
+        assert done.status == "completed"
+        assert done.request_counts is not None
+        assert (done.request_counts.completed, done.request_counts.failed) == (COUNT, 0)
+        assert done.output_file_id is not None
+        output = client.files.content(done.output_file_id).text.splitlines()
+        assert [json.loads(row)["custom_id"] for row in output] == [f"id-{n}" for n in range(COUNT)]

@@ -1,0 +1,122 @@
+"""OpenAI's own client and curl against a running server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from tests.acceptance.serving.process import server
+
+TALK = ("--task", "generate", "--engine", "tests.integration.serving.engines:Talker", "--state-dir", "state")
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with server(*TALK, folder=tmp_path_factory.mktemp("talker")) as (_, url):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with server(folder=tmp_path_factory.mktemp("embedder")) as (_, url):  # the real default model
+        yield url
+
+
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def test_completions(talker: str) -> None:
+    answer = client(talker).completions.create(model="arithmetic", prompt="say it again", max_tokens=10)
+    assert answer.choices[0].text == "say it again"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 3
+
+
+def test_chats_whole_and_streamed(talker: str) -> None:
+    chat = client(talker).chat.completions
+    messages = [{"role": "user", "content": "one two three"}]
+    assert chat.create(model="arithmetic", messages=messages).choices[0].message.content == "one two three"
+    stream = chat.create(model="arithmetic", messages=messages, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(pieces) == "one two three"
+    assert len([piece for piece in pieces if piece]) >= 2
+
+
+def test_models_and_errors_as_the_client_knows_them(talker: str) -> None:
+    names = [model.id for model in client(talker).models.list()]
+    assert len(names) == 1
+    with pytest.raises(openai.NotFoundError, match=names[0]):
+        client(talker).completions.create(model="gpt-9", prompt="x")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client(talker).completions.create(model=names[0], prompt="")
+    assert caught.value.code == "empty"
+
+
+def test_embeddings_of_the_real_model(embedder: str) -> None:
+    texts = ["a cat sits on the mat", "a kitten rests on a rug", "stock prices fell"]
+    data = client(embedder).embeddings.create(model="all-MiniLM-L6-v2", input=texts).data
+    cat, kitten, stocks = (entry.embedding for entry in data)
+
+    def likeness(a: list[float], b: list[float]) -> float:
+        return sum(x * y for x, y in zip(a, b, strict=True))
+
+    assert len(cat) == 384
+    assert likeness(cat, cat) == pytest.approx(1, abs=1e-5)
+    assert likeness(cat, kitten) > 0.5 > likeness(cat, stocks)
+
+
+def test_files_and_batches(talker: str, tmp_path: Path) -> None:
+    rows = [
+        {"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": {"prompt": f"say {n}"}}
+        for n in range(20)
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    here = client(talker)
+    file = here.files.create(file=tmp_path / "in.jsonl", purpose="batch")
+    batch = here.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    end = time.monotonic() + 20
+    while here.batches.retrieve(batch.id).status != "completed" and time.monotonic() < end:
+        time.sleep(0.05)
+    done = here.batches.retrieve(batch.id)
+    assert done.output_file_id is not None
+    answers = [json.loads(row) for row in here.files.content(done.output_file_id).text.splitlines()]
+    assert [row["response"]["body"]["choices"][0]["text"] for row in answers] == [f"say {n}" for n in range(20)]
+    assert batch.id in [other.id for other in here.batches.list()]
+    assert here.files.delete(file.id).deleted
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_curl(embedder: str) -> None:
+    command = ["curl", "-s", f"{embedder}/v1/embeddings", "-H", "Content-Type: application/json"]
+    command += ["-d", '{"input": ["a text", "another"]}']
+    answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert [len(entry["embedding"]) for entry in answer["data"]] == [384, 384]
+
+
+def test_sigterm_ends_with_status_0_and_a_dead_engine_with_1(tmp_path: Path) -> None:
+    with server("--engine", "tests.integration.serving.engines:Mortal", folder=tmp_path) as (process, url):
+        with pytest.raises(openai.InternalServerError):
+            client(url).embeddings.create(model="all-MiniLM-L6-v2", input="die")
+        assert process.wait(10) == 1
+    with server("--engine", "tests.integration.serving.engines:Mortal", folder=tmp_path) as (process, url):
+        with pytest.raises(openai.NotFoundError):
+            client(url).embeddings.create(model="nope", input="die")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+def test_a_model_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path) -> None:
+    from tests.acceptance.command import headrace
+
+    status, said = headrace("serve", "--model", "no/such/folder", folder=tmp_path)
+    assert status == 2
+    assert "no/such/folder" in said
+    assert said.count("\n") <= 2

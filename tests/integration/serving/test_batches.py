@@ -1,0 +1,192 @@
+"""The Batch API: files in, batches run beside requests, files out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.serving.running import Running, running, until
+
+from headrace.hosting import ServerSettings
+from headrace.serving.limits import ServeLimits
+from headrace.testing import FakeEngine
+
+ENGINES = "tests.integration.serving.engines"
+
+
+def line(number: int, **changes: Any) -> dict[str, Any]:
+    row = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/embeddings", "body": {"input": f"text {number}"}}
+    return row | changes
+
+
+def upload(server: Running, rows: list[Any]) -> str:
+    content = "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    response = server.client.post(
+        "/v1/files", files={"file": ("in.jsonl", content.encode())}, data={"purpose": "batch"}
+    )
+    assert response.status_code == 200, response.text
+    return str(response.json()["id"])
+
+
+def begin(server: Running, rows: list[Any], endpoint: str = "/v1/embeddings", window: str = "24h") -> str:
+    body = {"input_file_id": upload(server, rows), "endpoint": endpoint, "completion_window": window}
+    response = server.post("/v1/batches", body)
+    assert response.status_code == 200, response.text
+    return str(response.json()["id"])
+
+
+def batch(server: Running, identity: str) -> dict[str, Any]:
+    return dict(server.client.get(f"/v1/batches/{identity}").json())
+
+
+def ended(server: Running, identity: str) -> dict[str, Any]:
+    until(lambda: batch(server, identity)["status"] in ("completed", "failed", "expired", "cancelled"), 20)
+    return batch(server, identity)
+
+
+def rows_of(server: Running, file: str | None) -> list[dict[str, Any]]:
+    return [json.loads(row) for row in server.client.get(f"/v1/files/{file}/content").text.splitlines()]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Callable[..., Any]:
+    def make(engine: str = "headrace.testing:FakeEngine", **settings: Any) -> Any:
+        settings.setdefault("limits", ServeLimits(drain_s=2))
+        return running(ServerSettings(engine=engine, state=tmp_path / "state", **settings))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    settings = ServerSettings(engine="headrace.testing:FakeEngine", state=tmp_path_factory.mktemp("state"))
+    with running(settings) as server:
+        yield server
+
+
+def test_each_request_is_answered_once_and_bad_ones_apart(server: Running, tmp_path: Path) -> None:
+    rows = [line(0), "no json", line(2, method="GET"), *(line(number) for number in range(3, 50))]
+    done = ended(server, begin(server, rows))
+    assert done["status"] == "completed"
+    assert done["request_counts"] == {"total": 50, "completed": 48, "failed": 2}
+    output = rows_of(server, done["output_file_id"])
+    assert [row["custom_id"] for row in output] == ["r0", *(f"r{number}" for number in range(3, 50))]
+    assert output[0]["response"]["body"]["data"][0]["embedding"] == FakeEngine().vector("text 0")
+    errors = rows_of(server, done["error_file_id"])
+    assert len(errors) == 2
+    assert errors[1]["custom_id"] == "r2"
+    assert all(done[f"{moment}_at"] for moment in ("in_progress", "finalizing", "completed"))
+
+
+def test_files_are_described_listed_and_deleted(server: Running) -> None:
+    identity = upload(server, [line(0)])
+    assert server.client.get(f"/v1/files/{identity}").json()["purpose"] == "batch"
+    listed = server.client.get("/v1/files", params={"limit": 1}).json()
+    assert len(listed["data"]) == 1
+    assert identity in {file["id"] for file in server.client.get("/v1/files").json()["data"]}
+    assert server.client.delete(f"/v1/files/{identity}").json()["deleted"]
+    assert server.client.get(f"/v1/files/{identity}").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["../keys", "file-..%2f..%2fetc", "file-" + "0" * 32, "%2e%2e/%2e%2e/etc/passwd"])
+def test_no_name_reaches_the_file_system(server: Running, name: str) -> None:
+    for path in (f"/v1/files/{name}", f"/v1/files/{name}/content", f"/v1/batches/{name}"):
+        assert server.client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"endpoint": "/v1/chat/completions"}, 400),
+        ({"completion_window": "soon"}, 400),
+        ({"input_file_id": "file-none"}, 404),
+        ({"metadata": {"a": 5}}, 400),
+    ],
+)
+def test_what_cannot_be_begun_is_told(server: Running, change: dict[str, Any], status: int) -> None:
+    body = {"input_file_id": upload(server, [line(0)]), "endpoint": "/v1/embeddings"} | change
+    assert server.post("/v1/batches", body).status_code == status
+
+
+@pytest.mark.parametrize("rows", [["nonsense"], [line(0, url="/v1/completions", body={"prompt": "x"})]])
+def test_a_file_that_is_none_fails_its_batch(server: Running, rows: list[Any]) -> None:
+    done = ended(server, begin(server, rows))
+    assert done["status"] == "failed"
+    assert done["errors"]["data"][0]["message"]
+    assert "/" + "tmp" not in json.dumps(done["errors"])
+
+
+def test_an_upload_is_bounded_and_must_be_a_batch(serve: Callable[..., Any]) -> None:
+    with serve(limits=ServeLimits(max_file_bytes=10_000)) as server:
+
+        def post(content: bytes, **form: Any) -> int:
+            response = server.client.post("/v1/files", files={"file": ("x", content)}, data={"purpose": "batch"} | form)
+            return int(response.status_code)
+
+        assert post(b"x" * 9_000) == 200
+        assert post(b"x" * 20_000) == 413
+        assert post(b"") == 400
+        assert post(b"x", purpose="fine-tune") == 400
+        assert server.client.post("/v1/files", data={"purpose": "batch"}).status_code == 400
+
+
+def test_a_cancelled_batch_keeps_what_is_finished(serve: Callable[..., Any]) -> None:
+    with serve(f"{ENGINES}:Gradual", batch_tokens=8) as server:
+        identity = begin(server, [line(number) for number in range(400)])
+        until(lambda: batch(server, identity)["request_counts"]["completed"] > 0)
+        assert server.post(f"/v1/batches/{identity}/cancel", {}).json()["status"] == "cancelling"
+        done = ended(server, identity)
+        assert done["status"] == "cancelled"
+        kept = rows_of(server, done["output_file_id"])
+        assert len(kept) == done["request_counts"]["completed"]
+        assert 0 < len(kept) < 400
+        assert server.post(f"/v1/batches/{identity}/cancel", {}).status_code == 409
+
+
+def test_an_expired_batch_keeps_what_is_finished(serve: Callable[..., Any]) -> None:
+    with serve(f"{ENGINES}:Gradual", batch_tokens=8) as server:
+        done = ended(server, begin(server, [line(number) for number in range(2_000)], window="2s"))
+        assert done["status"] == "expired"
+        assert 0 < len(rows_of(server, done["output_file_id"])) < 2_000
+
+
+def test_a_stopped_server_leaves_its_batches_to_the_next(serve: Callable[..., Any]) -> None:
+    with serve(f"{ENGINES}:Gradual", batch_tokens=8) as server:
+        identity = begin(server, [line(number) for number in range(300)])
+        until(lambda: batch(server, identity)["request_counts"]["completed"] > 0)
+    with serve() as server:
+        done = ended(server, identity)
+        assert done["status"] == "completed"
+        ids = [row["custom_id"] for row in rows_of(server, done["output_file_id"])]
+        assert ids == [f"r{number}" for number in range(300)]
+        assert sum(server.engine.batch_sizes) < 300
+
+
+def test_requests_go_before_batches(serve: Callable[..., Any]) -> None:
+    with serve(f"{ENGINES}:Gradual", batch_tokens=8) as server:
+        identity = begin(server, [line(number) for number in range(400)])
+        until(lambda: batch(server, identity)["status"] == "in_progress")
+        for _ in range(5):
+            response = server.post("/v1/embeddings", {"input": "now", "timeout": 2})
+            assert response.status_code == 200
+        assert batch(server, identity)["status"] == "in_progress"
+
+
+def test_a_batch_of_chats(tmp_path: Path) -> None:
+    rows = [
+        {
+            "custom_id": str(number),
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"messages": [{"role": "user", "content": f"say {number}"}]},
+        }
+        for number in range(40)
+    ]
+    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker", state=tmp_path / "s")) as server:
+        done = ended(server, begin(server, rows, "/v1/chat/completions"))
+        assert done["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+        answers = [row["response"]["body"]["choices"][0]["message"] for row in rows_of(server, done["output_file_id"])]
+        assert answers == [{"role": "assistant", "content": f"say {number}"} for number in range(40)]
