@@ -82,7 +82,7 @@ class InputFile:
             JobError: it changed, is damaged or ends too early.
         """
         blocks = self._raw_blocks()
-        suffix = self.path.suffix.lower()
+        suffix = self.path.suffix.lower().replace(".tgz", ".gz")
         return compression.decompressed(suffix, blocks, str(self.path)) if suffix in compression.SUFFIXES else blocks
 
     def _raw_blocks(self) -> Iterator[tuple[bytes, int]]:

@@ -85,6 +85,7 @@ class PartFolder:
     ) -> None:
         self.path = path
         self._guard = guard
+        self._stale: set[str] | None = None
         self._suffix = suffix
         self._twins_path = twins or path
 
@@ -104,9 +105,15 @@ class PartFolder:
         if failures:
             _write(self.errors_path(interval), failures)
         else:
-            # What an earlier try left, when other records of the same interval had failed.
-            _remove(self.errors_path(interval))
+            self._remove_stale_twin(interval)
         _write(self.part_path(interval), rows)
+
+    def _remove_stale_twin(self, interval: Interval) -> None:
+        """What an earlier try left, when other records of the same interval had failed; listed once, at the first."""
+        if self._stale is None:
+            self._stale = {name for name in file_names(self._twins_path) if name.endswith(_ERRORS)}
+        if (twin := self.errors_path(interval)).name in self._stale:
+            _remove(twin)
 
     def part_path(self, interval: Interval) -> Path:
         """Where the finished rows of an interval are."""

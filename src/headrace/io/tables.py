@@ -68,7 +68,8 @@ class ParquetFormat:
                 rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
                 for batch in table.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
                     end = start + batch.num_rows
-                    yield _chunk(batch, base + start, next_todo, share(file.size or 0, start, end, total))
+                    # Values that come often are stored once: the rows may be longer than the group's size tells.
+                    yield from _slices(batch, base + start, next_todo, share(file.size or 0, start, end, total))
                     start = end
             return int(total)
 

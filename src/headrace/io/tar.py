@@ -12,6 +12,7 @@ from headrace.io.base import Chunk
 from headrace.io.files import CHUNK_BYTES, CHUNK_ROWS, InputFile
 from headrace.records import Failed, Record
 
+_BLOCK = 512
 _IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm"})
 _TEXTS = frozenset({"txt", "text", "caption", "transcript"})
 _NUMBERS = frozenset({"cls", "cls2", "index"})
@@ -36,9 +37,10 @@ class TarFormat:
         records: list[Record] = []
         failures: list[Failed] = []
         compressed = file.path.suffix.lower() != ".tar"
+        stream: Any = _Stream(file) if compressed else file.open()
         try:
             # A compressed archive is a stream: its members are read on the way.
-            with file.open() as stream, tarfile.open(fileobj=stream, mode="r|*" if compressed else "r:") as archive:
+            with stream, tarfile.open(fileobj=stream, mode="r|" if compressed else "r:") as archive:
                 for key, members in _samples(archive, lambda number: next_todo(begin + number) == begin + number):
                     if members:
                         outcome = _sample(key, members, base, f"{file.path}!{key}")
@@ -50,11 +52,61 @@ class TarFormat:
                         at = min(stream.tell(), file.size or 0)
                         yield Chunk(records, failures, at - told)
                         records, failures, told, held = [], [], at, 0
+                _check_end(stream, compressed, str(file.path))
         except (tarfile.TarError, EOFError, OSError) as error:
             raise JobError(f"{file.path} is damaged or truncated: {error}; what was read of it is kept") from error
         file.check()
         yield Chunk(records, failures, (file.size or 0) - told)
         return base - begin
+
+
+class _Stream:
+    """The content of a compressed archive, read once from its begin to its end."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._blocks = file.blocks()
+        self._held = b""
+        self._read = 0
+        self.last = b""
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held = b""
+
+    def read(self, size: int) -> bytes:
+        """As a file would."""
+        parts, left = [], size
+        while left:
+            if not self._held:
+                block = next(self._blocks, None)
+                if block is None:
+                    break
+                self._held, self._read = block[0], self._read + block[1]
+            parts.append(self._held[:left])
+            self._held = self._held[left:]
+            left -= len(parts[-1])
+        content = b"".join(parts)
+        self.last = (self.last + content)[-_BLOCK:]
+        return content
+
+    def tell(self) -> int:
+        """Bytes of the compressed file that have been read."""
+        return self._read
+
+
+def _check_end(stream: Any, compressed: bool, name: str) -> None:
+    """An archive ends in blocks of zeros; the library takes any end for one."""
+    if compressed:
+        while stream.read(1024 * 1024):
+            pass
+        last = stream.last
+    else:
+        stream.seek(-min(_BLOCK, stream.seek(0, 2)), 2)
+        last = stream.read()
+    if last != bytes(_BLOCK):
+        raise JobError(f"{name} is truncated: it has no end mark; what was read of it is finished and kept")
 
 
 def _samples(archive: tarfile.TarFile, wanted: Callable[[int], bool]) -> Iterator[tuple[str, dict[str, bytes]]]:

@@ -1,0 +1,231 @@
+"""A job from and to S3, by a real server on loopback: parts, merge, resume, the lease, and a way that fails."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.integration.io.conftest import faulty_way
+
+import headrace
+from headrace.engines.base import Prepared
+from headrace.errors import JobError, OutputLockedError, ResumeMismatchError
+from headrace.io import lease
+from headrace.io.lease import Lease
+from headrace.io.locations import locate
+from headrace.io.opening import open_source
+from headrace.jobs.job import Limits
+from headrace.observe.report import Report
+from headrace.testing import FakeEngine
+
+ROWS = [{"id": f"r{n}", "text": f"text {n} " + "word " * (n % 17)} for n in range(1000)]
+FAKE = {"engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=100)}
+
+
+def put_parquet(s3: Any, address: str, rows: list[dict[str, Any]]) -> None:
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer, row_group_size=100)
+    s3.pipe_file(address, buffer.getvalue())
+
+
+@pytest.fixture
+def folder(s3: Any) -> str:
+    """1,000 rows in three Parquet files."""
+    for number, (start, end) in enumerate(((0, 300), (300, 301), (301, 1000))):
+        put_parquet(s3, f"rows/in/{number}.parquet", ROWS[start:end])
+    return "s3://rows/in"
+
+
+def ids(s3: Any, address: str) -> list[str]:
+    with s3.open(address, "rb") as file:
+        return [str(identity) for identity in pq.read_table(file)["id"].to_pylist()]
+
+
+def test_a_parquet_folder_to_one_file(s3: Any, folder: str) -> None:
+    sink = "s3://rows/out/vectors.parquet"
+    report = headrace.run(folder, sink=sink, **FAKE)
+    assert report.ok == 1000
+    assert ids(s3, "rows/out/vectors.parquet") == [row["id"] for row in ROWS]
+    assert sorted(s3.find("rows/out")) == ["rows/out/vectors.parquet", "rows/out/vectors.parquet.parts/job.json"]
+    again = headrace.run(folder, sink=sink, **FAKE)
+    assert again.ok == 0, "it is finished"
+
+
+def test_a_folder_of_parts_is_the_output(s3: Any, folder: str) -> None:
+    def parts() -> list[str]:
+        return sorted(name for name in s3.find("rows/out") if name.endswith(".parquet"))
+
+    headrace.run(folder, sink="s3://rows/out/", output_format="parquet", **FAKE)
+    assert len(parts()) > 5
+    assert [identity for part in parts() for identity in ids(s3, part)] == [row["id"] for row in ROWS]
+    taken = len(ids(s3, parts()[3]))
+    s3.rm_file(parts()[3])
+    assert headrace.run(folder, sink="s3://rows/out/", output_format="parquet", **FAKE).ok == taken
+    assert [identity for part in parts() for identity in ids(s3, part)] == [row["id"] for row in ROWS]
+
+
+def test_dead_letters_and_differences_are_told_there_too(s3: Any) -> None:
+    lines = [json.dumps(row) for row in ROWS[:50]]
+    lines[7] = "no JSON"
+    s3.pipe_file("rows/in.jsonl", "\n".join(lines).encode())
+    report = headrace.run("s3://rows/in.jsonl", sink="s3://rows/out.jsonl", **FAKE)
+    assert (report.ok, report.failed) == (49, 1)
+    assert json.loads(s3.cat_file("rows/out.errors.jsonl"))["position"] == 7
+    s3.pipe_file("rows/in.jsonl", "\n".join(lines[:40]).encode())
+    with pytest.raises(ResumeMismatchError, match=r"source\.tag was 'ETag .*"):
+        headrace.run("s3://rows/in.jsonl", sink="s3://rows/out.jsonl", **FAKE)
+
+
+def test_an_object_that_is_replaced_while_it_is_read(s3: Any, folder: str) -> None:
+    chunks = open_source(folder).chunks(lambda position: position)
+    next(chunks)
+    put_parquet(s3, "rows/in/2.parquet", ROWS[:10])
+    with pytest.raises(JobError, match=r"in/2\.parquet changed while it was read"):
+        list(chunks)
+
+
+class Slow(FakeEngine):
+    """An engine that outlives the lease, so to say: it calls back in each batch."""
+
+    def __init__(self, then: Callable[[], Any]) -> None:
+        super().__init__()
+        self._then = then
+
+    def prepare(self, inputs: Any) -> list[Prepared[str] | Exception]:
+        self._then()
+        return super().prepare(inputs)
+
+
+# --- the lease --------------------------------------------------------------------------------------------------------
+
+LEASE = "s3://rows/out.parts/lock"
+
+
+class Clock:
+    """Time that passes only while one sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.meanwhile: Callable[[], Any] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.meanwhile()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_lease(clock: Clock) -> Lease:
+    return Lease(locate(LEASE), Path("out"), sleep=clock.sleep, clock=clock)
+
+
+def stranger(beat: int = 0, **change: Any) -> bytes:
+    holder = {"pid": 7, "started": "1", "host": "elsewhere", "since": "then", "token": "t", "beat": beat} | change
+    return json.dumps(holder).encode()
+
+
+def test_the_lease_is_there_while_it_is_held_and_then_gone(s3: Any) -> None:
+    with make_lease(Clock()).held():
+        assert json.loads(s3.cat_file("rows/out.parts/lock"))["pid"] == os.getpid()
+    assert not s3.exists("rows/out.parts/lock")
+
+
+def test_a_holder_that_shows_life_is_named(s3: Any) -> None:
+    s3.pipe_file("rows/out.parts/lock", stranger())
+    clock = Clock()
+    clock.meanwhile = lambda: clock.now >= 10 and s3.pipe_file("rows/out.parts/lock", stranger(beat=1))
+    with pytest.raises(OutputLockedError, match="out is being written by process 7 on elsewhere since then"):
+        make_lease(clock).held().__enter__()
+    assert clock.now <= lease.RENEW_S
+
+
+def test_a_holder_without_life_is_followed_when_its_time_is_over(s3: Any) -> None:
+    s3.pipe_file("rows/out.parts/lock", stranger())
+    clock = Clock()
+    with make_lease(clock).held():
+        assert lease.EXPIRE_S <= clock.now <= lease.EXPIRE_S + lease.RENEW_S
+        assert json.loads(s3.cat_file("rows/out.parts/lock"))["pid"] == os.getpid()
+
+
+def test_a_holder_that_died_on_this_machine_is_followed_at_once(s3: Any) -> None:
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    s3.pipe_file("rows/out.parts/lock", stranger(pid=int(dead.stdout), host=lease.socket.gethostname()))
+    clock = Clock()
+    with make_lease(clock).held():
+        assert clock.now == 0
+
+
+def test_of_two_that_follow_only_one_does(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    s3.pipe_file("rows/out.parts/lock", stranger())
+    clock, put = Clock(), Lease._put
+
+    def overtaken(self: Lease, **conditions: Any) -> None:
+        if "IfMatch" in conditions:
+            s3.pipe_file("rows/out.parts/lock", stranger(host="the other"))
+        put(self, **conditions)
+
+    monkeypatch.setattr(Lease, "_put", overtaken)
+    with pytest.raises(OutputLockedError, match="taken by process 7 on the other"):
+        make_lease(clock).held().__enter__()
+
+
+def test_who_was_taken_for_dead_writes_no_more(s3: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_S", 0.05)
+
+    def take_over() -> None:
+        s3.pipe_file("rows/out.jsonl.parts/lock", stranger())
+        lease.time.sleep(0.5)
+
+    engine = Slow(take_over)
+    monkeypatch.setattr("headrace.engines.registry.create", lambda *args, **options: engine)
+    with pytest.raises(JobError, match=r"the lease on .*out\.jsonl was taken over by process 7 on elsewhere"):
+        headrace.run(folder, sink="s3://rows/out.jsonl", **FAKE)
+    assert [name for name in s3.find("rows/out.jsonl.parts") if "part-" in name] == []
+
+
+def test_two_jobs_on_one_output(s3: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RENEW_S", 0.1)
+    refused = []
+
+    def second() -> None:
+        if not refused:
+            refused.append(True)
+            with pytest.raises(OutputLockedError, match=f"written by process {os.getpid()} on"):
+                headrace.run(folder, sink="s3://rows/out.jsonl", **FAKE)
+
+    monkeypatch.setattr("headrace.testing.FakeEngine.vector", lambda self, text: [second() or 0.5])
+    assert headrace.run(folder, sink="s3://rows/out.jsonl", **FAKE).ok == 1000
+
+
+# --- a store that fails -------------------------------------------------------------------------------------------
+
+KINDS = ("refused", "dropped", "cut", "lost", "late")
+
+
+def test_every_tenth_call_fails_or_comes_late(
+    s3: Any, folder: str, s3_server: tuple[str, int], use_s3: Callable[[str, int], Any]
+) -> None:
+    def fault(call: int) -> str:
+        return KINDS[call // 10 % len(KINDS)] if call % 10 == 0 else ""
+
+    with faulty_way(*s3_server, fault) as way:
+        use_s3(*way.server_address)
+        report: Report = headrace.run(folder, sink="s3://rows/out/vectors.parquet", **FAKE)
+        headrace.run(folder, sink="s3://rows/parts/", **FAKE)
+    assert {"refused", "dropped", "cut", "lost", "late"} <= set(way.seen), "all of them happened"
+    assert report.ok == 1000
+    assert ids(s3, "rows/out/vectors.parquet") == [row["id"] for row in ROWS]
+    lines = [
+        line for name in sorted(s3.find("rows/parts")) if "/part-" in name for line in s3.cat_file(name).splitlines()
+    ]
+    assert [json.loads(line)["id"] for line in lines] == [row["id"] for row in ROWS]
