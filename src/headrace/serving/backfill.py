@@ -102,17 +102,17 @@ class Backfill:
                 self._let_in()
             case BatchDone():
                 self.model.observe(event.padded_cost, event.duration_s)
-                self._note_online(event.padded_cost, event.at)
+                self._note_online(event.padded_cost)
             case StepDone():
                 self.model.observe(event.size, event.duration_s)
                 self._let_in()
             case _:
                 pass
 
-    def _note_online(self, cost: float, at: float) -> None:
+    def _note_online(self, cost: float) -> None:
         """Remember what a batch of requests alone costs: those of bulk work cost what is decided here."""
         if self._held() and not self._inside:
-            self._online.add(cost, at)
+            self._online.add(cost, time.monotonic())
 
     def allowance(self) -> float:
         """What bulk work may hold: cost that waits for the next batch, or slots."""
