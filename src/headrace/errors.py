@@ -14,13 +14,15 @@
     ├── ProcessError (RuntimeError)         stands in for an engine's exception that cannot be copied for a caller
     ├── ProcessTimeoutError (TimeoutError)  a batch ran longer than process_timeout_s
     ├── BadResultError (ValueError)         process_fn returned the wrong type or the wrong number of results
+    ├── TransientError (RuntimeError)       it failed this time, and may succeed if tried again
     ├── EngineError (RuntimeError)          a model cannot be loaded or run
     │   ├── EngineDeadError                 the engine is gone: no record's fault, nothing to split or retry
     │   └── EngineOutOfMemoryError          the device has no room for this batch: it is split
     └── JobError                            a bulk job cannot start or go on
         ├── OutputLockedError               another process writes the same output
         ├── ResumeMismatchError             input, model or parameters are not those the output was begun with
-        └── TooManyErrorsError              more records failed than the job allows
+        ├── TooManyErrorsError              more records failed than the job allows
+        └── BrokenOffError                  engine, input or output gave way: the same command goes on from here
 
 A message names the thing, the value and the way out.
 """
@@ -84,6 +86,10 @@ class BadResultError(HeadraceError, ValueError):
     """`process_fn` returned the wrong type, or the wrong number of results."""
 
 
+class TransientError(HeadraceError, RuntimeError):
+    """It failed this time, and may succeed if tried again: for an engine, or a function of yours, to raise."""
+
+
 class EngineError(HeadraceError, RuntimeError):
     """A model cannot be loaded or run."""
 
@@ -110,3 +116,7 @@ class ResumeMismatchError(JobError):
 
 class TooManyErrorsError(JobError):
     """More records failed than the job allows."""
+
+
+class BrokenOffError(JobError):
+    """Engine, input or output gave way in the middle; what is finished is kept, and the same command goes on."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.streaming import StreamBatcher
 from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
+from headrace.engines.custom import load_factory
 from headrace.errors import ConfigError
 from headrace.events import Event, Listener
 from headrace.io import openai
@@ -28,80 +29,19 @@ from headrace.jobs import columns
 from headrace.jobs import run as main_path
 from headrace.jobs.job import Feeding, Job, JobEnd, Limits, StopRequest
 from headrace.jobs.output import JobOutput
+from headrace.jobs.settings import TASKS, Task, check_numbers
+from headrace.jobs.settings import JobSettings as JobSettings
+from headrace.jobs.settings import known_tasks as known_tasks
 from headrace.jobs.stages import Work, infer, infer_one
 from headrace.jobs.stepping import WorkSteps
+from headrace.jobs.usercode import UserCode, WorkerKind
 from headrace.observe.progress import Progress
 from headrace.observe.report import Report, ReportBuilder
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What a task reads and writes where the user says nothing."""
-
-    output: str
-    input: str = "text"
-    text_only: bool = True
-    """Whether the input is a text; otherwise the engine judges what it is given."""
-    pairs: Literal["never", "perhaps", "always"] = "never"
-
-
-_TASKS = {
-    "embed": _Task("embedding"),
-    "classify": _Task("classification", pairs="perhaps"),
-    "score": _Task("score", pairs="always"),
-    "zero-shot": _Task("classification"),
-    "generate": _Task("generation", text_only=False),  # a prompt, a chat or a whole request
-    "image-classify": _Task("classification", "image", text_only=False),
-    "image-embed": _Task("embedding", "image", text_only=False),
-    "custom": _Task("output", text_only=False, pairs="perhaps"),
-}
 _OPENAI_TASKS = {openai.EMBEDDINGS: "embed", openai.COMPLETIONS: "generate", openai.CHAT: "generate"}
-
-
-@dataclass(frozen=True, slots=True)
-class JobSettings:
-    """What a user says about a job."""
-
-    source: Any
-    """A file, folder, glob or address, "-" for stdin, or rows: see `headrace.io.opening.open_source`."""
-    sink: str | Path
-    """A file or a folder of parts, here or in a store: see `headrace.io.targets.find_target`."""
-    task: str | None = None
-    """None: what an OpenAI batch file asks for, else "embed"."""
-    model: str | None = None
-    """A folder or a known name; None is the task's default."""
-    engine: str | None = None
-    """The engine to use instead of the task's own: a name such as "onnx" or "vllm", or `module:name` of your own."""
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the engine, such as `max_model_len`."""
-    text_column: str | None = None
-    """What to process; None for the column "text", or "image" where the task is one of images."""
-    text_pair_column: str | None = None
-    """The second text of a pair: what a cross-encoder scores the first with."""
-    id_column: str | None = None
-    """None: the column "id" where there is one, else the record's position."""
-    prompt_template: str | None = None
-    """Makes the text of several columns, such as "Q: {question}"."""
-    keep_columns: tuple[str, ...] = ()
-    """Columns that go to the output as they are."""
-    selection: Selection = field(default_factory=Selection)
-    """Which rows of the input are taken."""
-    input_format: str | None = None
-    """For names that do not tell: see `headrace.io.opening.known_formats`."""
-    output_format: str | None = None
-    batch_tokens: int | None = None
-    """Budget of a batch in the engine's unit of cost, padding included; None is the engine's default."""
-    batch_size: int | None = None
-    """Most records of a batch; None is the engine's default."""
-    limits: Limits = field(default_factory=Limits)
-    overwrite: bool = False
-
-
-def known_tasks() -> tuple[str, ...]:
-    """What a job can do with its records."""
-    return tuple(_TASKS)
 
 
 def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
@@ -126,6 +66,10 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     batch_size: int | None = None,
     limits: Limits | None = None,
     overwrite: bool = False,
+    prepare: Callable[[Any], Any] | str | None = None,
+    finish: Callable[[Any, Any], Any] | str | None = None,
+    worker_kind: WorkerKind = "auto",
+    dedupe: bool = False,
     progress: bool = True,
     **engine_options: Any,
 ) -> Report:
@@ -139,6 +83,10 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
         shard: (i, n): take every n-th row from the i-th on.
         sample: take each row with this probability, the same rows for the same `sample_seed`.
         limit: take the first so many rows.
+        prepare: `(row) -> row`, a function or `module:function`, before the columns are looked at; what it raises is
+            that record's error.
+        finish: `(row, output) -> output`, before the output is written, with the row as `prepare` left it.
+        worker_kind: where these two run; "auto" measures whether they hold the interpreter long enough for processes.
         progress: show a progress bar on stderr.
         engine_options: options of the engine, such as `max_model_len` or `on_too_long`.
 
@@ -188,6 +136,7 @@ class Plan:
     source: Source
     columns: columns.Columns
     output: JobOutput
+    user: UserCode
 
 
 def check(settings: JobSettings) -> Plan:
@@ -196,15 +145,15 @@ def check(settings: JobSettings) -> Plan:
     Raises:
         ConfigError: a file, column or format cannot be used.
     """
-    _check_limits(settings)
+    check_numbers(settings)
     target = find_target(settings.sink, settings.output_format)
     _refuse_output_in_input(settings.source, target)
     source = open_source(settings.source, settings.input_format)
     url = openai.url_of(source)
     settings = replace(settings, task=settings.task or _OPENAI_TASKS.get(url or "", "embed"))
-    task = _TASKS.get(settings.task or "")
+    task = TASKS.get(settings.task or "")
     if task is None:
-        raise ConfigError(f"unknown task {settings.task!r}; known: {', '.join(_TASKS)}")
+        raise ConfigError(f"unknown task {settings.task!r}; known: {', '.join(TASKS)}")
     if task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
         raise ConfigError(f"task {settings.task!r} {need} the second text (text_pair_column)")
@@ -219,15 +168,18 @@ def check(settings: JobSettings) -> Plan:
         settings.prompt_template,
         settings.keep_columns,
     )
-    found = columns.resolve(source, named)
+    user = UserCode(
+        _function(settings.prepare), _function(settings.finish), settings.worker_kind, settings.limits.workers
+    )
+    found = columns.resolve(source, named, user if settings.prepare else None)
     if task.output in found.keep:
         raise ConfigError(f"cannot keep column {task.output!r}: the output of task {settings.task!r} is named so")
     if not settings.overwrite:
         output.refuse_foreign_files()
-    return Plan(settings, source, found, output)
+    return Plan(settings, source, found, output, user)
 
 
-def _writer(settings: JobSettings, target: Target, task: _Task, url: str | None) -> PartWriter:
+def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) -> PartWriter:
     if url is None:
         return target.writer(task.output)
     if settings.task != _OPENAI_TASKS[url]:
@@ -266,6 +218,7 @@ def build(
         "id_column": plan.columns.id,
         "prompt_template": plan.columns.template,
         "keep_columns": list(plan.columns.keep),
+        **plan.user.describe(),
     }
     identity = plan.columns.id
     return Job(
@@ -280,6 +233,8 @@ def build(
         limits=settings.limits,
         stop=stop,
         overwrite=settings.overwrite,
+        user=plan.user,
+        dedupe=settings.dedupe,
     )
 
 
@@ -317,7 +272,7 @@ def _batcher(
         max_queue_size=window,
         prefetch_batches=0,
         padded=engine.pads,
-        length_bucketing=window,
+        length_bucketing=window if engine.pads else False,  # without padding, company of like length is no gain
         on_error="isolate",
         listener=listener,
     )
@@ -340,19 +295,8 @@ def _build_engine(settings: JobSettings) -> Engine[Any, Any]:
     return engine
 
 
-def _check_limits(settings: JobSettings) -> None:
-    limits = settings.limits
-    checks: tuple[tuple[str, float | None, bool, str], ...] = (
-        ("batch_tokens", settings.batch_tokens, settings.batch_tokens is None or settings.batch_tokens >= 1, ">= 1"),
-        ("batch_size", settings.batch_size, settings.batch_size is None or settings.batch_size >= 1, ">= 1"),
-        ("max_error_rate", limits.max_error_rate, 0 <= limits.max_error_rate <= 1, "between 0 and 1"),
-        ("workers", limits.workers, limits.workers >= 1, ">= 1"),
-        ("part_records", limits.part_records, limits.part_records >= 1, ">= 1"),
-        ("commit_interval_s", limits.commit_interval_s, limits.commit_interval_s > 0, "> 0"),
-    )
-    for name, value, good, allowed in checks:
-        if not good:
-            raise ConfigError(f"{name} is {value!r}; it must be {allowed}")
+def _function(given: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
+    return load_factory(given) if isinstance(given, str) else given
 
 
 class Fan:

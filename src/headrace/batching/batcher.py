@@ -10,6 +10,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
     Awaitable,
@@ -20,6 +21,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
+from contextlib import aclosing
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
@@ -28,7 +30,7 @@ from headrace.batching.blocking import current_loop, iterate, raising
 from headrace.batching.cost import CostEstimatorFn, CostRule, checked_cost
 from headrace.batching.dispatch import Dispatcher
 from headrace.batching.intake import Dispatching, Intake, MapPort
-from headrace.batching.mapping import RUN, Stream
+from headrace.batching.mapping import RUN, Chunk, Stream
 from headrace.batching.options import checked_options, function, number, optional
 from headrace.batching.stats import BatchStats, Meter
 from headrace.batching.tasks import current_task
@@ -317,27 +319,25 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
         exception stands in its place; otherwise the first is raised. Leaving the loop early cancels what has not been
         handed out.
         """
-        chunks = self._stream(priority, ordered=ordered).chunks(records)
-        try:
+        async with aclosing(self._stream(priority, ordered=ordered).chunks(records)) as chunks:
             async for _, results, failed in chunks:
                 for result in results:
                     if failed and not return_exceptions and isinstance(result, Exception):
                         raise result
                     yield result
-        finally:
-            await chunks.aclose()
 
     async def as_completed(
         self, records: Iterable[RecordT] | AsyncIterable[RecordT], *, priority: int = 0
     ) -> AsyncIterator[tuple[RecordT, ResultT | Exception]]:
         """Each record of a stream with its result, or its exception, as it completes, in bounded memory."""
-        chunks = self._stream(priority, ordered=False).chunks(records)
-        try:
+        async with aclosing(self._stream(priority, ordered=False).chunks(records)) as chunks:
             async for done, results, _ in chunks:
                 for pair in zip(done, results, strict=True):
                     yield pair
-        finally:
-            await chunks.aclose()
+
+    def runs_as_completed(self, runs: AsyncIterable[Sequence[RecordT]]) -> AsyncGenerator[Chunk, None]:
+        """`as_completed` by runs, each at its first record's cost; also whether a result may be an exception."""
+        return self._stream(0, ordered=False).run_chunks(runs)
 
     def _stream(self, priority: int, *, ordered: bool) -> Stream:
         options = self._options

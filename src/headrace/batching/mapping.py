@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from headrace.batching.replies import Home, fail, own_copy
 from headrace.errors import ConfigError
 
 RUN = 64
 """Most records of a plain iterable that are read, and wait, together."""
+
+Chunk: TypeAlias = tuple[Sequence[Any], Sequence[Any], bool]
+"""Records, their results, and whether one of these is an exception."""
 
 _SPIN_S = 0.001
 """A plain iterable is read so long at a time, in seconds, before the loop gets a turn."""
@@ -135,14 +138,19 @@ class Stream:
         """Those whose results are not there."""
         self.closed = False
 
-    async def chunks(
-        self, records: Iterable[Any] | AsyncIterable[Any]
-    ) -> AsyncGenerator[tuple[Sequence[Any], Sequence[Any], bool], None]:
-        """Records, their results, and whether one of these is an exception.
+    def chunks(self, records: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Chunk, None]:
+        """What is ready, piece by piece.
 
         An error of `records` itself is raised once all that came before it has been handed out.
         """
-        feeder = asyncio.get_running_loop().create_task(self._feed(records), name="headrace-map-feeder")
+        return self._chunks(self._feed(records))
+
+    def run_chunks(self, runs: AsyncIterable[Sequence[Any]]) -> AsyncGenerator[Chunk, None]:
+        """`chunks` of records that come in runs: the first of each is asked what it costs, the others cost the same."""
+        return self._chunks(self._feed_runs(runs))
+
+    async def _chunks(self, feed: Coroutine[Any, Any, None]) -> AsyncGenerator[Chunk, None]:
+        feeder = asyncio.get_running_loop().create_task(feed, name="headrace-map-feeder")
         feeder.add_done_callback(self._fed)
         try:
             while True:
@@ -175,7 +183,7 @@ class Stream:
             return
         _wake(self._reader)
 
-    def _next(self) -> tuple[Sequence[Any], Sequence[Any], bool] | None:
+    def _next(self) -> Chunk | None:
         if self._completed is None:
             if not self._runs or self._runs[0].missing:
                 return None
@@ -214,7 +222,11 @@ class Stream:
                 await asyncio.sleep(0)
                 turn_ends = clock() + _SPIN_S
 
-    async def _place(self, records: Sequence[Any]) -> None:
+    async def _feed_runs(self, runs: AsyncIterable[Sequence[Any]]) -> None:
+        async for records in runs:
+            await self._place(records, alike=True)
+
+    async def _place(self, records: Sequence[Any], *, alike: bool = False) -> None:
         while self._ahead >= self._limit:
             self._feeder_waits = asyncio.get_running_loop().create_future()
             try:
@@ -228,7 +240,7 @@ class Stream:
         rest = Part(self, run, 0, len(records))
         self.parts.add(rest)
         try:
-            shared = self._port.shared_cost(records)
+            shared = self._port.cost(records[0]) if alike else self._port.shared_cost(records)
             while shared is None and rest.count > 1:
                 await self._enter_alone(rest.split(1))
             await (self._enter_alone(rest) if shared is None else self._enter(rest, shared))

@@ -91,7 +91,7 @@ BatchSize = Annotated[int | None, typer.Option(min=1, help="Most records of a ba
 MaxErrorRate = Annotated[
     float, typer.Option(min=0, max=1, help="Stop when more than this fraction of the records has failed.")
 ]
-Workers = Annotated[int, typer.Option(min=1, help="Threads that tokenize.")]
+Workers = Annotated[str, typer.Option(help="Chunks prepared at once: a number, or auto for as many as it takes.")]
 Engine = Annotated[str | None, typer.Option(help="onnx, vllm, or module:name of your own. Default: the task's.")]
 Handler = Annotated[str | None, typer.Option(help="A TorchServe handler to run: a .py file, a .mar archive.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")]
@@ -119,7 +119,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
     input_format: InputFormat = None,
     output_format: OutputFormat = None,
     max_error_rate: MaxErrorRate = _DEFAULTS.max_error_rate,
-    workers: Workers = _DEFAULTS.workers,
+    workers: Workers = "auto",
     engine: Engine = None,
     handler: Handler = None,
     overwrite: Overwrite = False,
@@ -168,9 +168,17 @@ def _settings(given: dict[str, Any]) -> JobSettings:
     if (handler := given.pop("handler")) is not None:
         given |= {"task": "custom", "engine": "torchserve"}
         options["handler"] = handler
-    limits = Limits(max_error_rate=given.pop("max_error_rate"), workers=given.pop("workers"))
+    limits = Limits(max_error_rate=given.pop("max_error_rate"), workers=_workers(given.pop("workers")))
     kept = tuple(name.strip() for name in columns.split(",")) if columns else ()
     return JobSettings(engine_options=options, limits=limits, selection=selection, keep_columns=kept, **given)
+
+
+def _workers(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal():
+        raise typer.BadParameter(f"{text!r} is neither a number nor auto", param_hint="--workers")
+    return int(text)
 
 
 def _run(settings: JobSettings, stopper: Stopper) -> int:

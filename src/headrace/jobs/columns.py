@@ -11,7 +11,11 @@ from typing import Any
 
 from headrace.errors import ConfigError, RecordError
 from headrace.io.base import Source
+from headrace.jobs.usercode import UserCode
 from headrace.records import Record
+
+_HEAD = 64
+"""Records that user code prepares before the job starts, to see what columns it makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +35,17 @@ class Columns:
     """Columns that go to the output as they are."""
 
     def identify(self, record: Record) -> Record:
-        """The record with its id.
+        """What is kept of the record once it is done: position, id and the columns that go to the output.
 
         Raises:
             RecordError: the id is missing, or neither text nor an integer.
         """
         if self.id is None:
-            return record
+            return Record(record.position, record.position, self.kept(record))
         value = _value(record, self.id)
         if type(value) is not int:
             _check_text(value, self.id)
-        return Record(record.position, value, record.data)
+        return Record(record.position, value, self.kept(record))
 
     def input_of(self, record: Record) -> Any:
         """What to process.
@@ -100,7 +104,7 @@ def _check_text(value: Any, column: str) -> None:
             raise RecordError(f"column {column!r} is not valid Unicode: {error.reason}") from None
 
 
-def resolve(source: Source, wanted: Columns) -> Columns:
+def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Columns:
     """Check the columns against the first rows of the input, whatever is done of it.
 
     Without an id column a column named "id" is the id where the first rows have one, else the position is; "" asks for
@@ -109,9 +113,12 @@ def resolve(source: Source, wanted: Columns) -> Columns:
     Raises:
         ConfigError: no record among the first rows has a column, a template is none, or a kept column hides the id.
     """
-    head = next(
+    rows = next(
         (chunk.records for chunk in itertools.islice(source.chunks(lambda position: position), 8) if chunk.records), ()
     )
+    head = list(rows)
+    if user is not None:
+        head = [record for _, record in user.prepared(rows[:_HEAD]) if isinstance(record, Record)]
     known = list(dict.fromkeys(column for record in head for column in record.data))
     texts = (wanted.text, wanted.pair) if wanted.template is None else _template_columns(wanted.template)
     for column in filter(None, (*texts, wanted.id, *wanted.keep)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -14,7 +14,8 @@ from headrace.events import Listener
 from headrace.io.base import Source
 from headrace.jobs.columns import Columns
 from headrace.jobs.output import JobOutput
-from headrace.records import Failed, Outcome
+from headrace.jobs.usercode import UserCode
+from headrace.records import Failed
 
 CHECK_ERRORS_AFTER = 100
 """Records that must be known of before the error rate means anything; fewer are judged at the end of the input."""
@@ -26,8 +27,14 @@ class Limits:
 
     max_error_rate: float = 0.5
     """Stop when more than this fraction of the records has failed."""
-    workers: int = 2
-    """Threads that prepare chunks."""
+    max_errors: int | None = None
+    """Stop when more than so many records have failed, in all runs; None for no such limit."""
+    max_attempts: int = 4
+    """Times a record is tried whose failure may pass."""
+    retry_wait_s: float = 0.5
+    """Before the second attempt at most so many seconds, before each later one at most twice as many."""
+    workers: int | None = None
+    """Chunks that are prepared at once; None for as many as it takes, up to the cores there are."""
     part_records: int = 4096
     """Rows after which a part is committed."""
     commit_interval_s: float = 2.0
@@ -58,8 +65,12 @@ class Feeding(Protocol):
         """End."""
         ...
 
-    def as_completed(self, records: AsyncIterable[Any]) -> AsyncIterator[tuple[Any, Any]]:
-        """Each record with its result, or its exception, as it completes, in bounded memory."""
+    def runs_as_completed(
+        self, runs: AsyncIterable[Sequence[Any]]
+    ) -> AsyncGenerator[tuple[Sequence[Any], Sequence[Any], bool], None]:
+        """Records that come in runs of equal cost: as they complete, some of them, their results, and whether one of
+        these may be an exception. In bounded memory.
+        """
         ...
 
 
@@ -79,6 +90,9 @@ class Job:
     stop: StopRequest
     overwrite: bool
     """Begin anew, whatever there is."""
+    user: UserCode
+    dedupe: bool
+    """Compute equal inputs once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +113,12 @@ class Tally:
     a record that cannot be read fails at once, while its good neighbours are still on their way.
     """
 
-    def __init__(self, records: int, failed: int, max_error_rate: float) -> None:
+    def __init__(self, records: int, failed: int, limits: Limits) -> None:
         self.records = records
         """Records that have ended."""
         self.failed = failed
         self._known = records
-        self._limit = max_error_rate
+        self._limits = limits
         self._reasons: Counter[str] = Counter()
         self._example = ""
 
@@ -112,19 +126,27 @@ class Tally:
         """So many more are on their way."""
         self._known += records
 
-    def count(self, outcome: Outcome) -> None:
-        """Count the end of one.
+    def count(self, ended: int, failures: Sequence[Failed]) -> None:
+        """Count the end of some, and those of them that failed.
 
         Raises:
-            TooManyErrorsError: more than the allowed fraction has failed, of at least 100 records.
+            TooManyErrorsError: more than the allowed number has failed; or more than the allowed fraction, of at
+                least 100 records.
         """
-        self.records += 1
-        if isinstance(outcome, Failed):
-            self.failed += 1
-            self._reasons[outcome.reason] += 1
-            self._example = f"record {outcome.record.position}: {outcome.message}"
-            if self._known >= CHECK_ERRORS_AFTER:
-                self.check()
+        self.records += ended
+        if not failures:
+            return
+        self.failed += len(failures)
+        for failed in failures:
+            self._reasons[failed.reason] += 1
+        self._example = f"record {failures[-1].record.position}: {failures[-1].message}"
+        most = self._limits.max_errors
+        if most is not None and self.failed > most:
+            raise TooManyErrorsError(
+                f"{self.failed} records failed, more than --max-errors {most} allows{self._kinds()}"
+            )
+        if self._known >= CHECK_ERRORS_AFTER:
+            self.check()
 
     def check(self) -> None:
         """Judge what has been counted, however few.
@@ -132,9 +154,13 @@ class Tally:
         Raises:
             TooManyErrorsError: more than the allowed fraction has failed.
         """
-        if self.failed > self._limit * self._known:
-            kinds = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common(3))
+        limit = self._limits.max_error_rate
+        if self.failed > limit * self._known:
             raise TooManyErrorsError(
-                f"{self.failed} of {self._known} records failed, more than --max-error-rate {self._limit:g} allows"
-                + (f" (in this run: {kinds}; the last, {self._example})" if kinds else "")
+                f"{self.failed} of {self._known} records failed, more than --max-error-rate {limit:g} allows"
+                f"{self._kinds()}"
             )
+
+    def _kinds(self) -> str:
+        kinds = ", ".join(f"{count} {reason}" for reason, count in self._reasons.most_common(3))
+        return f" (in this run: {kinds}; the last, {self._example})" if kinds else ""

@@ -7,13 +7,13 @@ import time
 from contextlib import aclosing
 from typing import Literal
 
-from headrace.errors import JobError, StoppedError, TooManyErrorsError
+from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, StageDone
+from headrace.jobs.feed import Feed
 from headrace.jobs.job import Job, JobEnd, Tally
 from headrace.jobs.ledger import Ledger
 from headrace.jobs.output import Finished
 from headrace.jobs.sink import Sink
-from headrace.jobs.stages import Feed, finish
 
 
 async def pump(job: Job, ledger: Ledger, tally: Tally) -> bool:
@@ -23,19 +23,15 @@ async def pump(job: Job, ledger: Ledger, tally: Tally) -> bool:
         JobError: a stage cannot go on; what was finished by then is committed.
         TooManyErrorsError: more records have failed than the job allows.
     """
-    left = 0
     async with (
-        Sink(job.output, job.limits, job.listener, tally.count) as sink,
+        Sink(job, tally) as sink,
         Feed(job, ledger.next_todo, tally.expect, sink.put) as feed,
         job.batcher as batcher,
-        aclosing(batcher.as_completed(feed.work())) as results,
+        aclosing(batcher.runs_as_completed(feed.work())) as results,
     ):
-        async for work, result in results:
-            if job.stop.requested and isinstance(result, StoppedError):
-                left += 1
-            else:
-                await sink.put(finish(work, result))
-    return feed.exhausted and not left
+        async for run, outputs, some_failed in results:
+            await sink.put(feed.settle(run, outputs, some_failed))
+    return feed.complete
 
 
 def run(job: Job) -> JobEnd:
@@ -55,8 +51,9 @@ def run(job: Job) -> JobEnd:
             end = JobEnd("already_finished", records, done.failed) if isinstance(done, Finished) else _work(job, done)
             state = "interrupted" if end.state == "interrupted" else "finished"
         except OSError as error:
-            raise JobError(f"cannot write {job.output.target}: {error}; run again to continue") from error
+            raise BrokenOffError(f"cannot write {job.output.target}: {error}; run again to continue") from error
         finally:
+            job.user.close()
             job.listener(JobDone(state, time.monotonic()))
         return end
 
@@ -64,7 +61,7 @@ def run(job: Job) -> JobEnd:
 def _work(job: Job, ledger: Ledger) -> JobEnd:
     """What is left of the job, and its end where nothing is left."""
     output = job.output
-    tally = Tally(ledger.done, output.parts.count_errors(), job.limits.max_error_rate)
+    tally = Tally(ledger.done, output.parts.count_errors(), job.limits)
     try:
         complete = asyncio.run(pump(job, ledger, tally))
         if complete:

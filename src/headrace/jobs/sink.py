@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from headrace.errors import JobError
-from headrace.events import Event, Listener, PartCommitted, RecordFailed, StageDone
+from headrace.errors import BrokenOffError, JobError
+from headrace.events import Event, PartCommitted, RecordFailed, StageDone
 from headrace.io.parts import Interval
 from headrace.jobs.coalescer import Coalescer
-from headrace.jobs.job import Limits
-from headrace.jobs.output import JobOutput
+from headrace.jobs.job import Job, Tally
+from headrace.jobs.stages import finish_all
 from headrace.records import Failed, Ok, Outcome
 
 _BACKLOG_RUNS = 2
@@ -24,10 +24,12 @@ _BACKLOG_RUNS = 2
 class Sink:
     """Takes outcomes in any order. On leaving, what is finished is committed, also when the job ends by an error."""
 
-    def __init__(self, output: JobOutput, limits: Limits, listener: Listener, count: Callable[[Outcome], None]) -> None:
-        self._output = output
-        self._listener = listener
-        self._count = count
+    def __init__(self, job: Job, tally: Tally) -> None:
+        limits = job.limits
+        self._output = job.output
+        self._user = job.user
+        self._listener = job.listener
+        self._tally = tally
         self._tick_s = limits.commit_interval_s / 2
         self._coalescer = Coalescer(limits.part_records, limits.commit_interval_s)
         self._thread = ThreadPoolExecutor(1, "headrace-sink")
@@ -52,18 +54,18 @@ class Sink:
         finally:
             self._thread.shutdown(wait=True)
 
-    async def put(self, outcome: Outcome) -> None:
-        """Take one more; waits while the disk is behind.
+    async def put(self, outcomes: Sequence[Outcome]) -> None:
+        """Take more; waits while the disk is behind.
 
         Raises:
             JobError: the output cannot be written.
             TooManyErrorsError: more records have failed than the job allows.
         """
         coalescer = self._coalescer
-        coalescer.add(outcome, time.monotonic())
-        if isinstance(outcome, Failed):
-            self._listener(RecordFailed(outcome.record.position, outcome.reason, outcome.message))
-        self._count(outcome)
+        coalescer.add(outcomes, time.monotonic())
+        failures = [outcome for outcome in outcomes if type(outcome) is Failed]
+        self._tell(failures)
+        self._tally.count(len(outcomes), failures)
         if coalescer.full_runs:
             self._wake.set()
             while coalescer.full_runs > _BACKLOG_RUNS:
@@ -71,6 +73,10 @@ class Sink:
                 self._raise_if_dead()
                 await self._room.wait()
         self._raise_if_dead()
+
+    def _tell(self, failures: Sequence[Failed]) -> None:
+        for failed in failures:
+            self._listener(RecordFailed(failed.record.position, failed.reason, failed.message))
 
     def _raise_if_dead(self) -> None:
         if self._committer is not None and self._committer.done():
@@ -83,8 +89,11 @@ class Sink:
             self._wake.clear()
             closing = self._closing
             while run := self._coalescer.take(float("inf") if closing else time.monotonic()):
-                for event in await loop.run_in_executor(self._thread, self._commit, *run):
+                events, unfinished = await loop.run_in_executor(self._thread, self._commit, *run)
+                for event in events:
                     self._listener(event)
+                self._tell(unfinished)
+                self._tally.count(0, unfinished)
                 self._room.set()
             if closing:
                 return
@@ -94,11 +103,14 @@ class Sink:
             except TimeoutError:
                 pass
 
-    def _commit(self, interval: Interval, outcomes: list[Outcome]) -> tuple[Event, ...]:
-        """Encode and write one part, on the sink's thread."""
+    def _commit(self, interval: Interval, outcomes: list[Outcome]) -> tuple[tuple[Event, ...], list[Failed]]:
+        """Finish, encode and write one part, on the sink's thread; returns also what failed at that."""
         started = time.monotonic()
-        rows = [outcome for outcome in outcomes if isinstance(outcome, Ok)]
-        failures = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
+        unfinished: list[Failed] = []
+        if self._user.finishes:
+            outcomes, unfinished = finish_all(outcomes, self._user)
+        rows = [outcome for outcome in outcomes if type(outcome) is Ok]
+        failures = [outcome for outcome in outcomes if type(outcome) is Failed]
         try:
             encoded = self._output.writer.encode(rows)
             dead_letters = self._output.writer.encode_failures(failures)
@@ -111,14 +123,15 @@ class Sink:
         try:
             self._output.parts.commit(interval, encoded, dead_letters)
         except OSError as error:
-            raise JobError(
+            raise BrokenOffError(
                 f"cannot write to {self._output.parts.path}: {error.strerror or error}; "
                 "what is committed is kept, run again to continue"
             ) from error
         ended = time.monotonic()
         size = len(encoded) + len(dead_letters)
-        return (
+        events = (
             StageDone("finish", len(outcomes), finished - started, finished),
             StageDone("write", len(outcomes), ended - finished, ended, bytes=size),
             PartCommitted(interval.start, interval.end, len(failures), size, ended),
         )
+        return events, unfinished

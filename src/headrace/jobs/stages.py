@@ -1,114 +1,163 @@
-"""The host side before the engine: chunks are read on one thread and prepared on several, a bounded way ahead."""
+"""What happens to a chunk of records between the input and the output, each stage on a thread of its own."""
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from headrace.engines.base import BatchEngine, Engine, StreamEngine
-from headrace.errors import EngineDeadError, JobError, RecordError, StoppedError
+from headrace.errors import BrokenOffError, EngineDeadError, RecordError, StoppedError
 from headrace.events import StageDone
 from headrace.io.base import Chunk
 from headrace.jobs.columns import Columns
-from headrace.jobs.job import Job, StopRequest
+from headrace.jobs.dedupe import key_of
+from headrace.jobs.job import StopRequest
+from headrace.jobs.retries import TRANSIENT, Again
+from headrace.jobs.usercode import UserCode
 from headrace.records import Failed, Ok, Outcome, Record
 
-_ALL_ROWS = 1 << 20
-"""For an engine that says nothing: chunks are prepared as they are read."""
+MAX_RUN = 512
+"""Most records that go to the batcher together."""
 
 
 class Work(NamedTuple):
     """A record ready for the engine."""
 
     record: Record
+    """What is kept of it once it is done: position and id."""
+    row: Any
+    """The row as the source read it."""
     payload: Any
     cost: int
-    kept: Mapping[str, Any] | None = None
-    """Columns that go to the output."""
+    attempt: int = 1
+    mapped: Any = None
+    """The row as user code prepared it, where `finish` is to see it."""
+    key: bytes | None = None
+    """Equal for records that are computed once; None where each is computed."""
+
+
+class Unfinished(NamedTuple):
+    """An output that a user's `finish` has not seen yet, and the row it wants to see."""
+
+    row: Any
+    output: Any
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What became of the records of a chunk."""
+
+    work: list[Work] = field(default_factory=list)
+    failures: list[Failed] = field(default_factory=list)
+    passing: list[tuple[Record, int, Exception]] = field(default_factory=list)
+    """Records that failed for a reason that may pass, their attempt, and the reason."""
+    tokens: int = 0
+    truncated: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.work or self.failures or self.passing)
+
+    def refuse(self, record: Record, error: Exception, attempt: int) -> None:
+        """Note that a record has failed at this attempt, for good unless the reason may pass."""
+        if isinstance(error, TRANSIENT):
+            self.passing.append((record, attempt, error))
+        else:
+            self.failures.append(failure(record, error, attempt))
+
+    def add(self, other: Prepared) -> None:
+        """Take in what became of the next chunk."""
+        self.work += other.work
+        self.failures += other.failures
+        self.passing += other.passing
+        self.tokens += other.tokens
+        self.truncated += other.truncated
 
 
 @dataclass(frozen=True, slots=True)
-class _PreparedChunk:
-    work: list[Work]
-    failures: list[Failed]
-    event: StageDone
+class Preparation:
+    """How records are made ready: user code, columns, then the engine."""
 
+    columns: Columns
+    engine: Engine[Any, Any]
+    user: UserCode
+    dedupe: bool
 
-class Feed:
-    """Reads and prepares ahead of the batcher.
+    def load(self, chunks: Iterator[Chunk]) -> tuple[Chunk, StageDone] | None:
+        """The next chunk of the input; None at its end. Runs on the reader thread.
 
-    At most `workers + 1` chunks are read or prepared at once, so memory does not grow with the input. What cannot be
-    read, selected or prepared goes to `on_failed`, past the batcher; `expect` hears how many records a chunk has.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        next_todo: Callable[[int], int],
-        expect: Callable[[int], None],
-        on_failed: Callable[[Failed], Awaitable[None]],
-    ) -> None:
-        self._job = job
-        self._chunks = _portions(job.source.chunks(next_todo), getattr(job.engine, "prepare_rows", _ALL_ROWS))
-        self._expect = expect
-        self._on_failed = on_failed
-        self._ahead: deque[asyncio.Task[_PreparedChunk | None]] = deque()
-        self._reader = ThreadPoolExecutor(1, "headrace-read")
-        self._workers = ThreadPoolExecutor(job.limits.workers, "headrace-prepare")
-        self.exhausted = False
-        """Whether the whole input has been given out."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for task in self._ahead:
-            task.cancel()
-        await asyncio.gather(*self._ahead, return_exceptions=True)
-        self._reader.shutdown(wait=False, cancel_futures=True)
-        self._workers.shutdown(wait=False, cancel_futures=True)
-
-    async def work(self) -> AsyncIterator[Work]:
-        """Records ready for the engine, in input order; ends early when the job is asked to stop."""
-        stop = self._job.stop
-        while True:
-            while len(self._ahead) <= self._job.limits.workers:
-                self._ahead.append(asyncio.create_task(self._read_and_prepare(), name="headrace-feed"))
-            chunk = await self._ahead[0]
-            self._ahead.popleft()
-            if chunk is None:
-                self.exhausted = True
-                return
-            self._expect(len(chunk.work) + len(chunk.failures))
-            for failed in chunk.failures:
-                await self._on_failed(failed)
-            for item in chunk.work:
-                if stop.requested:
-                    return
-                yield item
-
-    async def _read_and_prepare(self) -> _PreparedChunk | None:
-        """The next chunk. Tasks start in the order they were made, and there is one reader: chunks keep their order."""
-        loop, job = asyncio.get_running_loop(), self._job
-        loaded = await loop.run_in_executor(self._reader, _load, self._chunks)
-        if loaded is None:
+        Raises:
+            JobError: the input cannot be read on.
+        """
+        started = time.monotonic()
+        try:
+            chunk = next(chunks, None)
+        except OSError as error:
+            raise BrokenOffError(
+                f"cannot read the input on: {error}; what is finished is kept, run again to continue"
+            ) from error
+        if chunk is None:
             return None
-        chunk, event = loaded
-        job.listener(event)
-        prepared = await loop.run_in_executor(self._workers, _prepare, chunk, job.columns, job.engine)
-        job.listener(prepared.event)
-        return prepared
+        ended = time.monotonic()
+        records = len(chunk.records) + len(chunk.failures)
+        return chunk, StageDone("load", records, ended - started, ended, bytes=chunk.bytes)
+
+    def prepare(self, chunk: Chunk) -> tuple[Prepared, StageDone]:
+        """Make a chunk of the input ready. Runs on a worker thread."""
+        return self._prepare(chunk.records, chunk.failures, {})
+
+    def prepare_again(self, again: Sequence[Again]) -> tuple[Prepared, StageDone]:
+        """Make records ready that have failed before."""
+        return self._prepare([item.record for item in again], (), {a.record.position: a.attempt for a in again})
+
+    def _prepare(
+        self, rows: Sequence[Record], failures: Sequence[Failed], attempts: Mapping[int, int]
+    ) -> tuple[Prepared, StageDone]:
+        started = time.monotonic()
+        done = Prepared(failures=list(failures))
+        selected, inputs = self._select(rows, attempts, done)
+        keys = [key_of(value) for value in inputs] if self.dedupe else itertools.repeat(None)
+        sees = self.user.finishes
+        answers = self.engine.prepare(inputs) if inputs else ()
+        for (row, mapped, kept), prepared, key in zip(selected, answers, keys, strict=False):
+            attempt = attempts.get(row.position, 1) if attempts else 1
+            if isinstance(prepared, Exception):
+                done.refuse(Record(row.position, kept.id, row.data), prepared, attempt)
+                continue
+            cost = prepared.cost
+            done.work.append(Work(kept, row.data, prepared.payload, cost, attempt, mapped.data if sees else None, key))
+            done.tokens += cost
+            done.truncated += prepared.truncated
+        ended = time.monotonic()
+        event = StageDone("prepare", len(rows), ended - started, ended, tokens=done.tokens, truncated=done.truncated)
+        return done, event
+
+    def _select(
+        self, rows: Sequence[Record], attempts: Mapping[int, int], done: Prepared
+    ) -> tuple[list[tuple[Record, Record, Record]], list[Any]]:
+        """Each record as it was read, as user code left it and as it is kept; and what the engine is to be given."""
+        selected: list[tuple[Record, Record, Record]] = []
+        inputs: list[Any] = []
+        identify, input_of = self.columns.identify, self.columns.input_of
+        for row, mapped in self.user.prepared(rows):
+            if isinstance(mapped, Exception):
+                done.refuse(row, mapped, attempts.get(row.position, 1))
+                continue
+            kept = row
+            try:
+                kept = identify(mapped)
+                value = input_of(mapped)
+            except RecordError as error:
+                done.refuse(Record(row.position, kept.id, row.data), error, attempts.get(row.position, 1))
+            else:
+                selected.append((row, mapped, kept))
+                inputs.append(value)
+        return selected, inputs
 
 
-def _portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
+def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
     """The same rows in chunks of at most so many records, where an engine prepares fewer at a time than are read."""
     for chunk in chunks:
         yield replace(chunk, records=chunk.records[:rows])
@@ -116,59 +165,35 @@ def _portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
             yield Chunk(chunk.records[start : start + rows], (), 0)
 
 
-def _load(chunks: Iterator[Chunk]) -> tuple[Chunk, StageDone] | None:
-    """The next chunk of the input; None at its end. Runs on the reader thread."""
-    started = time.monotonic()
-    try:
-        chunk = next(chunks, None)
-    except OSError as error:
-        raise JobError(f"cannot read the input on: {error}; what is finished is kept, run again to continue") from error
-    if chunk is None:
-        return None
-    ended = time.monotonic()
-    records = len(chunk.records) + len(chunk.failures)
-    return chunk, StageDone("load", records, ended - started, ended, bytes=chunk.bytes)
+def longest_first(work: list[Work]) -> Iterator[list[Work]]:
+    """Runs of equal cost, the costliest first: what may run out of memory comes early, and the end has no long tail."""
+    if not work:
+        return
+    cost = work[0].cost
+    if any(item.cost != cost for item in work):
+        work = sorted(work, key=_cost, reverse=True)  # equal ones stay in input order
+    start = 0
+    while start < len(work):
+        cost, end = work[start].cost, start + 1
+        most = min(start + MAX_RUN, len(work))
+        while end < most and work[end].cost == cost:
+            end += 1
+        yield work[start:end]
+        start = end
 
 
-def _prepare(chunk: Chunk, columns: Columns, engine: Engine[Any, Any]) -> _PreparedChunk:
-    """Select the columns and let the engine prepare what they hold. Runs on a worker thread."""
-    started = time.monotonic()
-    failures = list(chunk.failures)
-    records: list[Record] = []
-    inputs: list[Any] = []
-    for record in chunk.records:
-        try:
-            record = columns.identify(record)
-            value = columns.input_of(record)
-        except RecordError as error:
-            failures.append(failure(record, error))
-        else:
-            records.append(record)
-            inputs.append(value)
-    work: list[Work] = []
-    tokens = truncated = 0
-    for record, prepared in zip(records, engine.prepare(inputs) if inputs else (), strict=True):
-        if isinstance(prepared, Exception):
-            failures.append(failure(record, prepared))
-        else:
-            work.append(Work(record, prepared.payload, prepared.cost, columns.kept(record)))
-            tokens += prepared.cost
-            truncated += prepared.truncated
-    ended = time.monotonic()
-    event = StageDone("prepare", len(chunk.records), ended - started, ended, tokens=tokens, truncated=truncated)
-    return _PreparedChunk(work, failures, event)
-
-
-def failure(record: Record, error: Exception) -> Failed:
-    """How a record's own error is kept."""
-    return Failed(record, type(error).__name__, " ".join(str(error).split()))
+def _cost(work: Work) -> int:
+    return work.cost
 
 
 def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopRequest) -> list[Any]:
     """One batch through the engine. What has not begun when the job is asked to stop is handed back unprocessed."""
     if stop.requested:
         return [StoppedError("the job was asked to stop")] * len(work)
-    return list(engine.forward([item.payload for item in work]))
+    try:
+        return list(engine.forward([item.payload for item in work]))
+    except TRANSIENT as error:  # no record's fault, so there is none to be found by halving: each is tried again later
+        return [error] * len(work)
 
 
 async def infer_one(work: Work, engine: StreamEngine[Any, Any, Any], stop: StopRequest) -> Any:
@@ -186,13 +211,36 @@ def finish(work: Work, result: Any) -> Outcome:
     """What the engine's answer means for the record.
 
     Raises:
-        JobError: the engine is gone, which is no record's fault.
+        BrokenOffError: the engine is gone, which is no record's fault.
     """
     if isinstance(result, (EngineDeadError, StoppedError)):
-        raise JobError(
+        raise BrokenOffError(
             f"the engine cannot go on: {result}; what is finished is kept, run again to continue"
         ) from result
     if isinstance(result, Exception):
-        return failure(work.record, result)
-    # Without the row itself: a finished record may wait for its neighbours, and only what is kept is still needed.
-    return Ok(Record(work.record.position, work.record.id, work.kept), result, work.cost)
+        return failure(Record(work.record.position, work.record.id, work.row), result, work.attempt)
+    return Ok(work.record, result, work.cost)
+
+
+def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcome], list[Failed]]:
+    """The outcomes as the user's `finish` leaves them, and which of them failed there. Runs on the sink's thread."""
+    pairs = [outcome.output for outcome in outcomes if type(outcome) is Ok]
+    outputs = iter(user.finished(pairs))
+    done: list[Outcome] = []
+    failures: list[Failed] = []
+    for outcome in outcomes:
+        if type(outcome) is Ok:
+            output = next(outputs)
+            if isinstance(output, Exception):
+                record = Record(outcome.record.position, outcome.record.id, outcome.output.row)
+                outcome = failure(record, output, 1)
+                failures.append(outcome)
+            else:
+                outcome = Ok(outcome.record, output, outcome.cost)
+        done.append(outcome)
+    return done, failures
+
+
+def failure(record: Record, error: Exception, attempts: int) -> Failed:
+    """How a record's own error is kept."""
+    return Failed(record, type(error).__name__, " ".join(str(error).split()), attempts)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import AsyncGenerator, AsyncIterable, Hashable
+from collections.abc import AsyncGenerator, AsyncIterable, Hashable, Sequence
+from contextlib import aclosing
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -59,6 +60,20 @@ class Guest:
         self._stopped = True
         for future in list(self._open):
             future.cancel()
+
+    async def runs_as_completed(
+        self, runs: AsyncIterable[Sequence[Prepares]]
+    ) -> AsyncGenerator[tuple[Sequence[Any], Sequence[Any], bool], None]:
+        """Records that come in runs, each with its output or exception as it ends, one at a time."""
+
+        async def each() -> AsyncGenerator[Prepares, None]:
+            async for run in runs:
+                for work in run:
+                    yield work
+
+        async with aclosing(self.as_completed(each())) as ended:
+            async for work, output in ended:
+                yield (work,), (output,), isinstance(output, Exception)
 
     async def as_completed(self, records: AsyncIterable[Prepares]) -> AsyncGenerator[tuple[Any, Any], None]:
         """Each record with its output, or with its exception, as it ends."""

@@ -32,7 +32,7 @@ def test_every_outcome_comes_out_once_in_order_whatever_the_order_in(
     coalescer = Coalescer(part_records, interval_s=10)
     taken = []
     for count, position in enumerate(order):
-        coalescer.add(ok(position), now=0)
+        coalescer.add([ok(position)], now=0)
         if count in take_after:
             taken += take_all(coalescer, now=0)
     early = len(taken)
@@ -51,13 +51,13 @@ def test_every_outcome_comes_out_once_in_order_whatever_the_order_in(
 def test_what_is_held_together_is_given_out_together(order: list[int]) -> None:
     coalescer = Coalescer(part_records=1000, interval_s=10)
     for position in order:
-        coalescer.add(ok(position), now=0)
+        coalescer.add([ok(position)], now=0)
     assert [interval for interval, _ in take_all(coalescer, FOREVER)] == [Interval(0, 30)]
 
 
 def add_all(coalescer: Coalescer, positions: Iterable[int], now: float) -> None:
     for position in positions:
-        coalescer.add(ok(position), now)
+        coalescer.add([ok(position)], now)
 
 
 def test_a_run_is_given_out_when_its_oldest_row_has_waited() -> None:

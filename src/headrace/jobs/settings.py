@@ -1,0 +1,111 @@
+"""What a user says about a job, and what each task reads and writes where the user says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.errors import ConfigError
+from headrace.io.selection import Selection
+from headrace.jobs.job import Limits
+from headrace.jobs.usercode import WorkerKind
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a task reads and writes where the user says nothing."""
+
+    output: str
+    input: str = "text"
+    text_only: bool = True
+    """Whether the input is a text; otherwise the engine judges what it is given."""
+    pairs: Literal["never", "perhaps", "always"] = "never"
+
+
+TASKS = {
+    "embed": Task("embedding"),
+    "classify": Task("classification", pairs="perhaps"),
+    "score": Task("score", pairs="always"),
+    "zero-shot": Task("classification"),
+    "generate": Task("generation", text_only=False),  # a prompt, a chat or a whole request
+    "image-classify": Task("classification", "image", text_only=False),
+    "image-embed": Task("embedding", "image", text_only=False),
+    "custom": Task("output", text_only=False, pairs="perhaps"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """What a user says about a job."""
+
+    source: Any
+    """A file, folder, glob or address, "-" for stdin, or rows: see `headrace.io.opening.open_source`."""
+    sink: str | Path
+    """A file or a folder of parts, here or in a store: see `headrace.io.targets.find_target`."""
+    task: str | None = None
+    """None: what an OpenAI batch file asks for, else "embed"."""
+    model: str | None = None
+    """A folder or a known name; None is the task's default."""
+    engine: str | None = None
+    """The engine to use instead of the task's own: a name such as "onnx" or "vllm", or `module:name` of your own."""
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the engine, such as `max_model_len`."""
+    text_column: str | None = None
+    """What to process; None for the column "text", or "image" where the task is one of images."""
+    text_pair_column: str | None = None
+    """The second text of a pair: what a cross-encoder scores the first with."""
+    id_column: str | None = None
+    """None: the column "id" where there is one, else the record's position."""
+    prompt_template: str | None = None
+    """Makes the text of several columns, such as "Q: {question}"."""
+    keep_columns: tuple[str, ...] = ()
+    """Columns that go to the output as they are."""
+    selection: Selection = field(default_factory=Selection)
+    """Which rows of the input are taken."""
+    input_format: str | None = None
+    """For names that do not tell: see `headrace.io.opening.known_formats`."""
+    output_format: str | None = None
+    batch_tokens: int | None = None
+    """Budget of a batch in the engine's unit of cost, padding included; None is the engine's default."""
+    batch_size: int | None = None
+    """Most records of a batch; None is the engine's default."""
+    limits: Limits = field(default_factory=Limits)
+    overwrite: bool = False
+    prepare: Callable[[Any], Any] | str | None = None
+    """`(row) -> row`, or `module:function`: what happens to each row before its columns are looked at."""
+    finish: Callable[[Any, Any], Any] | str | None = None
+    """`(row, output) -> output`, or `module:function`: what happens to each output before it is written."""
+    worker_kind: WorkerKind = "auto"
+    """Where these two run: on threads, in processes, or whichever their measured cost calls for."""
+    dedupe: bool = False
+    """Compute equal inputs once; each still has its row in the output."""
+
+
+def known_tasks() -> tuple[str, ...]:
+    """What a job can do with its records."""
+    return tuple(TASKS)
+
+
+def check_numbers(settings: JobSettings) -> None:
+    """See that each number is in its range.
+
+    Raises:
+        ConfigError: one is not; the message names it.
+    """
+    limits = settings.limits
+    checks: tuple[tuple[str, float | None, bool, str], ...] = (
+        ("batch_tokens", settings.batch_tokens, settings.batch_tokens is None or settings.batch_tokens >= 1, ">= 1"),
+        ("batch_size", settings.batch_size, settings.batch_size is None or settings.batch_size >= 1, ">= 1"),
+        ("max_error_rate", limits.max_error_rate, 0 <= limits.max_error_rate <= 1, "between 0 and 1"),
+        ("max_errors", limits.max_errors, limits.max_errors is None or limits.max_errors >= 0, ">= 0"),
+        ("max_attempts", limits.max_attempts, limits.max_attempts >= 1, ">= 1"),
+        ("retry_wait_s", limits.retry_wait_s, limits.retry_wait_s >= 0, ">= 0"),
+        ("workers", limits.workers, limits.workers is None or limits.workers >= 1, ">= 1"),
+        ("part_records", limits.part_records, limits.part_records >= 1, ">= 1"),
+        ("commit_interval_s", limits.commit_interval_s, limits.commit_interval_s > 0, "> 0"),
+    )
+    for name, value, good, allowed in checks:
+        if not good:
+            raise ConfigError(f"{name} is {value!r}; it must be {allowed}")
