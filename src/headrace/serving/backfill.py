@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from headrace.batching.batcher import DynamicBatcher
-from headrace.engines.base import BatchEngine, Engine, Prepared, StepEngine, StreamEngine
+from headrace.engines.base import BatchEngine, Engine, Prepared, StepEngine
 from headrace.errors import StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, StepDone
 from headrace.serving.pacing import Recent, TimeModel
@@ -28,7 +28,8 @@ class Backfill:
     """Lets bulk records into the batcher, first come, first served, as far as the online objective allows.
 
     A request that comes just after a batch of bulk work has begun waits for its end, and then for its own batch. So
-    with a target, bulk work may make a batch no longer than what is left of the target beside a batch of requests.
+    with a target, bulk work may make a batch no longer than what is left of the target beside a batch of requests, or
+    half as long where both share batches.
 
     Args:
         engine: its kind decides what is bounded: the cost of a batch, or the slots taken.
@@ -45,6 +46,8 @@ class Backfill:
         held: Callable[[], int],
     ) -> None:
         self._engine = engine
+        self._batch_engine = engine if isinstance(engine, BatchEngine) else None
+        self._slots = engine.max_slots if isinstance(engine, StepEngine) else getattr(engine, "max_in_flight", 0)
         self._batcher = batcher
         self._target_s = target_s
         self._held = held
@@ -68,7 +71,8 @@ class Backfill:
         """
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((turn, entry.cost))
-        self._let_in()
+        if len(self._queue) == 1:  # else there was no room for those before either
+            self._let_in()
         try:
             await turn
         except BaseException:
@@ -116,25 +120,28 @@ class Backfill:
 
     def allowance(self) -> float:
         """What bulk work may hold: cost that waits for the next batch, or slots."""
-        if isinstance(self._engine, (StepEngine, StreamEngine)):
-            slots = self._engine.max_slots if isinstance(self._engine, StepEngine) else self._engine.max_in_flight
-            now = time.monotonic()
+        engine, now = self._batch_engine, time.monotonic()
+        if engine is None:
             self._online.add(self._held(), now)
             # As many as requests have lately held at once, and one more, stay free for them.
             online = self._online.largest(now)
-            return slots if self._target_s is None or not online else max(slots - online - 1, 1)
-        assert isinstance(self._engine, BatchEngine), "there is no fourth kind"
-        full = float(self._engine.default_batch_cost)
+            return self._slots if self._target_s is None or not online else max(self._slots - online - 1, 1)
+        full = float(engine.default_batch_cost)
         if self._target_s is None:
             return _AHEAD * full
         if not self.model.known:
             return 1.0  # one record at a time until it is known what that takes
-        own = self.model.seconds(self._online.largest(time.monotonic()))
-        return min(self.model.cost_within(self._target_s - own), full)
+        online = self._online.largest(now)
+        if engine.pads:  # batches are of like length, and of requests or of bulk work alone
+            return min(self.model.cost_within(self._target_s - self.model.seconds(online)), full)
+        # The batch that a request waits for and its own are filled with bulk work alike.
+        return min(self.model.cost_within((self._target_s - self.model.line[0] * online) / 2), full)
 
     def _let_in(self) -> None:
         """Let in whoever is next while there is room; one always, so that an impossible target starves nobody."""
-        per_batch = isinstance(self._engine, BatchEngine)
+        if not self._queue:
+            return
+        per_batch = self._batch_engine is not None
         allowed = self.allowance()
         # Of a batch engine's, what is in a batch no longer counts; a slot is held until the end.
         inside = [cost for ticket, cost in self._inside.items() if not per_batch or getattr(ticket, "home", True)]
@@ -156,11 +163,12 @@ class Backfill:
             turn.set_result(None)
 
     def _pads(self) -> bool:
-        return isinstance(self._engine, BatchEngine) and self._engine.pads
+        return self._batch_engine is not None and self._batch_engine.pads
 
     def _padded(self, costs: list[float]) -> float:
         return max(costs, default=0.0) * len(costs) if self._pads() else sum(costs)
 
     def _left(self, ticket: asyncio.Future[Any]) -> None:
         self._inside.pop(ticket, None)
-        self._let_in()
+        if ticket.cancelled() or not self._batch_engine:
+            self._let_in()  # of a batch engine's, what was in a batch had given its room away when that was formed
