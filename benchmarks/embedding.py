@@ -5,22 +5,24 @@ python -m benchmarks.embedding
 
 from __future__ import annotations
 
-import asyncio
 import os
 import statistics
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
+from scripts.export_onnx import export
 from sentence_transformers import SentenceTransformer
 
 from benchmarks.common import quick, ratio, report, rounds, version
+from benchmarks.streaming import streamed
 from examples.docstrings import collect
-from headrace import DynamicBatcher
 from headrace.engines import registry
 from headrace.engines.local_model import find_folder
 
@@ -36,31 +38,9 @@ def texts() -> list[str]:
     return found[:: len(found) // TEXTS][:TEXTS]
 
 
-async def _streamed(engine: Any, inputs: Sequence[str]) -> Vectors:
-    vectors: list[Any] = [None] * len(inputs)
-
-    async def prepared() -> AsyncIterator[tuple[int, Any]]:
-        for start in range(0, len(inputs), 64):
-            chunk = await asyncio.to_thread(engine.prepare, inputs[start : start + 64])
-            for index, item in enumerate(chunk, start):
-                yield index, item
-
-    async with DynamicBatcher[tuple[int, Any], Any](
-        lambda batch: engine.forward([item.payload for _, item in batch]),
-        cost_estimator=lambda item: item[1].cost,
-        target_batch_cost=engine.default_batch_cost,
-        max_batch_size=engine.default_batch_size,
-        padded=engine.pads,
-        length_bucketing=True,
-    ) as batcher:
-        async for (index, _), vector in batcher.as_completed(prepared()):
-            vectors[index] = vector
-    return np.stack(vectors)
-
-
 def headrace_streaming(engine: Any, inputs: Sequence[str]) -> Vectors:
     """Texts as a stream, tokenized on threads, batched by exact tokens."""
-    return asyncio.run(_streamed(engine, inputs))
+    return np.stack(streamed(engine, inputs))
 
 
 def arrival_order(model: SentenceTransformer, inputs: Sequence[str]) -> Vectors:
@@ -72,13 +52,17 @@ def main() -> None:
     """Measure all of them in turn and print the table."""
     inputs = texts()
     model = SentenceTransformer(str(find_folder(None)), device="cpu")
-    engine = registry.create("embed")
+    engine = registry.create("embed", device="cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        export("all-MiniLM-L6-v2", Path(folder), "embed")
+        onnx = registry.create("embed", folder, engine="onnx")
     peer = version("sentence-transformers")
     variants: dict[str, Callable[[], Vectors]] = {
         f"{peer}, batches of 32 in arrival order": partial(arrival_order, model, inputs),
         f"{peer}, encode of the whole list": partial(model.encode, inputs),
         **{f"{peer}, encode, batch_size={size}": partial(model.encode, inputs, batch_size=size) for size in SIZES},
         "headrace, streaming": partial(headrace_streaming, engine, inputs),
+        f"headrace, streaming, {version('onnxruntime')}": partial(headrace_streaming, onnx, inputs),
     }
     vectors: dict[str, Vectors] = {}
 
@@ -88,6 +72,7 @@ def main() -> None:
         return time.perf_counter() - started
 
     headrace_streaming(engine, inputs[:32])
+    headrace_streaming(onnx, inputs[:32])
     model.encode(inputs[:32])
     figures = rounds(ROUNDS, {name: partial(seconds, name) for name in variants})
     ours = figures["headrace, streaming"]

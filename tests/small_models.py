@@ -14,13 +14,13 @@ NLI = ("contradiction", "neutral", "entailment")
 
 
 def text_model(folder: Path, labels: Sequence[str] = ("no", "yes"), *, seed: int = 0, **config: Any) -> Path:
-    """A BERT for sequence classification with the tokenizer of the model `docstrings`."""
+    """A BERT for sequence classification with the tokenizer of all-MiniLM-L6-v2 and 128 positions."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
     from headrace.engines.local_model import find_folder
 
-    tokenizer = AutoTokenizer.from_pretrained(str(find_folder("docstrings")))
+    tokenizer = AutoTokenizer.from_pretrained(str(find_folder(None)), model_max_length=128)
     tokenizer.save_pretrained(str(folder))
     torch.manual_seed(seed)
     settings = BertConfig(

@@ -181,6 +181,9 @@ def test_a_wrong_parameter_is_named_with_its_value_and_range(
 def test_files_that_are_no_model_are_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(ConfigError, match=r"holds no tokenizer\.json"):
+        EmbeddingEngine(tmp_path, device="cpu")
+    (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(EngineError, match="cannot be loaded") as caught:
         EmbeddingEngine(tmp_path, device="cpu")
     assert str(tmp_path) in str(caught.value)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from headrace.engines.local_model import find_folder
+from headrace.engines.local_model import check_tokenizer, find_folder
 from headrace.engines.text import TooLong, tokens_for
 from headrace.engines.text_tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
 from headrace.engines.torch_network import TorchNetwork, load_pretrained, loading
@@ -88,6 +88,7 @@ def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwo
     if model is None:
         raise ConfigError("this task has no default model; name the folder of one")
     folder = find_folder(model)
+    check_tokenizer(folder)
     module, place, missing = load_pretrained(AutoModelForSequenceClassification, folder, device, dtype)
     if missing:
         raise EngineError(

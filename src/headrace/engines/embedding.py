@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 
 from headrace.device.placement import choose_device, choose_dtype
 from headrace.engines.heads import VectorHead
-from headrace.engines.local_model import find_folder
+from headrace.engines.local_model import check_tokenizer, find_folder
 from headrace.engines.text import TextTokens, TooLong, choose_length
 from headrace.engines.text_tasks import TextEngine
 from headrace.engines.torch_network import TorchNetwork, loading
@@ -46,6 +46,7 @@ class EmbeddingEngine(TextEngine):
         truncate_dim: int | None = None,
     ) -> None:
         folder = find_folder(model)
+        check_tokenizer(folder)
         place = choose_device(device)
         module = _load(folder, place, dtype)
         self.dimension = _choose_dimension(module, truncate_dim)

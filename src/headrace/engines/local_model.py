@@ -18,6 +18,7 @@ _OWN = Path(__file__).parent.parent / "models"
 _DECIDING = frozenset({".bin", ".jinja", ".json", ".model", ".pt", ".safetensors", ".txt"})
 _OTHER_RUNTIMES = frozenset({"onnx", "openvino"})
 _WEIGHTS = frozenset({".bin", ".pt", ".safetensors"})
+_TOKENIZERS = frozenset({"tokenizer.json", "vocab.txt", "vocab.json"})
 _READ_BYTES = 1 << 20
 
 
@@ -54,6 +55,16 @@ def find_folder(model: str | Path | None, weights: frozenset[str] = _WEIGHTS) ->
         kinds = ", ".join(f"*{suffix}" for suffix in sorted(weights, reverse=True))
         raise ConfigError(f"model {str(model)!r} holds no weights ({kinds}); copy the whole model folder")
     return folder.resolve()
+
+
+def check_tokenizer(folder: Path) -> None:
+    """See that a text model's folder holds a tokenizer: without its files transformers makes an empty one.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    if not any(path.name in _TOKENIZERS or path.suffix == ".model" for path in folder.rglob("*")):
+        raise ConfigError(f"model {str(folder)!r} holds no tokenizer.json; copy the whole model folder")
 
 
 def own_models() -> list[str]:

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoTokenizer
 from headrace.engines.heads import VectorHead
 from headrace.engines.image_tasks import ImageEngine, image_classifier, image_embedder
 from headrace.engines.images import MAX_PIXELS, images_for
-from headrace.engines.local_model import digest, find_folder
+from headrace.engines.local_model import check_tokenizer, digest, find_folder
 from headrace.engines.network import Arrays, Rows
 from headrace.engines.text import Takes, TextTokens, TooLong, tokens_for
 from headrace.engines.text_tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
@@ -241,6 +241,7 @@ def _model_file(folder: Path) -> Path:
 
 
 def _tokens(folder: Path, takes: Takes, max_model_len: int | None, on_too_long: TooLong) -> TextTokens:
+    check_tokenizer(folder)
     return tokens_for(_loaded(AutoTokenizer, folder), _config(folder), takes, max_model_len, on_too_long)
 
 

@@ -87,6 +87,12 @@ class TextTokens:
             return RecordError(f"expected a pair of texts, got {_kind(value)}")
         return _text_refusal(value)
 
+    def length(self, first: str, second: str) -> int:
+        """The tokens of a pair, were there no limit."""
+        unlimited: Tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        unlimited.no_truncation()
+        return len(unlimited.encode(first, second).ids)
+
     def collate(self, batch: Sequence[Tokens], names: frozenset[str]) -> dict[str, NDArray[np.int64]]:
         """The arrays a model takes, of those it `names`; shape (texts, longest).
 

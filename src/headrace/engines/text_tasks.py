@@ -191,8 +191,7 @@ class Candidates:
             ConfigError: one does not.
         """
         for label, hypothesis in zip(self.labels, self.hypotheses, strict=True):
-            [longest] = tokens.prepare([("", hypothesis)])
-            if isinstance(longest, Exception) or longest.truncated or longest.cost >= tokens.max_model_len:
+            if tokens.length("", hypothesis) >= tokens.max_model_len:
                 raise ConfigError(
                     f"the label {label!r} leaves no room for a text in the model's {tokens.max_model_len} tokens"
                 )

@@ -1,0 +1,81 @@
+"""Classifying real texts of mixed length: headrace against transformers' pipeline, same model, texts and scores.
+
+python -m benchmarks.classification
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+from benchmarks.common import quick, report, version
+from benchmarks.streaming import compare, streamed
+from examples.docstrings import collect
+from headrace.engines import registry
+from headrace.engines.local_model import find_folder
+
+TEXTS = 120 if quick() else 600
+ROUNDS = 1 if quick() else 3
+Outputs = list[dict[str, Any]]
+
+
+def texts(count: int) -> list[str]:
+    """Docstrings of the standard library, every n-th, in the order of their files."""
+    found = list(collect().values())
+    return found[:: len(found) // count][:count]
+
+
+def large_classifier(folder: Path) -> Path:
+    """All-MiniLM-L6-v2 with a new layer of 7 labels on it: its speed is that of a trained one."""
+    source = str(find_folder(None))
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(source, num_labels=7)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source, model_max_length=256).save_pretrained(folder)
+    return folder
+
+
+def measure(title: str, folder: str, inputs: Sequence[str]) -> list[list[Any]]:
+    """The variants on one model."""
+    engine = registry.create("classify", folder, device="cpu", dtype="float32")
+    peer = pipeline("text-classification", str(find_folder(folder)), device="cpu", dtype=torch.float32)
+    cut = {"truncation": True, "max_length": engine.max_model_len}
+    name = f"{version('transformers')} pipeline"
+    variants: dict[str, Callable[[], Outputs]] = {
+        f"{name}, defaults": lambda: peer(list(inputs), **cut),
+        f"{name}, batch_size=32": lambda: peer(list(inputs), batch_size=32, **cut),
+        "headrace, streaming": lambda: streamed(engine, inputs),
+    }
+    for variant in variants.values():
+        variant()  # each has been warm once
+    return [[title, *row] for row in compare(ROUNDS, variants, "headrace, streaming")]
+
+
+def main() -> None:
+    """Measure both models and print the table."""
+    inputs = texts(TEXTS)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = measure("MiniLM, 22 M parameters", str(large_classifier(Path(folder))), inputs[: TEXTS // 2])
+    rows += measure("docstrings, 0.2 M parameters", "docstrings", inputs)
+    report(
+        "classification",
+        "Classifying texts of mixed length on a CPU",
+        ["model", "variant", "texts/s", "headrace is x times as fast", "same label", "largest difference of a score"],
+        rows,
+        [
+            f"Docstrings of Python's standard library ({TEXTS // 2} and {TEXTS}), cut at the model's length, in float32.",
+            f"Medians of {ROUNDS} rounds, the variants in turn.",
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""A stream of inputs through an engine: prepared on threads a bounded way ahead, batched by exact costs."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks.common import ratio, rounds
+from headrace import DynamicBatcher
+
+WORKERS = 2
+
+
+def streamed(engine: Any, inputs: Sequence[Any], chunk: int = 64) -> list[Any]:
+    """The outputs, in order."""
+    return asyncio.run(_streamed(engine, inputs, chunk))
+
+
+async def _streamed(engine: Any, inputs: Sequence[Any], chunk: int) -> list[Any]:
+    outputs: list[Any] = [None] * len(inputs)
+    async with DynamicBatcher[tuple[int, Any], Any](
+        lambda batch: engine.forward([item.payload for _, item in batch]),
+        cost_estimator=lambda item: item[1].cost,
+        target_batch_cost=engine.default_batch_cost,
+        max_batch_size=engine.default_batch_size,
+        padded=engine.pads,
+        length_bucketing=True,
+    ) as batcher:
+        async for (index, _), output in batcher.as_completed(_prepared(engine, inputs, chunk)):
+            outputs[index] = output
+    return outputs
+
+
+async def _prepared(engine: Any, inputs: Sequence[Any], chunk: int) -> AsyncIterator[tuple[int, Any]]:
+    ahead: deque[tuple[int, asyncio.Task[list[Any]]]] = deque()
+    for start in range(0, len(inputs) + WORKERS * chunk, chunk):
+        if start < len(inputs):
+            part = inputs[start : start + chunk]
+            ahead.append((start, asyncio.create_task(asyncio.to_thread(engine.prepare, part))))
+        if ahead and (len(ahead) > WORKERS or start >= len(inputs)):
+            first, task = ahead.popleft()
+            for item in enumerate(await task, first):
+                yield item
+
+
+def compare(count: int, variants: Mapping[str, Callable[[], list[dict[str, Any]]]], ours: str) -> list[list[Any]]:
+    """For each variant its name, inputs/s, how much faster ours is, equal labels, largest difference of a score."""
+    outputs: dict[str, list[dict[str, Any]]] = {}
+
+    def seconds(name: str) -> float:
+        started = time.perf_counter()
+        outputs[name] = variants[name]()
+        return time.perf_counter() - started
+
+    figures = rounds(count, {name: partial(seconds, name) for name in variants})
+    rows: list[list[Any]] = []
+    for name, times in figures.items():
+        pairs = list(zip(outputs[name], outputs[ours], strict=True))
+        same = sum(one["label"] == other["label"] for one, other in pairs)
+        largest = max(abs(one["score"] - other["score"]) for one, other in pairs)
+        speed = len(pairs) / statistics.median(times)
+        rows.append([name, speed, ratio(times, figures[ours]), f"{same} of {len(pairs)}", f"{largest:.0e}"])
+    return rows
