@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
+import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,6 +23,7 @@ from headrace.errors import ConfigError
 from headrace.events import Event, Listener
 from headrace.io import openai
 from headrace.io.base import PartWriter, Source
+from headrace.io.handing import HandingWriter, Receiver
 from headrace.io.ids import UniqueIds
 from headrace.io.locations import is_remote
 from headrace.io.opening import open_source
@@ -48,7 +52,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     source: Any,
     model: str | Path | None = None,
     *,
-    sink: str | Path,
+    sink: str | Path | Receiver,
     task: str | None = None,
     engine: str | None = None,
     text_column: str | None = None,
@@ -80,6 +84,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
             returns one, a `datasets.Dataset` (docs/formats.md).
         model: a local folder; None for the task's default model.
         sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
+            Or a function that is called with lists of rows.
         shard: (i, n): take every n-th row from the i-th on.
         sample: take each row with this probability, the same rows for the same `sample_seed`.
         limit: take the first so many rows.
@@ -146,7 +151,7 @@ def check(settings: JobSettings) -> Plan:
         ConfigError: a file, column or format cannot be used.
     """
     check_numbers(settings)
-    target = find_target(settings.sink, settings.output_format)
+    target = _target(settings)
     _refuse_output_in_input(settings.source, target)
     source = open_source(settings.source, settings.input_format)
     url = openai.url_of(source)
@@ -179,7 +184,18 @@ def check(settings: JobSettings) -> Plan:
     return Plan(settings, source, found, output, user)
 
 
+def _target(settings: JobSettings) -> Target:
+    if not callable(settings.sink):
+        return find_target(settings.sink, settings.output_format)
+    # What a job knows of itself has to be somewhere, though nothing can be resumed from it.
+    place = Path(tempfile.mkdtemp(prefix="headrace-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return Target(place, is_folder=True, format="rows")
+
+
 def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) -> PartWriter:
+    if callable(settings.sink):
+        return HandingWriter(settings.sink, task.output)
     if url is None:
         return target.writer(task.output)
     if settings.task != _OPENAI_TASKS[url]:

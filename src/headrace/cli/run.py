@@ -94,6 +94,10 @@ MaxErrorRate = Annotated[
 Workers = Annotated[str, typer.Option(help="Chunks prepared at once: a number, or auto for as many as it takes.")]
 Engine = Annotated[str | None, typer.Option(help="onnx, vllm, or module:name of your own. Default: the task's.")]
 Handler = Annotated[str | None, typer.Option(help="A TorchServe handler to run: a .py file, a .mar archive.")]
+Endpoint = Annotated[
+    list[str] | None,
+    typer.Option(help="Let servers do it that speak OpenAI's API: their address, several times for several of them."),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")]
 
 
@@ -122,6 +126,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
     workers: Workers = "auto",
     engine: Engine = None,
     handler: Handler = None,
+    endpoint: Endpoint = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Run a bulk job. The same command again continues it where it ended.
@@ -168,6 +173,11 @@ def _settings(given: dict[str, Any]) -> JobSettings:
     if (handler := given.pop("handler")) is not None:
         given |= {"task": "custom", "engine": "torchserve"}
         options["handler"] = handler
+    if endpoints := given.pop("endpoint"):
+        if given["engine"] not in (None, "endpoint"):
+            raise typer.BadParameter(f"it excludes --engine {given['engine']}", param_hint="--endpoint")
+        given["engine"] = "endpoint"
+        options["endpoints"] = list(endpoints)
     limits = Limits(max_error_rate=given.pop("max_error_rate"), workers=_workers(given.pop("workers")))
     kept = tuple(name.strip() for name in columns.split(",")) if columns else ()
     return JobSettings(engine_options=options, limits=limits, selection=selection, keep_columns=kept, **given)
@@ -198,7 +208,7 @@ def _run(settings: JobSettings, stopper: Stopper) -> int:
 
 
 def _conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report) -> int:
-    errors = find_target(settings.sink, settings.output_format).errors
+    errors = find_target(str(settings.sink), settings.output_format).errors
     if end.state == "already_finished":
         _say(f"{settings.sink} is already finished: {end.records:,} records{_failed(end, errors)}; nothing to do")
         return 0

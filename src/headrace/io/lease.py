@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import JobError, OutputLockedError
+from headrace.errors import ConfigError, JobError, OutputLockedError
 from headrace.io.locations import facts, store, with_retries
 
 RENEW_S = 10.0
@@ -81,8 +81,12 @@ class Lease:
 
         Raises:
             OutputLockedError: another process holds it; the message names it.
+            ConfigError: the store does not let this process write there.
         """
-        self._take()
+        try:
+            self._take()
+        except OSError as error:
+            raise ConfigError(f"cannot write {self._output}: {error.strerror or error}") from error
         keeper = threading.Thread(target=self._keep, name="headrace-lease", daemon=True)
         keeper.start()
         try:

@@ -41,7 +41,7 @@ class Columns:
             RecordError: the id is missing, or neither text nor an integer.
         """
         if self.id is None:
-            return Record(record.position, record.position, self.kept(record))
+            return Record(record.position, record.id, self.kept(record))
         value = _value(record, self.id)
         if type(value) is not int:
             _check_text(value, self.id)

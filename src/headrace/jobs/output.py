@@ -97,7 +97,10 @@ class JobOutput:
                 self.scratch = Path(folder)
                 yield
         else:
-            self._work.mkdir(parents=True, exist_ok=True)
+            try:
+                self._work.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"cannot write {self.target}: {error.strerror or error}: {self._work}") from error
             with exclusive(lock, self.target):
                 yield
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.errors import ConfigError
+from headrace.io.handing import Receiver
 from headrace.io.selection import Selection
 from headrace.jobs.job import Limits
 from headrace.jobs.usercode import WorkerKind
@@ -42,8 +43,9 @@ class JobSettings:
 
     source: Any
     """A file, folder, glob or address, "-" for stdin, or rows: see `headrace.io.opening.open_source`."""
-    sink: str | Path
-    """A file or a folder of parts, here or in a store: see `headrace.io.targets.find_target`."""
+    sink: str | Path | Receiver
+    """A file or a folder of parts, here or in a store: see `headrace.io.targets.find_target`; or a function that is
+    called with lists of rows: see `headrace.io.handing.HandingWriter`."""
     task: str | None = None
     """None: what an OpenAI batch file asks for, else "embed"."""
     model: str | None = None

@@ -18,7 +18,7 @@ from tests.integration.io.conftest import faulty_way
 
 import headrace
 from headrace.engines.base import Prepared
-from headrace.errors import JobError, OutputLockedError, ResumeMismatchError
+from headrace.errors import ConfigError, JobError, OutputLockedError, ResumeMismatchError
 from headrace.io import lease
 from headrace.io.lease import Lease
 from headrace.io.locations import locate
@@ -205,6 +205,13 @@ def test_two_jobs_on_one_output(s3: Any, folder: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("headrace.testing.FakeEngine.vector", lambda self, text: [second() or 0.5])
     assert headrace.run(folder, sink="s3://rows/out.jsonl", **FAKE).ok == 1000
+
+
+def test_a_bucket_that_is_not_there(s3: Any, folder: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot write s3://no-such-bucket/out\.jsonl: .*bucket"):
+        headrace.run(folder, sink="s3://no-such-bucket/out.jsonl", **FAKE)
+    with pytest.raises(ConfigError, match=r"cannot read input file s3://rows/none\.jsonl"):
+        headrace.run("s3://rows/none.jsonl", sink="s3://rows/out.jsonl", **FAKE)
 
 
 # --- a store that fails -------------------------------------------------------------------------------------------

@@ -1,0 +1,59 @@
+"""Results handed to a Python function instead of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headrace.errors import JobError
+from headrace.io.letters import encode_failures
+from headrace.records import Failed, Ok
+
+Receiver = Callable[[list[dict[str, Any]]], Any]
+
+
+class HandingWriter:
+    """Calls a function with the rows of each part: every record once, finished or failed, neighbours in input order.
+
+    A finished record is {id, the columns kept, `column`: its output}, with the output as the engine made it; a failed
+    one {id, error: {reason, message}}. The calls come from one thread that is not the caller's. What has been handed
+    over is remembered nowhere: a run that ends early cannot be resumed.
+
+    Raises:
+        JobError: by the methods, where the function raises.
+    """
+
+    suffix = ".handed"
+
+    def __init__(self, receive: Receiver, column: str) -> None:
+        self._receive = receive
+        self._column = column
+
+    def encode(self, outcomes: Sequence[Ok]) -> bytes:
+        """Hand over finished records; nothing is to be written."""
+        rows = []
+        for ok in outcomes:
+            kept: Mapping[str, Any] = ok.record.data or {}
+            rows.append({"id": ok.record.id, **kept, self._column: ok.output})
+        self._hand_over(rows)
+        return b""
+
+    def encode_failures(self, failures: Sequence[Failed]) -> bytes:
+        """Hand over failed records; their lines are counted."""
+        self._hand_over(
+            [{"id": row.record.id, "error": {"reason": row.reason, "message": row.message}} for row in failures]
+        )
+        return encode_failures(failures)
+
+    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
+        """Nothing is there to be merged."""
+
+    def _hand_over(self, rows: list[dict[str, Any]]) -> None:
+        if not rows:
+            return
+        try:
+            self._receive(rows)
+        except Exception as error:
+            # The task boundary to a user's own code: whatever it raises ends the job.
+            raise JobError(f"the function that takes the results raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,395 @@
+"""What comes in and what goes out, through whole jobs: choices, templates, kept columns, folders, bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.acceptance.command import FAKE as FAKE_FLAGS
+from tests.acceptance.command import headrace as command
+
+import headrace
+from headrace.errors import ConfigError, JobError, ResumeMismatchError
+from headrace.io import ids
+from headrace.io.opening import open_source
+from headrace.jobs.job import Limits
+from headrace.testing import FakeEngine
+
+ROWS = [{"id": f"r{n}", "question": f"what is {n}?", "n": n, "tags": ["a", n], "text": f"text {n}"} for n in range(400)]
+FAKE = {"engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=50)}
+
+
+def write(folder: Path, rows: list[Any], name: str = "in.jsonl") -> Path:
+    lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+    (folder / name).write_bytes(b"".join(line + b"\n" for line in lines))
+    return folder / name
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write(tmp_path, ROWS)
+
+
+# --- what is taken and what is kept ---------------------------------------------------------------------------------
+
+
+def test_shards_share_the_rows_and_keep_their_places(tmp_path: Path) -> None:
+    source = write(tmp_path, [{"text": f"text {n}"} for n in range(401)])
+    found: list[int] = []
+    for shard in range(4):
+        sink = tmp_path / f"out-{shard}.jsonl"
+        headrace.run(source, sink=sink, shard=(shard, 4), **FAKE)
+        rows = read(sink)
+        assert len(rows) in (100, 101)
+        found += [row["id"] for row in rows]
+        assert all(row["embedding"] == FakeEngine().vector(f"text {row['id']}") for row in rows)
+    assert sorted(found) == list(range(401))
+
+
+def test_a_limit_stops_reading(source: Path, tmp_path: Path) -> None:
+    report = headrace.run(source, sink=tmp_path / "out.jsonl", limit=10, **FAKE)
+    assert report.ok == 10
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == [f"r{n}" for n in range(10)]
+    with pytest.raises(ResumeMismatchError, match=r"source\.selection\.limit was 10, now 20"):
+        headrace.run(source, sink=tmp_path / "out.jsonl", limit=20, **FAKE)
+
+
+def test_a_sample_is_the_same_for_the_same_seed(source: Path, tmp_path: Path) -> None:
+    def sample(name: str, seed: int) -> list[str]:
+        headrace.run(source, sink=tmp_path / name, sample=0.25, sample_seed=seed, **FAKE)
+        return [row["id"] for row in read(tmp_path / name)]
+
+    first = sample("a.jsonl", 1)
+    assert 60 < len(first) < 140
+    assert sample("b.jsonl", 1) == first
+    assert sample("c.jsonl", 2) != first
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_kept_columns_go_to_the_output(source: Path, tmp_path: Path, suffix: str) -> None:
+    sink = tmp_path / f"out.{suffix}"
+    headrace.run(source, sink=sink, keep_columns=["question", "n", "tags", "id"], **FAKE)
+    rows = read(sink) if suffix == "jsonl" else pq.read_table(sink).to_pylist()
+    assert list(rows[3]) == ["id", "question", "n", "tags", "embedding"]
+    if suffix == "jsonl":
+        assert rows[3]["tags"] == ["a", 3]
+    else:  # a list of text and numbers has no type of its own there
+        assert rows[3]["tags"] == '["a", 3]'
+    assert [row["n"] for row in rows] == list(range(400))
+
+
+def test_a_template_makes_the_text(source: Path, tmp_path: Path) -> None:
+    headrace.run(source, sink=tmp_path / "out.jsonl", prompt_template="Q: {question} {{{n}}} {tags}", **FAKE)
+    assert read(tmp_path / "out.jsonl")[7]["embedding"] == FakeEngine().vector('Q: what is 7? {7} ["a", 7]')
+
+
+def test_a_column_that_a_template_misses_is_the_records_error(tmp_path: Path) -> None:
+    source = write(tmp_path, [*ROWS[:5], {"id": "x"}, {"id": "y", "question": None}])
+    headrace.run(source, sink=tmp_path / "out.jsonl", prompt_template="Q: {question}", **FAKE)
+    letters = read(tmp_path / "out.errors.jsonl")
+    assert [(letter["id"], letter["message"]) for letter in letters] == [
+        ("x", "the record has no column 'question'"),
+        ("y", "column 'question' is null, not text"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt_template": "Q"}, "names no column"),
+        ({"prompt_template": "{}"}, "column names alone in braces"),
+        ({"prompt_template": "{n:3}"}, "column names alone in braces"),
+        ({"prompt_template": "{n"}, "write {{ and }} for braces"),
+        ({"prompt_template": "{body}"}, "has a column 'body'"),
+        ({"keep_columns": ["body"]}, "has a column 'body'"),
+        ({"keep_columns": ["id"], "id_column": "n"}, 'cannot keep column "id"'),
+        ({"shard": (4, 4)}, "shard is 4/4; it must be i/n with 0 <= i < n"),
+        ({"sample": 2.0}, "sample is 2; it must be a fraction"),
+        ({"limit": 0}, "limit is 0"),
+        ({"output_format": "csv"}, "unknown output format 'csv'; known: jsonl, parquet"),
+        ({"sink": "out.parquet.gz"}, "leave .gz away"),
+        ({"source": "folder", "sink": "folder/out.jsonl"}, "within the input folder"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match=message.replace("{", r"\{").replace("}", r"\}")):
+        headrace.run(**{"source": source, "sink": "out.jsonl", **FAKE, **change})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "in.jsonl"]
+
+
+# --- where it goes --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_compressed_output_reads_as_input(source: Path, tmp_path: Path, suffix: str) -> None:
+    sink = tmp_path / f"out.jsonl{suffix}"
+    headrace.run(source, sink=sink, keep_columns=["text"], **FAKE)
+    chunks = list(open_source(sink).chunks(lambda position: position))
+    assert [record.data["id"] for chunk in chunks for record in chunk.records] == [row["id"] for row in ROWS]
+    headrace.run(
+        write(tmp_path, [b"nope"], "bad.jsonl"),
+        sink=tmp_path / f"empty.jsonl{suffix}",
+        **(FAKE | {"limits": Limits(max_error_rate=1)}),
+    )
+    empty = open_source(tmp_path / f"empty.jsonl{suffix}")
+    assert [chunk.records for chunk in empty.chunks(lambda position: position)] == [()]
+
+
+def test_a_folder_of_parts_is_the_output(source: Path, tmp_path: Path) -> None:
+    rows = [*ROWS[:100], {"id": "bad", "text": None}, *ROWS[100:]]
+    write(tmp_path, rows)
+    sink = tmp_path / "out.parquet"
+    headrace.run(source, sink=f"{sink}/", **FAKE)
+    assert pq.read_table(sink).sort_by("id")["id"].to_pylist() == sorted(row["id"] for row in ROWS)
+    assert [letter["id"] for letter in read(sink / "_headrace" / "errors.jsonl")] == ["bad"]
+    assert headrace.run(source, sink=f"{sink}/", **FAKE).ok == 0, "it is finished"
+    assert headrace.run(source, sink=f"{sink}/", overwrite=True, **FAKE).ok == 400
+
+
+def test_a_part_without_rows_fits_its_neighbours(tmp_path: Path) -> None:
+    source = write(tmp_path, [*ROWS[:50], *[{"id": f"b{n}", "text": None} for n in range(50)], *ROWS[50:100]])
+    headrace.run(source, sink=f"{tmp_path / 'out.parquet'}/", **FAKE)
+    types = {str(pq.read_schema(part).field("embedding").type) for part in (tmp_path / "out.parquet").glob("*.parquet")}
+    assert types <= {"fixed_size_list<element: float>[8]", "list<element: float>"}
+    assert pq.read_table(tmp_path / "out.parquet").num_rows == 100
+
+
+def test_a_folder_with_other_files_is_not_written_to(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="no job here says how it was made"):
+        headrace.run(source, sink=tmp_path / "out", **FAKE)
+    headrace.run(source, sink=tmp_path / "out", overwrite=True, **FAKE)
+    assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
+
+
+def test_a_function_takes_the_results(tmp_path: Path) -> None:
+    source = write(tmp_path, [*ROWS[:200], b"nope", *ROWS[200:]])
+    rows: list[dict[str, Any]] = []
+    report = headrace.run(source, sink=rows.extend, keep_columns=["n"], **FAKE)
+    assert (report.ok, report.failed) == (400, 1)
+    good = [row for row in rows if "error" not in row]
+    assert sorted(row["n"] for row in good) == list(range(400))
+    assert good[0]["embedding"] == FakeEngine().vector(f"text {good[0]['n']}")
+    [bad] = [row for row in rows if "error" in row]
+    assert (bad["id"], bad["error"]["reason"]) == (200, "JSONDecodeError")
+
+    def full(rows: list[dict[str, Any]]) -> None:
+        raise OSError("queue is full")
+
+    with pytest.raises(JobError, match="takes the results raised OSError: queue is full"):
+        headrace.run(source, sink=full, **FAKE)
+
+
+# --- ids that come twice --------------------------------------------------------------------------------------------
+
+
+def test_an_id_that_comes_twice_is_named_with_both_places(tmp_path: Path) -> None:
+    source = write(tmp_path, [*ROWS, {"id": "r7", "text": "again"}])
+    with pytest.raises(JobError, match="id 'r7' comes twice: in column 'id' of records 7 and 400"):
+        headrace.run(source, sink=tmp_path / "out.jsonl", **FAKE)
+    assert headrace.run(source, sink=tmp_path / "positions.jsonl", id_column="", **FAKE).ok == 401
+    assert [row["id"] for row in read(tmp_path / "positions.jsonl")] == list(range(401))
+
+
+@pytest.mark.parametrize("kept", [0, 200])
+def test_a_resume_knows_the_ids_of_finished_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    """By the runs in the working folder (after 200 rows), or by reading them again."""
+    monkeypatch.setattr(ids, "RUN_RECORDS", kept or 10**6)
+    source = write(tmp_path, [*ROWS, {"id": "r7", "text": "again"}])
+    engine = FakeEngine()
+    calls = 0
+    vector = FakeEngine.vector
+
+    def dying(self: FakeEngine, text: str) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if calls > 300:
+            raise KeyboardInterrupt
+        return vector(self, text)
+
+    monkeypatch.setattr(FakeEngine, "vector", dying)
+    with pytest.raises((JobError, KeyboardInterrupt)):
+        headrace.run(source, sink=tmp_path / "out.jsonl", **FAKE)
+    monkeypatch.setattr(FakeEngine, "vector", vector)
+    with pytest.raises(JobError, match="records 7 and 400"):
+        headrace.run(source, sink=tmp_path / "out.jsonl", **FAKE)
+    del engine
+
+
+def test_many_runs_are_merged_and_equal_digests_are_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ids, "RUN_RECORDS", 10)
+    monkeypatch.setattr(ids, "MERGED_RUNS", 3)
+    digest = ids._digest
+    monkeypatch.setattr(ids, "_digest", lambda value: digest(int(value) // 2 * 2))  # pairs of ids are alike
+    monkeypatch.setattr("headrace.io.memory.CHUNK_ROWS", 7)
+    source = ids.UniqueIds(open_source([{"id": n} for n in range(500)]), "id", lambda: tmp_path / "runs")
+    assert sum(len(chunk.records) for chunk in source.chunks(lambda position: position)) == 500
+    assert 1 < len(list((tmp_path / "runs").iterdir())) < 15
+    repeated = ids.UniqueIds(open_source([{"id": n % 490} for n in range(500)]), "id", lambda: tmp_path / "other")
+    with pytest.raises(JobError, match="id 0 comes twice: in column 'id' of records 0 and 490"):
+        list(repeated.chunks(lambda position: position))
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+def test_a_truncated_gzip_keeps_what_came_before(tmp_path: Path) -> None:
+    rows = [{"id": n, "text": os.urandom(200).hex()} for n in range(5000)]
+    content = gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    (tmp_path / "in.jsonl.gz").write_bytes(content[: len(content) // 2])
+    status, said = command("run", "-i", "in.jsonl.gz", "-o", "out/", *FAKE_FLAGS, folder=tmp_path)
+    assert status == 1
+    assert "in.jsonl.gz is truncated: its .gz stream has no end; what was read of it is finished and kept" in said
+    kept = [row["id"] for part in sorted((tmp_path / "out").glob("part-*")) for row in read(part)]
+    assert len(kept) > 1000
+    assert kept == list(range(len(kept)))
+
+
+def test_a_truncated_parquet_is_named_before_anything_starts(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["x"] * 10}), tmp_path / "in.parquet")
+    (tmp_path / "in.parquet").write_bytes((tmp_path / "in.parquet").read_bytes()[:-20])
+    status, said = command("run", "-i", "in.parquet", "-o", "out.jsonl", *FAKE_FLAGS, folder=tmp_path)
+    assert (status, "in.parquet is damaged or truncated" in said) == (2, True)
+
+
+def test_a_column_that_changes_type_between_files(tmp_path: Path) -> None:
+    """As text it costs the records that are none; as a kept column it is kept whole."""
+    (tmp_path / "in").mkdir()
+    for name, rows in (
+        ("a", [{"id": n, "text": "x", "v": n} for n in range(60)]),
+        ("b", [{"id": 60 + n, "text": n, "v": "v"} for n in range(10)]),
+        ("c", [{"id": 70 + n, "text": "x", "v": 0.5} for n in range(60)]),
+    ):
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "in" / f"{name}.parquet")
+    report = headrace.run(tmp_path / "in", sink=tmp_path / "out.parquet", keep_columns=["v"], **FAKE)
+    assert (report.ok, report.failed) == (120, 10)
+    assert {letter["message"] for letter in read(tmp_path / "out.errors.jsonl")} == {
+        "column 'text' is of type int, not text"
+    }
+    assert pq.read_table(tmp_path / "out.parquet")["v"].to_pylist() == [*range(60), *[0.5] * 60]
+    everything = headrace.run(
+        tmp_path / "in", sink=tmp_path / "all.parquet", keep_columns=["v"], prompt_template="{text}", **FAKE
+    )
+    assert everything.ok == 130
+    column = pq.read_table(tmp_path / "all.parquet")["v"].to_pylist()
+    assert column == [*map(str, range(60)), *["v"] * 10, *["0.5"] * 60]
+
+
+def test_rows_of_50_mb_in_bounded_memory(tmp_path: Path) -> None:
+    with (tmp_path / "in.jsonl").open("w") as file:
+        for number in range(8):
+            file.write(json.dumps({"id": number, "text": "short " + "x" * 50_000_000}) + "\n")
+    code = (
+        "import resource, headrace; from headrace.jobs.job import Limits\n"
+        "report = headrace.run('in.jsonl', sink='out.jsonl', engine='headrace.testing:FakeEngine', max_model_len=1, "
+        "progress=False, limits=Limits(workers=1))\n"
+        "print(report.ok, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    ok, peak_mb = map(int, ended.stdout.split())
+    assert ok == 8
+    assert peak_mb < 1000
+
+
+def test_nul_bytes_are_text(tmp_path: Path) -> None:
+    write(tmp_path, [{"id": "a\0b", "text": "x\0y"}, b'{"id": "c", "text": "\0"}', b"\0\0\0"])
+    headrace.run(tmp_path / "in.jsonl", sink=tmp_path / "out.parquet", **(FAKE | {"limits": Limits(max_error_rate=1)}))
+    assert pq.read_table(tmp_path / "out.parquet")["id"].to_pylist() == ["a\0b"]
+    assert [letter["position"] for letter in read(tmp_path / "out.errors.jsonl")] == [1, 2]
+
+
+def test_an_input_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path, [{"id": n, "text": f"{n} " * 40} for n in range(5000)])
+    forward = FakeEngine.forward
+
+    def touching(self: FakeEngine, batch: list[str]) -> Any:
+        if not self.batch_sizes:
+            with source.open("a") as file:
+                file.write('{"id": "new", "text": "row"}\n')
+        return forward(self, batch)
+
+    monkeypatch.setattr(FakeEngine, "forward", touching)
+    with pytest.raises(JobError, match=r"in\.jsonl changed while it was read \(\d+ bytes then, \d+ now\); .* kept"):
+        headrace.run(source, sink=f"{tmp_path / 'out'}/", **FAKE)
+    kept = [row["id"] for part in sorted((tmp_path / "out").glob("part-*")) for row in read(part)]
+    assert kept == list(range(len(kept))) != []
+    monkeypatch.undo()
+    with pytest.raises(ResumeMismatchError, match=r"source\.blake2b was .*source\.bytes was"):
+        headrace.run(source, sink=f"{tmp_path / 'out'}/", **FAKE)
+
+
+def test_csv_rows_with_wrong_counts_end_as_dead_letters(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("id,text\n1,a\n2,b,c\n3\n4,d\n")
+    headrace.run(tmp_path / "in.csv", sink=tmp_path / "out.jsonl", **FAKE)
+    assert [row["id"] for row in read(tmp_path / "out.jsonl")] == ["1", "4"]
+    assert [letter["record"] for letter in read(tmp_path / "out.errors.jsonl")] == [["2", "b", "c"], ["3"]]
+
+
+def test_an_output_that_cannot_be_written(source: Path, tmp_path: Path) -> None:
+    """Nothing is made under /proc, whoever asks."""
+    status, said = command("run", "-i", "in.jsonl", "-o", "/proc/out.jsonl", *FAKE_FLAGS, folder=tmp_path)
+    assert (status, "headrace: cannot write /proc/out.jsonl: " in said) == (2, True)
+
+
+# --- OpenAI's batch files -------------------------------------------------------------------------------------------
+
+
+def request(number: int, **change: Any) -> dict[str, Any]:
+    body = {"model": "m", "input": f"text {number}"}
+    return {"custom_id": f"q{number}", "method": "POST", "url": "/v1/embeddings", "body": body} | change
+
+
+def test_a_batch_file_is_answered_as_openai_does(tmp_path: Path) -> None:
+    rows = [request(n) for n in range(20)]
+    rows[3] = request(3, method="GET")
+    rows[5] = request(5, url="/v1/chat/completions")
+    rows[7] = request(7, body={"model": "m", "input": ["one text in a list"]})
+    rows[9] = request(9, body={"model": "m", "input": ["two", "texts"]})
+    rows[11] = request(11, body="none")
+    report = headrace.run(write(tmp_path, rows), "m", sink=tmp_path / "out.jsonl", **FAKE)
+    assert (report.ok, report.failed) == (16, 4)
+    answers = read(tmp_path / "out.jsonl")
+    assert [answer["custom_id"] for answer in answers] == [f"q{n}" for n in range(20) if n not in (3, 5, 9, 11)]
+    first = answers[0]["response"]
+    assert (first["status_code"], answers[0]["error"]) == (200, None)
+    assert first["body"]["data"] == [{"object": "embedding", "index": 0, "embedding": FakeEngine("m").vector("text 0")}]
+    assert first["body"]["usage"] == {"prompt_tokens": 2, "total_tokens": 2}
+    errors = read(tmp_path / "out.errors.jsonl")
+    assert [(error["custom_id"], error["response"]) for error in errors] == [(f"q{n}", None) for n in (3, 5, 9, 11)]
+    assert errors[0]["error"] == {"code": "RecordError", "message": "method is 'GET': it must be POST"}
+    assert errors[1]["error"]["message"].startswith("url is '/v1/chat/completions': this file's first request asks")
+
+
+def test_what_a_batch_file_does_not_go_with(tmp_path: Path) -> None:
+    source = write(tmp_path, [request(0)])
+    for change, message in (
+        ({"task": "generate"}, "asks for /v1/embeddings, which is task 'embed'"),
+        ({"sink": tmp_path / "out.parquet"}, r"ends in \.jsonl"),
+        ({"keep_columns": ["url"]}, "columns of its own"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            headrace.run(**{"source": source, "sink": tmp_path / "out.jsonl", **FAKE, **change})
+    with pytest.raises(ConfigError, match=r"asks for '/v1/audio'; known: /v1/embeddings"):
+        headrace.run(write(tmp_path, [request(0, url="/v1/audio")]), sink=tmp_path / "out.jsonl", **FAKE)
+    rows = open_source(write(tmp_path, [request(0)]), "jsonl")
+    assert next(iter(rows.chunks(lambda position: position))).records[0].data == request(0)
