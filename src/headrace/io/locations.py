@@ -59,7 +59,7 @@ def locate(name: str | Path) -> Path:
     except ImportError as error:
         package = _CLIENTS.get(scheme, '"headrace[io]"')
         raise MissingExtraError(
-            f"{scheme}:// needs {error.name or error}, which is not installed: pip install {package}"
+            f"{scheme}:// needs a client that is not installed ({error}): pip install {package}"
         ) from error
     return place  # type: ignore[no-any-return]  # has a path's methods, though it is none
 
