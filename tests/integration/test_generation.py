@@ -231,6 +231,7 @@ def test_a_model_without_a_template_takes_prompts_only(folder: Path, tmp_path: P
         ({"temperature": -1}, ConfigError, "temperature is -1"),
         ({"max_num_seqs": 0}, ConfigError, "max_num_seqs is 0"),
         ({"kv_cache_tokens": 10}, ConfigError, "kv_cache_tokens is 10"),
+        ({"kv_cache_tokens": 10**9}, EngineError, "no room for a cache of 1,000,00"),
         ({"max_model_len": 10_000}, ConfigError, "max_model_len is 10000"),
         ({"device": "abacus"}, ConfigError, "abacus"),
     ],

@@ -121,6 +121,11 @@ class GenerationEngine:
             manager = self._lm.model.init_continuous_batching(ends, config)
             manager.logit_processor = self._sampler
             return manager, manager._create_batch_processor()
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise EngineError(
+                f"{self._lm.device} has no room for a cache of {pages * _PAGE:,} tokens; lower kv_cache_tokens, "
+                "max_num_seqs or max_model_len"
+            ) from error
         except (ValueError, AttributeError, NotImplementedError) as error:
             raise EngineError(
                 f"transformers cannot batch this model continuously: {error}; "
