@@ -126,5 +126,5 @@ class Admission:
 
     def _give_back(self, cost: float) -> None:
         self._reserved -= 1
-        self._reserved_cost = self._reserved_cost - cost if self._reserved else 0.0  # fractions add up to no drift
+        self._reserved_cost -= cost
         self._set_open()

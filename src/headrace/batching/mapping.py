@@ -171,8 +171,6 @@ class Stream:
                 if part.home is not None:
                     part.home.discard(part)
             await asyncio.wait({feeder})
-            if not feeder.cancelled():
-                feeder.exception()  # read: it was raised above, or the reader has left before it came to that
 
     def finished(self, part: Part) -> None:
         """The part's results are there."""

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.batching.doubles import Engine, Waiting, outcomes
 from tests.unit.virtual_time import VirtualTime, now
@@ -156,6 +156,7 @@ def test_a_deadline_that_passed_on_the_way_in_is_told_as_such_and_the_place_is_p
     assert [record for batch in engine.batches for record in batch] == [0, 0, 0, 0, 0, 2, 4]
 
 
+@settings(max_examples=50)
 @given(st.integers(1, 6), st.sampled_from([None, 0.3, 5.0]), st.randoms(use_true_random=False))
 def test_places_are_counted_right_under_any_traffic(
     capacity: int, max_cost: float | None, chance: random.Random

@@ -335,11 +335,7 @@ def test_what_a_waiter_does_at_the_end_cannot_keep_the_batcher_from_ending(virtu
     async def main() -> None:
         batcher = DynamicBatcher(Engine(seconds=10), max_concurrent_batches=2, max_batch_size=1, max_queue_cost=1)
         await batcher.start()
-        await batcher.submit_batch([0])
-        await asyncio.sleep(1)
-        await batcher.submit_batch([1])
-        await asyncio.sleep(1)
-        await batcher.submit(2)
+        await batcher.submit_batch([0, 1, 2])  # two run and end together, one waits
         leaving = asyncio.ensure_future(batcher.submit(3))
         await asyncio.sleep(0)
         stopping = asyncio.ensure_future(batcher.stop())
