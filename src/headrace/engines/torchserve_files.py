@@ -79,7 +79,11 @@ def _from_archive(path: Path, config: str | Path | None) -> HandlerFiles:
         unpacked.cleanup()
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read model archive {str(path)!r}: {reason}") from error
-    return _from_folder(Path(unpacked.name), config, unpacked, str(path))
+    try:
+        return _from_folder(Path(unpacked.name), config, unpacked, str(path))
+    except ConfigError:
+        unpacked.cleanup()
+        raise
 
 
 def _from_folder(
