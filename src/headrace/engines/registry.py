@@ -25,10 +25,12 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
     "embed": {
         "torch": _Entry("headrace.engines.embedding:EmbeddingEngine", extra="torch"),
         "onnx": _Entry("headrace.engines.onnx:embed", extra="onnx"),
+        "endpoint": _Entry("headrace.engines.endpoint:embed", extra="client"),
     },
     "classify": {
         "torch": _Entry("headrace.engines.classification:classify", extra="torch"),
         "onnx": _Entry("headrace.engines.onnx:classify", extra="onnx"),
+        "endpoint": _Entry("headrace.engines.endpoint:classify", extra="client"),
     },
     "score": {
         "torch": _Entry("headrace.engines.classification:score", extra="torch"),
@@ -50,6 +52,7 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
         "torch": _Entry("headrace.engines.generation:GenerationEngine", extra="torch"),
         "static": _Entry("headrace.engines.static_generation:StaticGenerationEngine", extra="torch"),
         "vllm": _Entry("headrace.engines.vllm:VllmEngine", extra="vllm"),
+        "endpoint": _Entry("headrace.engines.endpoint:generate", extra="client"),
     },
     "custom": {"torchserve": _Entry("headrace.engines.torchserve:TorchServeEngine", extra="torch")},
 }

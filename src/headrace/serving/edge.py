@@ -137,5 +137,6 @@ class _Body:
 def error_response(error: ApiError) -> JSONResponse:
     """The response that an error is."""
     # What is left of the body is not read: the connection cannot be used again.
-    close = {"Connection": "close"} if error.status_code in (408, 413) else {}
+    unread = error.body["error"]["code"] == "slow_body" or error.status_code == 413
+    close = {"Connection": "close"} if unread else {}
     return JSONResponse(error.body, error.status_code, {**(error.headers or {}), **close})

@@ -81,8 +81,10 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
         return ApiError(400, _line(error), code=type(error).__name__, param=param)
     if isinstance(error, QueueFullError):
         return ApiError(429, "the server has as much work waiting as it takes", code="overloaded", retry_after_s=1)
-    if isinstance(error, (DeadlineExceededError, ProcessTimeoutError)):
-        return ApiError(504, "the request was not finished in its time", code="deadline_exceeded")
+    if isinstance(error, DeadlineExceededError):  # the caller's own: no failure of the server's
+        return ApiError(408, "the request was not finished in its time", code="deadline_exceeded")
+    if isinstance(error, ProcessTimeoutError):
+        return ApiError(504, "the model took longer over this request than it may", code="engine")
     if isinstance(error, (StoppedError, NotRunningError)):
         return ApiError(503, "the server is stopping", code="stopping", retry_after_s=5)
     if isinstance(error, EngineDeadError):

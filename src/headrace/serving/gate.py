@@ -71,7 +71,7 @@ class Gate:
         What alone is more than everything allowed is let in once nothing else is held.
 
         Raises:
-            ApiError: 429 with Retry-After when it would be too much, 504 if it could not be finished in its time.
+            ApiError: 429 with Retry-After when it would be too much, 408 if it could not be finished in its time.
         """
         too_many = self.requests + requests > self.max_requests or self.cost + cost > self.max_cost
         if too_many and self.requests:
@@ -83,7 +83,7 @@ class Gate:
         if self.wait_s() > timeout_s:
             self.refused += requests
             raise ApiError(
-                504,
+                408,
                 f"the work ahead takes longer than the request's timeout of {timeout_s:g} s",
                 code="deadline_exceeded",
                 retry_after_s=min(self.wait_s(), LONGEST_RETRY_S),

@@ -72,7 +72,7 @@ def test_retry_after_is_what_is_held_at_the_measured_rate() -> None:
 def test_what_cannot_be_finished_in_its_time_is_told_at_once() -> None:
     gate = busy_gate(per_s=50, held=500)
     gate.max_cost = 1000
-    assert refused(gate, 1, 1, timeout_s=9.9).status_code == 504
+    assert refused(gate, 1, 1, timeout_s=9.9).status_code == 408
     gate.reserve(1, 1, 10.1)
 
 

@@ -1,0 +1,260 @@
+"""Clients of servers that speak OpenAI's API: a whole dataset over one or more of them, asynchronous and blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from headrace.batching.streaming import StreamBatcher
+from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
+
+_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+_FORBIDDEN = frozenset({401, 403, 407})
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """How a client behaves. Times are in seconds.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    concurrency: int = 64
+    """Requests under way at the same time, over all endpoints."""
+    attempts: int = 6
+    """Tries of one request, the first included."""
+    backoff_s: float = 0.5
+    """Before the second try, doubled before each further one; half of it is left to chance."""
+    longest_backoff_s: float = 30.0
+    """Also the longest Retry-After that is believed."""
+    connect_s: float = 10.0
+    read_s: float = 600.0
+    write_s: float = 60.0
+    pool_s: float = 600.0
+    """Waiting for one of the connections."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}: it must be > 0")
+
+
+class AsyncClient:
+    """Posts requests to the endpoint that has the fewest under way, and again where that may help.
+
+    Args:
+        endpoints: addresses, such as http://localhost:8000.
+        api_key: sent as a bearer token.
+        settings: see `ClientSettings`.
+        sleep: how to wait before another try.
+        chance: a number between 0 and 1.
+
+    Raises:
+        ConfigError: no endpoint, or one that is no http address.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        *,
+        api_key: str | None = None,
+        settings: ClientSettings | None = None,
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.settings = settings or ClientSettings()
+        addresses = [_checked(given) for given in ([endpoints] if isinstance(endpoints, str) else endpoints)]
+        if not addresses:
+            raise ConfigError("no endpoint is given; name at least one, such as http://localhost:8000")
+        self._sleep = sleep
+        self._chance = chance
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._lanes = _lanes(addresses, headers, self.settings)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for lane in self._lanes:
+            await lane.http.aclose()
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON answer to one request.
+
+        Raises:
+            RecordError: the server refuses this request for what it is.
+            EngineError: it fails on this request, each time.
+            EngineDeadError: it cannot be reached, lets nobody in, or does not get ready.
+        """
+        for attempt in range(self.settings.attempts):
+            lane = min(self._lanes, key=_load)
+            lane.under_way += 1
+            try:
+                answer = await lane.http.post(path, json=body)
+            except httpx.TransportError as error:
+                outcome: Exception = EngineDeadError(
+                    f"{lane.endpoint} cannot be reached: {type(error).__name__} {error}"
+                )
+                wait_s = self._backoff(attempt, None)
+            else:
+                if answer.is_success:
+                    return answer.json()
+                outcome = _failure(lane.endpoint, answer)
+                if answer.status_code not in _AGAIN:
+                    raise outcome
+                wait_s = self._backoff(attempt, answer.headers.get("retry-after"))
+            finally:
+                lane.under_way -= 1
+            if attempt + 1 == self.settings.attempts:
+                raise outcome
+            await self._sleep(wait_s)
+        raise AssertionError("attempts is at least 1: this is a bug")
+
+    def _backoff(self, attempt: int, retry_after: str | None) -> float:
+        """Seconds before the next try: no less than the server asks for, and not all clients at the same moment."""
+        settings = self.settings
+        own: float = min(settings.backoff_s * 2**attempt, settings.longest_backoff_s) * (0.5 + self._chance() / 2)
+        try:
+            asked = float(retry_after or 0)
+        except ValueError:  # a date: its clock need not be ours
+            asked = 0.0
+        return own if asked <= 0 else min(asked, settings.longest_backoff_s) + own
+
+    async def map(
+        self,
+        path: str,
+        bodies: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        *,
+        ordered: bool = True,
+        return_exceptions: bool = False,
+    ) -> AsyncIterator[Any]:
+        """Answers to a stream of requests, `concurrency` at a time, in bounded memory.
+
+        They come in input order, or with `ordered=False` as they arrive. With `return_exceptions`, what `post` raises
+        stands in its answer's place; otherwise the first is raised.
+        """
+
+        async def one(body: Mapping[str, Any]) -> Any:
+            return await self.post(path, body)
+
+        async with StreamBatcher[Any, Any](one, max_in_flight=self.settings.concurrency) as batcher:
+            async for answer in batcher.map(bodies, ordered=ordered, return_exceptions=return_exceptions):
+                yield answer
+
+
+class Client:
+    """`AsyncClient` for code that is not asynchronous; the same arguments.
+
+    Its event loop runs while it is asked, so that it needs no thread.
+    """
+
+    def __init__(
+        self, endpoints: str | Sequence[str], *, api_key: str | None = None, settings: ClientSettings | None = None
+    ) -> None:
+        self._runner = asyncio.Runner()
+        self._client = AsyncClient(endpoints, api_key=api_key, settings=settings)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """See `AsyncClient.post`."""
+        return self._runner.run(self._client.post(path, body))
+
+    def map(
+        self, path: str, bodies: Iterable[Mapping[str, Any]], *, ordered: bool = True, return_exceptions: bool = False
+    ) -> Iterator[Any]:
+        """See `AsyncClient.map`."""
+        answers = self._client.map(path, bodies, ordered=ordered, return_exceptions=return_exceptions)
+
+        async def step() -> Any:
+            return await anext(answers, _END)
+
+        try:
+            while (answer := self._runner.run(step())) is not _END:
+                yield answer
+        finally:
+            self._runner.run(answers.aclose())  # type: ignore[attr-defined]  # it is a generator
+
+
+_END = object()
+_LANE = 8
+"""Connections of one pool: httpx looks through all of a pool's connections for each request."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Some of the connections to an endpoint."""
+
+    endpoint: str
+    http: httpx.AsyncClient
+    under_way: int = 0
+
+
+def _load(lane: _Lane) -> int:
+    return lane.under_way
+
+
+def _lanes(endpoints: Sequence[str], headers: Mapping[str, str], settings: ClientSettings) -> list[_Lane]:
+    """As many connections to each endpoint as there may be requests; the lanes of endpoints take turns."""
+    timeout = httpx.Timeout(
+        connect=settings.connect_s, read=settings.read_s, write=settings.write_s, pool=settings.pool_s
+    )
+    verify = httpx.create_ssl_context()
+    return [
+        _Lane(
+            endpoint,
+            httpx.AsyncClient(
+                base_url=endpoint,
+                headers=headers,
+                timeout=timeout,
+                verify=verify,
+                limits=httpx.Limits(max_connections=_LANE, max_keepalive_connections=_LANE),
+            ),
+        )
+        for _ in range(-(-settings.concurrency // _LANE))
+        for endpoint in endpoints
+    ]
+
+
+def _checked(endpoint: str) -> str:
+    url = httpx.URL(endpoint)
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"endpoint {endpoint!r} is no address; write it like http://localhost:8000")
+    return endpoint.rstrip("/").removesuffix("/v1")
+
+
+def _failure(endpoint: str, answer: httpx.Response) -> Exception:
+    try:
+        detail = str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        detail = answer.text[:200]
+    line = f"{endpoint} says {answer.status_code}: {' '.join(detail.split())}"
+    if answer.status_code in _FORBIDDEN or answer.status_code in (502, 503):
+        return EngineDeadError(line)
+    if answer.status_code in _AGAIN:
+        return EngineError(line)
+    return RecordError(line)

@@ -1,0 +1,171 @@
+"""Models behind servers that speak OpenAI's API, as engines: the servers batch, this side keeps them busy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.client import AsyncClient, ClientSettings
+from headrace.engines.base import Prepared
+from headrace.engines.requests import Generation, Sampling, parse
+from headrace.errors import EngineDeadError, EngineError, RecordError
+
+
+class EndpointEngine:
+    """One request per record. It is a `StreamEngine`.
+
+    Args:
+        model: the name in the requests; None leaves it to the server.
+        endpoints: addresses; those with the fewest requests under way come first.
+        ask: a record's value as path and body of a request. Raises RecordError.
+        read: the output in an answer.
+        settings: how many requests at a time, and how often each is tried.
+        api_key: None takes the environment's OPENAI_API_KEY, if there is one.
+    """
+
+    def __init__(
+        self,
+        model: str | None,
+        endpoints: Sequence[str],
+        ask: Callable[[Any], tuple[str, dict[str, Any]]],
+        read: Callable[[Any], Any],
+        *,
+        settings: ClientSettings,
+        api_key: str | None = None,
+    ) -> None:
+        self.max_in_flight = settings.concurrency
+        self._model = model
+        self._ask = ask
+        self._read = read
+        # A loop of its own: connections belong to one loop, and callers come and go with theirs.
+        self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()
+        key = api_key or os.environ.get("OPENAI_API_KEY")
+        self._client = AsyncClient(endpoints, api_key=key, settings=settings)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-endpoint", daemon=True)
+        self._thread.start()
+
+    def describe(self) -> Mapping[str, Any]:
+        """The model's name; not the addresses, so that a job can go on over others."""
+        return {"engine": "endpoint", "model": self._model}
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+        """The request for each value; a RecordError where there can be none."""
+        prepared: list[Prepared[Any] | Exception] = []
+        for value in inputs:
+            try:
+                path, body = self._ask(value)
+            except RecordError as error:
+                prepared.append(error)
+            else:
+                named = body if self._model is None else {**body, "model": self._model}
+                prepared.append(Prepared((path, named), cost=1))
+        return prepared
+
+    async def infer(self, payload: tuple[str, dict[str, Any]]) -> Any:
+        """The server's answer, asked again where that may help.
+
+        Raises:
+            RecordError: the server refuses this request.
+            EngineError: its answer is not what was asked for, or it fails each time.
+            EngineDeadError: no server can be reached.
+        """
+        if self._loop is None:
+            raise EngineDeadError("the engine is closed; create a new one")
+        answer = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._client.post(*payload), self._loop))
+        try:
+            return self._read(answer)
+        except (KeyError, IndexError, TypeError) as error:
+            raise EngineError(f"the answer to {payload[0]} is not what was asked for: {answer!r:.100}") from error
+
+    def close(self) -> None:
+        """Let the connections go. Safe to call twice."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._client.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        loop.close()
+
+
+def embed(
+    model: str | Path | None = None,
+    *,
+    endpoints: Sequence[str],
+    concurrency: int = 64,
+    attempts: int = 6,
+    api_key: str | None = None,
+) -> EndpointEngine:
+    """Vectors from /v1/embeddings."""
+    return EndpointEngine(
+        _name(model),
+        endpoints,
+        lambda value: ("/v1/embeddings", {"input": _text(value)}),
+        lambda answer: answer["data"][0]["embedding"],
+        settings=ClientSettings(concurrency=concurrency, attempts=attempts),
+        api_key=api_key,
+    )
+
+
+def classify(
+    model: str | Path | None = None,
+    *,
+    endpoints: Sequence[str],
+    concurrency: int = 64,
+    attempts: int = 6,
+    api_key: str | None = None,
+) -> EndpointEngine:
+    """Labels from /classify."""
+    return EndpointEngine(
+        _name(model),
+        endpoints,
+        lambda value: ("/classify", {"input": _text(value)}),
+        lambda answer: {name: part for name, part in answer["data"][0].items() if name != "index"},
+        settings=ClientSettings(concurrency=concurrency, attempts=attempts),
+        api_key=api_key,
+    )
+
+
+def generate(
+    model: str | Path | None = None,
+    *,
+    endpoints: Sequence[str],
+    concurrency: int = 64,
+    attempts: int = 6,
+    api_key: str | None = None,
+) -> EndpointEngine:
+    """Answers from /v1/completions, or for chats from /v1/chat/completions."""
+    settings = ClientSettings(concurrency=concurrency, attempts=attempts)
+    return EndpointEngine(_name(model), endpoints, _request, _generation, settings=settings, api_key=api_key)
+
+
+def _name(model: str | Path | None) -> str | None:
+    return None if model is None else str(model)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise RecordError(f"the input is {value!r:.60}; it must be a text that is not empty")
+    return value
+
+
+def _request(value: Any) -> tuple[str, dict[str, Any]]:
+    request = parse(value, Sampling())  # what is no request is refused here, without a way to the server
+    body = {name: part for name, part in value.items() if name != "model"} if isinstance(value, dict) else {}
+    if request.prompt is not None:
+        return "/v1/completions", {**body, "prompt": request.prompt}
+    return "/v1/chat/completions", {**body, "messages": list(request.messages or ())}
+
+
+def _generation(answer: Any) -> Generation:
+    choice, usage = answer["choices"][0], answer["usage"]
+    return Generation(
+        text=choice["message"]["content"] if "message" in choice else choice["text"],
+        finish_reason=choice["finish_reason"],
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage["completion_tokens"],
+    )
