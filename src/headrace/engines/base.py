@@ -30,6 +30,10 @@ class Engine(Protocol[InputT_contra, PayloadT]):
 
     `prepare` runs on CPU workers, several chunks at a time, while the model runs elsewhere: an engine shares no mutable
     state between the two.
+
+    It may also say: `prepare_rows`, how many records to prepare at a time, where one is much work or memory;
+    `counts_tokens = False`, where its unit of cost is not the token; and as a `BatchEngine` `default_batch_delay_s`,
+    how long a record waits for company while the model is free.
     """
 
     def describe(self) -> Mapping[str, Any]:

@@ -28,6 +28,7 @@ class FunctionEngine:
     """
 
     pads = False
+    counts_tokens = False
 
     def __init__(
         self,

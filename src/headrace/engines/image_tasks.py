@@ -24,6 +24,7 @@ class ImageEngine:
     """
 
     pads = False
+    counts_tokens = False
     prepare_rows = 16
     """Records prepared at a time: an image is some milliseconds of work, and hundreds of kilobytes when it is done."""
 

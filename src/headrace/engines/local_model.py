@@ -35,12 +35,10 @@ def find_folder(model: str | Path | None, weights: frozenset[str] = _WEIGHTS) ->
     if model is None:
         return _packaged_folder(DEFAULT_MODEL)
     folder = Path(model).expanduser()
+    name = str(model).removeprefix("sentence-transformers/")
+    if name in (*_PACKAGED, *own_models()) and not (folder / "config.json").is_file():
+        return _packaged_folder(name) if name in _PACKAGED else _OWN / name
     if not folder.exists():
-        name = str(model).removeprefix("sentence-transformers/")
-        if name in _PACKAGED:
-            return _packaged_folder(name)
-        if name in own_models():
-            return _OWN / name
         raise ConfigError(
             f"model {str(model)!r}: no such folder; give a local model folder, or one of "
             f"{', '.join([DEFAULT_MODEL, *own_models()])}"

@@ -41,6 +41,7 @@ class TorchServeEngine:
     """
 
     pads = False
+    counts_tokens = False
 
     def __init__(
         self,

@@ -120,6 +120,7 @@ class Preparation:
         selected, inputs = self._select(rows, attempts, done)
         keys = [key_of(value) for value in inputs] if self.dedupe else itertools.repeat(None)
         sees = self.user.finishes
+        in_tokens = getattr(self.engine, "counts_tokens", True)
         answers = self.engine.prepare(inputs) if inputs else ()
         for (row, mapped, kept), prepared, key in zip(selected, answers, keys, strict=False):
             attempt = attempts.get(row.position, 1) if attempts else 1
@@ -128,7 +129,7 @@ class Preparation:
                 continue
             cost = prepared.cost
             done.work.append(Work(kept, row.data, prepared.payload, cost, attempt, mapped.data if sees else None, key))
-            done.tokens += cost
+            done.tokens += cost if in_tokens else 0
             done.truncated += prepared.truncated
         ended = time.monotonic()
         event = StageDone("prepare", len(rows), ended - started, ended, tokens=done.tokens, truncated=done.truncated)

@@ -30,6 +30,17 @@ def test_a_model_that_comes_with_headrace_has_a_name() -> None:
     assert (find_folder("digits") / "model.safetensors").stat().st_size < 1_000_000
 
 
+def test_a_name_is_that_of_a_model_unless_a_folder_of_that_name_is_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "digits").mkdir()
+    assert find_folder("digits") != folder / "digits"  # a folder of images, say
+    (folder / "digits" / "config.json").write_text("{}")
+    (folder / "digits" / "model.safetensors").write_bytes(b"weights")
+    assert find_folder("digits") == folder.resolve() / "digits"
+
+
 def test_a_missing_folder_is_named_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere': no such folder; give a local model folder, or one of all-MiniLM"):
         find_folder(tmp_path / "nowhere")
