@@ -52,6 +52,11 @@ class Slots:
         return iter(list(self._seats.values()))
 
     @property
+    def full(self) -> bool:
+        """Whether no slot is free."""
+        return len(self._seats) >= self.max_slots
+
+    @property
     def held(self) -> float:
         """What all of them hold."""
         return sum(seat.held for seat in self._seats.values())
@@ -65,7 +70,7 @@ class Slots:
         """Whether one more record may join, after others to which `promised` is promised."""
         if not self._seats:
             return True
-        if len(self._seats) >= self.max_slots:
+        if self.full:
             return False
         return promised + self.growth.expected(start, most, held) <= self.budget
 

@@ -126,6 +126,8 @@ class StepLoop:
     def _fill(self) -> None:
         """Give the free slots away, as far as what their records may grow to is within the budget."""
         slots = self._slots
+        if slots.full or not (self._lineup.size or self._back or self._groups):
+            return  # as before most steps: what is promised need not be added up
         promised = slots.promised()
         while self._back:
             seat = self._back[0]
