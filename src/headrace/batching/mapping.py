@@ -79,9 +79,13 @@ class Part:
         self.set_results([exception])
 
     def set_results(self, results: Sequence[Any]) -> None:
-        """Each record's result or exception, once: later ones are passed over."""
-        if self not in self.stream.parts:
-            return
+        """Each record's result or exception, once.
+
+        Raises:
+            asyncio.InvalidStateError: they are there already, or nobody wants them any more.
+        """
+        if self.done():
+            raise asyncio.InvalidStateError("the results are there, or nobody wants them any more")
         run = self.run
         run.results[self.start : self.end] = results
         run.missing -= self.end - self.start

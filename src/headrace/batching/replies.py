@@ -57,7 +57,7 @@ class Entry(Protocol):
         ...
 
     def set_exception(self, exception: Any, /) -> None:
-        """Give the one record an exception of its own."""
+        """Give the one record an exception of its own; raises `InvalidStateError` if nobody wants it any more."""
         ...
 
 
@@ -108,7 +108,7 @@ def records_of(entries: Iterable[Entry]) -> list[Any]:
     return records
 
 
-def give(entries: Iterable[Entry], results: Sequence[Any]) -> tuple[int, int]:
+def give(entries: Iterable[Entry], results: list[Any]) -> tuple[int, int]:
     """End each record's wait with its result, passing over those that nobody waits for any more.
 
     An exception object in a result's place fails that record alone.
@@ -116,34 +116,40 @@ def give(entries: Iterable[Entry], results: Sequence[Any]) -> tuple[int, int]:
     Returns:
         How many records got a result, and how many an exception.
     """
-    failed = gone = at = 0
-    if isinstance(results, (list, tuple)) and True in map(isinstance, results, repeat(BaseException)):
-        failed = sum(isinstance(result, BaseException) for result in results)
+    gone = at = failed = 0
+    mixed = True in map(isinstance, results, repeat(BaseException))
+    if mixed:
         results = [own_copy(result) if isinstance(result, BaseException) else result for result in results]
     for entry in entries:
         if entry.count > 1:
-            entry.set_results(results[at : at + entry.count])
+            own = results[at : at + entry.count]
             at += entry.count
+            if entry.done():
+                gone += entry.count
+                continue
+            entry.set_results(own)
+            failed += sum(isinstance(result, Exception) for result in own) if mixed else 0
             continue
         result = results[at]
         at += 1
         try:
-            if failed and isinstance(result, Exception):
+            if mixed and isinstance(result, Exception):
                 entry.set_exception(result)
+                failed += 1
             else:
                 entry.set_result(result)
         except asyncio.InvalidStateError:  # cancelled while it was processed
             gone += 1
-    return max(at - failed - gone, 0), failed
+    return at - failed - gone, failed
 
 
 def fail(entries: Iterable[Entry], cause: BaseException) -> int:
-    """End each record's wait with an exception of its own; returns how many records there were."""
+    """End each record's wait with an exception of its own; returns how many records still waited."""
     count = 0
     for entry in entries:
-        count += entry.count
         if entry.done():
             continue
+        count += entry.count
         if entry.count > 1:
             entry.set_results([own_copy(cause) for _ in range(entry.count)])
         else:

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -281,12 +282,11 @@ def test_an_estimator_that_raises_raises_in_its_own_caller(virtual: VirtualTime)
 
 
 def test_any_real_number_is_a_cost(virtual: VirtualTime) -> None:
-    fractions = pytest.importorskip("fractions")
     numpy = pytest.importorskip("numpy")
 
     async def main() -> float:
         async with DynamicBatcher(Engine()) as batcher:
-            for cost in (1, 0, 0.5, True, fractions.Fraction(1, 2), numpy.int64(2), numpy.float32(3), numpy.float64(4)):
+            for cost in (1, 0, 0.5, True, Fraction(1, 2), numpy.int64(2), numpy.float32(3), numpy.float64(4)):
                 await batcher.submit(1, estimated_cost=cost)
             await batcher.stop()
             return batcher.stats.total_batch_cost

@@ -108,6 +108,38 @@ def test_failures_and_those_who_left_are_no_completions(virtual: VirtualTime) ->
     assert (stats.total_failed, stats.total_completed) == (2, 5)
 
 
+@pytest.mark.parametrize("bad", [set(), {2, 3}, {0, 1, 2, 3}])
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("on_error", ["fail", "isolate"])
+def test_every_record_of_a_batch_is_counted_once_or_not_at_all(
+    virtual: VirtualTime, bad: set[int], in_place: bool, on_error: Any
+) -> None:
+    """Two callers and a stream share batches; some leave while they are processed, some of these would have failed."""
+
+    async def process(batch: list[int]) -> list[Any]:
+        await asyncio.sleep(1)
+        if not in_place and bad & set(batch):
+            raise ValueError("bad")
+        return [ValueError("bad") if record in bad else record for record in batch]
+
+    async def main() -> None:
+        async with DynamicBatcher(process, max_batch_size=8, on_error=on_error) as batcher:
+            futures = await batcher.submit_batch(range(4))
+            reading = asyncio.ensure_future(anext(batcher.map(range(4), return_exceptions=True)))
+            await asyncio.sleep(0.5)
+            futures[0].cancel()
+            futures[2].cancel()
+            reading.cancel()
+            got = await outcomes(futures[1::2])
+            await batcher.stop()
+            stats = batcher.stats
+            assert stats.total_batched == 8
+            assert stats.total_completed == sum(isinstance(result, int) for result in got)
+            assert stats.total_failed == sum(isinstance(result, ValueError) for result in got)
+
+    virtual(main())
+
+
 def test_padding_efficiency_is_real_over_padded_cost(virtual: VirtualTime) -> None:
     async def main(padded: bool) -> float:
         async with DynamicBatcher(Engine(), cost_estimator=lambda cost: cost, padded=padded) as batcher:
