@@ -37,14 +37,16 @@ class PrometheusListener:
         self._padded = counter("headrace_batch_padded_cost", "The same with padding.", registry=registry)
         self._starved = counter("headrace_starved_seconds", "A slot stood free.", registry=registry)
         self._splits = counter("headrace_batch_splits", "Failed batches run again in halves.", registry=registry)
+        self._by_kind: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         registry.register(_Gauges(now))
 
     def __call__(self, event: Event) -> None:
         """Count an event."""
         match event:
             case RequestDone():
-                self._requests.labels(event.route, str(event.status)).inc()
-                self._request_s.labels(event.route).observe(event.duration_s)
+                counter, histogram = self._of(event.route, event.status)
+                counter.inc()
+                histogram.observe(event.duration_s)
             case BatchFormed():
                 self._batches.labels(event.reason).inc()
                 self._cost.inc(event.cost)
@@ -61,6 +63,14 @@ class PrometheusListener:
                 self._splits.inc()
             case _:
                 pass
+
+    def _of(self, route: str, status: int) -> tuple[Counter, Histogram]:
+        """The two that count a kind of request; looking them up by their labels would take longer than counting."""
+        found = self._by_kind.get((route, status))
+        if found is None:
+            found = self._requests.labels(route, str(status)), self._request_s.labels(route)
+            self._by_kind[route, status] = found
+        return found
 
     def _left(self, good: int, failed: int) -> None:
         self._records.labels("ok").inc(good)

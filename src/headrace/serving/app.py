@@ -16,10 +16,8 @@ from headrace.serving import generation_routes, status_routes, text_routes
 from headrace.serving.edge import Edge, error_response
 from headrace.serving.errors import ApiError, error_body
 from headrace.serving.host import Host
-from headrace.serving.schemas import ErrorResponse
 from headrace.serving.service import Service
 
-_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 # Which routes a task's model can answer; /generate takes any task that has texts.
 _ROUTES: dict[str, Callable[[Host], APIRouter]] = {
     "generate": generation_routes.router,
@@ -68,15 +66,14 @@ def create_app(
         version=version,
         summary="Many callers, one batcher, one model.",
         lifespan=lifespan,
-        responses={status: {"model": ErrorResponse} for status in _ERRORS},
         # No page from elsewhere is loaded into a browser that may hold a key; /openapi.json is what tools read.
         redoc_url=None,
     )
     known = [text_routes.generate_router(host), status_routes.router(host, task)]
     if task in _ROUTES:
-        known.append(_ROUTES[task](host))
+        known.insert(0, _ROUTES[task](host))  # routes are looked through in order, for each request
     for router in (*known, *routers):
-        app.include_router(router)
+        app.router.routes.extend(router.routes)  # an included router would be one more layer around each request
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _bad_request)
     app.add_exception_handler(Exception, _unexpected)

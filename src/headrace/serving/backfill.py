@@ -13,7 +13,6 @@ from headrace.engines.base import BatchEngine, Engine, Prepared, StepEngine
 from headrace.errors import StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, StepDone
 from headrace.serving.pacing import Recent, TimeModel
-from headrace.serving.service import cost_of
 
 BULK = -6
 """Priority of bulk work: a request goes before what has waited a minute less. What waits longer than that goes first,
@@ -45,8 +44,8 @@ class Backfill:
         target_s: float | None,
         held: Callable[[], int],
     ) -> None:
-        self._engine = engine
         self._batch_engine = engine if isinstance(engine, BatchEngine) else None
+        self._steps = isinstance(engine, StepEngine)  # whose budget is of the unit of its `span`
         self._slots = engine.max_slots if isinstance(engine, StepEngine) else getattr(engine, "max_in_flight", 0)
         self._batcher = batcher
         self._target_s = target_s
@@ -80,7 +79,7 @@ class Backfill:
             self._let_in()
             raise
         ticket = self._batcher.submit_nowait(
-            entry.payload, estimated_cost=cost_of(self._engine, entry), priority=BULK, caller=caller
+            entry.payload, estimated_cost=None if self._steps else entry.cost, priority=BULK, caller=caller
         )
         self._inside[ticket] = entry.cost
         self._inside.pop(turn, None)

@@ -15,7 +15,7 @@ from headrace.serving.batches import Batches
 from headrace.serving.errors import ApiError
 from headrace.serving.files import FileStore
 from headrace.serving.replies import JsonReply
-from headrace.serving.schemas import Batch, BatchList, Deleted, File, FileList
+from headrace.serving.schemas import ERRORS, Batch, BatchList, Deleted, File, FileList
 
 Limit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(max_length=100)]
@@ -32,7 +32,7 @@ class BatchRequest(BaseModel):
 
 def files_router(files: FileStore, max_bytes: int) -> APIRouter:
     """Files go in, are listed, read and forgotten."""
-    routes = APIRouter(tags=["batches"])
+    routes = APIRouter(tags=["batches"], responses=ERRORS)
 
     @routes.post("/v1/files", response_model=File)
     async def create(file: UploadFile, purpose: Annotated[Literal["batch"], Form()]) -> Response:
@@ -73,7 +73,7 @@ def files_router(files: FileStore, max_bytes: int) -> APIRouter:
 
 def batches_router(batches: Callable[[], Batches]) -> APIRouter:
     """Batches are begun, watched and cancelled."""
-    routes = APIRouter(tags=["batches"])
+    routes = APIRouter(tags=["batches"], responses=ERRORS)
 
     @routes.post("/v1/batches", response_model=Batch)
     async def create(body: BatchRequest) -> Response:

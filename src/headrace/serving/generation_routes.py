@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from headrace.serving.errors import ApiError
 from headrace.serving.host import Host, chars_in, guess
 from headrace.serving.replies import JsonReply
-from headrace.serving.schemas import ChatCompletion, ChatRequest, Completion, CompletionRequest
+from headrace.serving.schemas import ERRORS, ChatCompletion, ChatRequest, Completion, CompletionRequest
 from headrace.serving.streams import Chunks, EventStream
 
 _STREAM: dict[int | str, dict[str, Any]] = {
@@ -22,7 +22,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 def router(host: Host) -> APIRouter:
     """The routes."""
-    routes = APIRouter(tags=["OpenAI"])
+    routes = APIRouter(tags=["OpenAI"], responses=ERRORS)
 
     @routes.post("/v1/completions", response_model=Completion, responses=_STREAM)
     async def completions(body: CompletionRequest, request: Request) -> Response:

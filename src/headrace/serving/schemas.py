@@ -80,6 +80,12 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorResponse} for status in (400, 401, 404, 408, 409, 413, 429, 500, 503, 504, 507)
+}
+"""What every route may answer too."""
+
+
 class GenerateResponse(BaseModel):
     """One result per prompt."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.batching.batcher import DynamicBatcher
-from headrace.engines.base import BatchEngine, Engine, Prepared, StepEngine
+from headrace.engines.base import BatchEngine, Engine, FollowableEngine, Prepared, StepEngine
 from headrace.errors import EngineDeadError
 from headrace.serving.errors import ClientGoneError, api_error
 from headrace.serving.gate import Gate
@@ -67,6 +67,9 @@ class Service:
         self.gate = Gate(limits.max_requests, limits.max_cost or _GATE_BATCHES * _full_batch(engine))
         self.cancelled = 0
         """Records whose client left before they were answered."""
+        # Asked here once: looking through a protocol's methods takes longer than a small request.
+        self.follows = engine if isinstance(engine, FollowableEngine) else None
+        self._tells_cost = not isinstance(engine, StepEngine)  # whose budget is of the unit of its `span`
         self._on_dead = on_dead
         self._dead = False
         self._pool = ThreadPoolExecutor(2, "headrace-prepare")
@@ -128,7 +131,7 @@ class Service:
     def submit(self, entry: Prepared[Any], call: Call) -> asyncio.Future[Any]:
         """Let one prepared record wait for its batch."""
         return self.batcher.submit_nowait(
-            entry.payload, estimated_cost=cost_of(self.engine, entry), priority=ONLINE, caller=call.caller
+            entry.payload, estimated_cost=entry.cost if self._tells_cost else None, priority=ONLINE, caller=call.caller
         )
 
     def told(self, error: BaseException, param: str | None = None) -> Exception:
@@ -137,11 +140,6 @@ class Service:
             self._dead = True
             self._on_dead()
         return api_error(error, param)
-
-
-def cost_of(engine: Engine[Any, Any], entry: Prepared[Any]) -> float | None:
-    """What the batcher is told; nothing for a step-wise engine, whose budget is of the unit of its `span`."""
-    return None if isinstance(engine, StepEngine) else entry.cost
 
 
 def _full_batch(engine: Engine[Any, Any]) -> float:

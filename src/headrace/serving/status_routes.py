@@ -7,14 +7,14 @@ from fastapi import APIRouter, Response
 from headrace.serving.errors import ApiError
 from headrace.serving.host import Host
 from headrace.serving.replies import JsonReply
-from headrace.serving.schemas import Health, Model, ModelList
+from headrace.serving.schemas import ERRORS, Health, Model, ModelList
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def router(host: Host, task: str) -> APIRouter:
     """The routes."""
-    routes = APIRouter(tags=["status"])
+    routes = APIRouter(tags=["status"], responses=ERRORS)
 
     @routes.get("/health", response_model=Health)
     async def health() -> Response:

@@ -10,7 +10,6 @@ from typing import Any
 
 from fastapi import Response
 
-from headrace.engines.base import FollowableEngine
 from headrace.errors import DeadlineExceededError
 from headrace.serving.edge import Receive, Send
 from headrace.serving.errors import ApiError, ClientGoneError
@@ -97,8 +96,8 @@ class EventStream(Response):
 
     async def _prepared(self) -> list[Any]:
         prepared = await self._service.prepare(self._records, self._size)
-        engine = self._service.engine
-        if not isinstance(engine, FollowableEngine):
+        engine = self._service.follows
+        if engine is None:
             return prepared
         loop = asyncio.get_running_loop()
         return [

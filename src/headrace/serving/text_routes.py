@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from headrace.serving.host import Host
 from headrace.serving.replies import JsonReply, as_base64
 from headrace.serving.schemas import (
+    ERRORS,
     Classifications,
     ClassifyRequest,
     EmbeddingList,
@@ -20,7 +21,7 @@ from headrace.serving.schemas import (
 
 def generate_router(host: Host) -> APIRouter:
     """`{"prompts": [...], "task_id": "..."}` → `{"results": [...]}`, whatever the model does."""
-    router = APIRouter(tags=["texts"])
+    router = APIRouter(tags=["texts"], responses=ERRORS)
 
     @router.post("/generate", response_model=GenerateResponse)
     async def generate(body: GenerateRequest, request: Request) -> Response:
@@ -35,7 +36,7 @@ def generate_router(host: Host) -> APIRouter:
 
 def embedding_router(host: Host) -> APIRouter:
     """OpenAI's embeddings."""
-    router = APIRouter(tags=["OpenAI"])
+    router = APIRouter(tags=["OpenAI"], responses=ERRORS)
 
     @router.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
@@ -57,7 +58,7 @@ def embedding_router(host: Host) -> APIRouter:
 
 def classify_router(host: Host) -> APIRouter:
     """Labels of texts."""
-    router = APIRouter(tags=["texts"])
+    router = APIRouter(tags=["texts"], responses=ERRORS)
 
     @router.post("/classify", response_model=Classifications)
     async def classify(body: ClassifyRequest, request: Request) -> Response:

@@ -23,7 +23,7 @@ ENGINES = {
     "embed": "headrace.testing:FakeEngine",
 }
 BOUNDED = settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     database=None,

@@ -1,0 +1,102 @@
+"""Servers under load, each a process of its own: `python -m benchmarks.serving_apps NAME PORT`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from headrace.engines.base import Prepared
+from headrace.hosting import ServerSettings, build
+from headrace.serving.limits import ServeLimits
+from headrace.serving.schemas import EmbeddingList, EmbeddingRequest
+from headrace.serving.server import Server
+
+BASE_S, UNIT_S = 0.010, 0.001
+"""A batch of the timed engine takes 10 ms, and 1 ms for each record."""
+
+
+class Noop:
+    """An engine that does nothing."""
+
+    pads = False
+    default_batch_cost = 1_000_000
+    default_batch_size = 256
+
+    def __init__(self, model: str | None = None) -> None:
+        del model
+
+    def describe(self) -> Mapping[str, Any]:
+        """Nothing decides the output."""
+        return {"engine": "noop"}
+
+    def prepare(self, inputs: Sequence[str]) -> list[Prepared[str] | Exception]:
+        """The texts themselves."""
+        return [Prepared(text, 1) for text in inputs]
+
+    def forward(self, batch: list[str]) -> list[list[float]]:
+        """A vector of two numbers for each."""
+        return [[0.5, 0.25]] * len(batch)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class Timed(Noop):
+    """An engine whose batches take a known time: 32 records at most, 42 ms."""
+
+    default_batch_cost = 32
+    default_batch_size = 32
+
+    def forward(self, batch: list[str]) -> list[list[float]]:
+        """Wait."""
+        time.sleep(BASE_S + UNIT_S * len(batch))
+        return super().forward(batch)
+
+
+def bare(port: int) -> None:
+    """The same route without Headrace: the same parsing, the same reply, nothing in between."""
+    app = FastAPI()
+
+    @app.post("/v1/embeddings", response_model=EmbeddingList)
+    async def embeddings(body: EmbeddingRequest) -> dict[str, Any]:
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        data = [{"object": "embedding", "index": index, "embedding": [0.5, 0.25]} for index, _ in enumerate(texts)]
+        usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
+        return {"object": "list", "data": data, "model": "noop", "usage": usage}
+
+    uvicorn.run(app, port=port, loop="uvloop", http="httptools", access_log=False, log_level="warning")
+
+
+def headrace(port: int, engine: str | None, **settings: Any) -> None:
+    """Headrace with an engine of this file, or the default model."""
+    name = None if engine is None else f"benchmarks.serving_apps:{engine}"
+    app, state = build(ServerSettings(engine=name, name=engine, **settings))
+    Server(app, state, {"port": port, "log_level": "warning"}).run_app()
+
+
+def main() -> None:
+    """Serve until stopped."""
+    name, port, *rest = sys.argv[1:]
+    match name:
+        case "bare":
+            bare(int(port))
+        case "noop":
+            headrace(int(port), "Noop")
+        case "timed":
+            headrace(int(port), "Timed", limits=ServeLimits(max_requests=64, timeout_s=5))
+        case "mixed":
+            state, target = rest
+            target_s = float(target) / 1000 if float(target) else None
+            headrace(int(port), "Timed", state=Path(state), latency_target_s=target_s)
+        case _:
+            raise SystemExit(f"unknown server {name!r}")
+
+
+if __name__ == "__main__":
+    main()
