@@ -11,7 +11,7 @@ from headrace.serving.errors import ClientGoneError
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
-LOOK_AFTER_S = 0.02
+LOOK_AFTER_S = 0.2
 """Whether the client is still there is asked only of requests that take longer: for the others it would cost more than
 it could save."""
 
