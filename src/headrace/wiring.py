@@ -171,7 +171,7 @@ def check(settings: JobSettings) -> Plan:
         task.text_only,
         settings.text_pair_column,
         settings.prompt_template,
-        settings.keep_columns,
+        ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
     )
     user = UserCode(
         _function(settings.prepare), _function(settings.finish), settings.worker_kind, settings.limits.workers
@@ -202,7 +202,7 @@ def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) 
         raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url]!r}, not {settings.task!r}")
     if settings.keep_columns:
         raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
-    return openai_writer(target, settings.model or "default", url)
+    return openai_writer(target, url)
 
 
 def _refuse_output_in_input(source: Any, target: Target) -> None:

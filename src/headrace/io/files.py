@@ -138,7 +138,8 @@ def look_at(path: Path) -> InputFile:
         if not os.access(path, os.R_OK):
             raise ConfigError(f"cannot read input file {path}: Permission denied")
     except OSError as error:
-        raise ConfigError(f"cannot read input file {path}: {error.strerror or error}") from error
+        reason = error.strerror or ("not found" if isinstance(error, FileNotFoundError) else error)
+        raise ConfigError(f"cannot read input file {path}: {reason}") from error
     return InputFile(path, found.st_size, f"{found.st_mtime_ns} {found.st_ino}")
 
 

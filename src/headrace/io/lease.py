@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError, JobError, OutputLockedError
-from headrace.io.locations import facts, store, with_retries
+from headrace.io.locations import as_os_errors, facts, store, with_retries
 
 RENEW_S = 10.0
 EXPIRE_S = 40.0
@@ -173,7 +173,7 @@ class Lease:
 
     def _put(self, **conditions: Any) -> None:
         content = json.dumps(asdict(self._me)).encode()
-        self._fs.pipe_file(self._address, content, **conditions)
+        as_os_errors(self._fs.pipe_file)(self._address, content, **conditions)
         self._renewed = self._clock()
 
     def _read(self) -> tuple[_Holder | None, str]:

@@ -87,30 +87,69 @@ def facts(place: Path) -> dict[str, Any]:
     return found
 
 
+def exists(place: Path) -> bool:
+    """Whether something is there."""
+    if not is_remote(place):
+        return place.exists()
+    fs, address = store(place)
+    return bool(with_retries(fs.exists)(address))
+
+
 def with_retries(call: Callable[..., T]) -> Callable[..., T]:
     """Try a call to a store again while it fails, with random and growing waits between.
 
-    What the caller got wrong (no such key, no permission, a condition not met) is not tried again.
+    What the caller got wrong (no such key, no permission, a condition not met) is not tried again. Whatever the store's
+    client raises, an OSError comes out.
     """
     import tenacity
 
     def passing(error: BaseException) -> bool:
         lasting = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
-        return isinstance(error, (OSError, *_client_errors())) and not isinstance(error, lasting)
+        return isinstance(error, OSError) and not isinstance(error, (*lasting, _LastingError))
 
     return tenacity.retry(
         retry=tenacity.retry_if_exception(passing),
         stop=tenacity.stop_after_attempt(ATTEMPTS),
         wait=tenacity.wait_random_exponential(multiplier=0.1, max=_LONGEST_WAIT_S),
         reraise=True,
-    )(call)
+    )(as_os_errors(call))
+
+
+def as_os_errors(call: Callable[..., T]) -> Callable[..., T]:
+    """A call to a store that raises OSError where its client has errors of its own kind."""
+
+    @functools.wraps(call)
+    def translated(*args: Any, **options: Any) -> T:
+        passing, lasting = _client_errors()
+        try:
+            return call(*args, **options)
+        except passing as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+        except lasting as error:
+            raise _LastingError(str(error)) from error
+
+    return translated
+
+
+class _LastingError(OSError):
+    """Such as missing credentials: to try again would not help."""
 
 
 @functools.cache
-def _client_errors() -> tuple[type[Exception], ...]:
-    """What the HTTP client beneath raises beside OSError."""
+def _client_errors() -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
+    """What the clients of stores raise beside OSError: what may pass, and what their own retries have given up."""
+    passing: list[type[Exception]] = []
+    lasting: list[type[Exception]] = []
     try:
         from aiohttp import ClientError
+
+        passing.append(ClientError)
     except ImportError:
-        return ()
-    return (ClientError,)
+        pass
+    try:
+        from botocore.exceptions import BotoCoreError
+
+        lasting.append(BotoCoreError)
+    except ImportError:
+        pass
+    return tuple(passing), tuple(lasting)

@@ -43,7 +43,7 @@ def url_of(source: Any) -> str | None:
 
 
 class OpenAIFormat:
-    """The requests of a batch file: {id: custom_id, url, body, text}.
+    """The requests of a batch file: {id: custom_id, url, model, body, text}.
 
     `text` is an embedding request's input. A request that is not POST, has no `custom_id` or `body`, or asks another
     URL than the first of its file, is a `Failed` at its position.
@@ -98,7 +98,7 @@ def _parse(line: bytes, position: int, url: str) -> Record | Failed:
         return Failed(
             Record(position, identity if isinstance(identity, str) else position, row), "RecordError", problem
         )
-    data = {"id": identity, "url": row["url"], "body": row["body"]}
+    data = {"id": identity, "url": row["url"], "model": row["body"].get("model"), "body": row["body"]}
     if row["url"] == EMBEDDINGS:
         given = row["body"].get("input")
         # A list of one text is what many clients send; one vector is what a record has.
@@ -122,15 +122,15 @@ def _problem(row: Mapping[str, Any], url: str) -> str:
 class OpenAIWriter:
     """One response per line, as OpenAI's batch output has them; dead letters as its error file has them.
 
+    A response names the model as its request did: the record's kept column `model`.
+
     Args:
-        model: the name in the responses.
         url: of the requests: it decides the shape of a response's body.
     """
 
     suffix = ".jsonl"
 
-    def __init__(self, model: str, url: str) -> None:
-        self._model = model
+    def __init__(self, url: str) -> None:
         self._body = _BODIES[url]
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
@@ -143,7 +143,7 @@ class OpenAIWriter:
 
     def _response(self, ok: Ok) -> dict[str, Any]:
         number = _number(ok.record.position)
-        body = {"id": f"{number}", "model": self._model, **self._body(ok)}
+        body = {"id": number, "model": (ok.record.data or {}).get("model"), **self._body(ok)}
         response = {"status_code": 200, "request_id": number, "body": body}
         return {"id": f"batch_req_{number}", "custom_id": ok.record.id, "response": response, "error": None}
 

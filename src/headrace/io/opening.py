@@ -15,7 +15,7 @@ from headrace.io.files import FileFormat, FileSource, InputFile, look_at
 from headrace.io.hub import DatasetSource, is_dataset, is_saved_dataset, load_saved
 from headrace.io.images import ImageSource
 from headrace.io.jsonl import JsonlFormat
-from headrace.io.locations import is_remote, locate, store
+from headrace.io.locations import is_remote, locate, store, with_retries
 from headrace.io.memory import IterableSource, SequenceSource
 from headrace.io.openai import OpenAIFormat, batch_url
 from headrace.io.stdin import spool
@@ -142,14 +142,26 @@ def _is_folder(place: Path) -> bool:
     if _format_name(place):  # an object's name, most likely: no listing is asked for
         return False
     fs, address = store(place)
-    return bool(fs.isdir(address))
+    return bool(_ask(fs.isdir, address))
+
+
+def _ask(call: Callable[[str], Any], address: str) -> Any:
+    """What a store lists.
+
+    Raises:
+        ConfigError: it does not answer.
+    """
+    try:
+        return with_retries(call)(address)
+    except OSError as error:
+        raise ConfigError(f"cannot read {address}: {error.strerror or error}") from error
 
 
 def _walk(folder: Path) -> list[Path]:
     """Every file below a folder, by name."""
     if is_remote(folder):
         fs, address = store(folder)
-        return _visible((_at(folder, found) for found in fs.find(address)), folder)
+        return _visible((_at(folder, found) for found in _ask(fs.find, address)), folder)
     return _visible((path for path in folder.rglob("*") if path.is_file()), folder)
 
 
@@ -157,7 +169,7 @@ def _glob(pattern: Path) -> list[Path]:
     anchor = _anchor(pattern)
     if is_remote(pattern):
         fs, address = store(pattern)
-        found = _visible((_at(anchor, found) for found in fs.glob(address)), anchor)
+        found = _visible((_at(anchor, found) for found in _ask(fs.glob, address)), anchor)
     else:
         inner = str(pattern.relative_to(anchor)) if anchor != Path() else str(pattern)
         found = _visible((path for path in anchor.glob(inner) if path.is_file()), anchor)

@@ -82,7 +82,7 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
     return Target(place, is_folder, chosen, packing)
 
 
-def openai_writer(target: Target, model: str, url: str) -> PartWriter:
+def openai_writer(target: Target, url: str) -> PartWriter:
     """What answers an OpenAI batch file.
 
     Raises:
@@ -90,7 +90,7 @@ def openai_writer(target: Target, model: str, url: str) -> PartWriter:
     """
     if target.format != "jsonl" or target.compression:
         raise ConfigError(f"cannot write {target}: the answer to an OpenAI batch file ends in .jsonl")
-    return OpenAIWriter(model, url)
+    return OpenAIWriter(url)
 
 
 def _split(name: str) -> tuple[str, str, str]:

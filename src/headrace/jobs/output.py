@@ -22,7 +22,7 @@ from typing import Any
 from headrace.errors import ConfigError, JobError, ResumeMismatchError
 from headrace.io.base import PartWriter
 from headrace.io.lease import Lease
-from headrace.io.locations import is_remote
+from headrace.io.locations import as_os_errors, exists, is_remote
 from headrace.io.parts import Interval, PartFolder, atomic_file, file_names
 from headrace.io.targets import Target
 from headrace.jobs.ledger import Ledger
@@ -74,10 +74,16 @@ class JobOutput:
         Raises:
             ConfigError: the output or its errors file exists, and no job says how it was made.
         """
+        try:
+            self._refuse_foreign_files()
+        except OSError as error:
+            raise ConfigError(f"cannot write {self.target}: {error.strerror or error}") from error
+
+    def _refuse_foreign_files(self) -> None:
         for path in (self.target, self.errors):
             is_output_folder = self._is_folder and path == self.target
-            taken = bool(file_names(path)) if is_output_folder else path.exists()  # an empty folder is welcome
-            if taken and not self._state.exists():
+            taken = bool(file_names(path)) if is_output_folder else exists(path)  # an empty folder is welcome
+            if taken and not exists(self._state):
                 raise ConfigError(
                     f"{path} exists and no job here says how it was made; pass --overwrite to replace it, "
                     "or choose another output"
@@ -129,7 +135,7 @@ class JobOutput:
         if self._is_folder:
             ledger = Ledger(self.parts.committed())
             return finished if ledger.done == finished.records else ledger  # a part that was taken away is made anew
-        if not self.target.exists():  # someone took the result away: what is wanted is a new one
+        if not exists(self.target):  # someone took the result away: what is wanted is a new one
             self._write_state(fingerprint, None)
             return self.begin(fingerprint, overwrite=False)
         if self.target.stat().st_size != finished.bytes:
@@ -186,7 +192,7 @@ class JobOutput:
 
     def _read_state(self) -> Any:
         try:
-            return json.loads(self._state.read_text(encoding="utf-8"))
+            return json.loads(as_os_errors(self._state.read_text)(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except ValueError as error:

@@ -214,6 +214,20 @@ def test_a_bucket_that_is_not_there(s3: Any, folder: str) -> None:
         headrace.run("s3://rows/none.jsonl", sink="s3://rows/out.jsonl", **FAKE)
 
 
+def test_missing_credentials_are_said_in_one_line(
+    s3: Any, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    s3.clear_instance_cache()
+    with pytest.raises(ConfigError, match=r"cannot read rows/in: Unable to locate credentials"):
+        headrace.run(folder, sink=tmp_path / "out.jsonl", **FAKE)
+    with pytest.raises(ConfigError, match=r"cannot write s3://rows/out\.jsonl: Unable to locate credentials"):
+        headrace.run([{"text": "x"}], sink="s3://rows/out.jsonl", **FAKE)
+
+
 # --- a store that fails -------------------------------------------------------------------------------------------
 
 KINDS = ("refused", "dropped", "cut", "lost", "late")
