@@ -41,7 +41,7 @@ def running(settings: ServerSettings) -> Iterator[Running]:
     thread = threading.Thread(target=server.run_app, name="server-under-test")
     thread.start()
     try:
-        until(lambda: server.started or not thread.is_alive())
+        until(lambda: server.started or not thread.is_alive(), 60)
         port = server.servers[0].sockets[0].getsockname()[1]
         assert host.loaded is not None
         state = Running(f"http://127.0.0.1:{port}", host, server, host.loaded.engine)

@@ -1,0 +1,37 @@
+"""The real generator behind the server: an answer that is streamed is the answer that is given whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.integration.serving.running import Running, running
+
+from headrace.hosting import ServerSettings
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(ServerSettings(task="generate", engine_options={"max_num_seqs": 4})) as server:
+        yield server
+
+
+def streamed(server: Running, body: dict[str, Any]) -> list[str]:
+    with server.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+        assert response.status_code == 200
+        events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event)["choices"][0]["text"] for event in events[:-1]]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("options", [{}, {"stop": ["77"]}, {"temperature": 1.0, "seed": 3}])
+def test_the_pieces_make_the_whole(server: Running, options: dict[str, Any]) -> None:
+    body = {"prompt": "12+30=", "max_tokens": 16, "ignore_eos": True, **options}
+    whole = server.post("/v1/completions", body).json()["choices"][0]["text"]
+    pieces = streamed(server, body)
+    assert "".join(pieces) == whole
+    assert len([piece for piece in pieces if piece]) > 2 or len(whole) < 3
+    assert server.post("/v1/completions", body).json()["choices"][0]["text"] == whole
