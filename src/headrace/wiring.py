@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.continuous import ContinuousBatcher
@@ -32,8 +32,8 @@ from headrace.io.targets import Target, find_target, openai_writer
 from headrace.jobs import columns
 from headrace.jobs import run as main_path
 from headrace.jobs.job import Feeding, Job, JobEnd, Limits, StopRequest
-from headrace.jobs.output import JobOutput
-from headrace.jobs.settings import TASKS, Task, check_numbers
+from headrace.jobs.output import Beginning, JobOutput
+from headrace.jobs.settings import TASKS, Task, as_json, check_numbers
 from headrace.jobs.settings import JobSettings as JobSettings
 from headrace.jobs.settings import known_tasks as known_tasks
 from headrace.jobs.stages import Work, infer, infer_one
@@ -70,6 +70,8 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     batch_size: int | None = None,
     limits: Limits | None = None,
     overwrite: bool = False,
+    ignore_changes: bool = False,
+    retry: bool = False,
     prepare: Callable[[Any], Any] | str | None = None,
     finish: Callable[[Any, Any], Any] | str | None = None,
     worker_kind: WorkerKind = "auto",
@@ -88,10 +90,6 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
         shard: (i, n): take every n-th row from the i-th on.
         sample: take each row with this probability, the same rows for the same `sample_seed`.
         limit: take the first so many rows.
-        prepare: `(row) -> row`, a function or `module:function`, before the columns are looked at; what it raises is
-            that record's error.
-        finish: `(row, output) -> output`, before the output is written, with the row as `prepare` left it.
-        worker_kind: where these two run; "auto" measures whether they hold the interpreter long enough for processes.
         progress: show a progress bar on stderr.
         engine_options: options of the engine, such as `max_model_len` or `on_too_long`.
 
@@ -179,7 +177,7 @@ def check(settings: JobSettings) -> Plan:
     found = columns.resolve(source, named, user if settings.prepare else None)
     if task.output in found.keep:
         raise ConfigError(f"cannot keep column {task.output!r}: the output of task {settings.task!r} is named so")
-    if not settings.overwrite:
+    if not (settings.overwrite or settings.retry):
         output.refuse_foreign_files()
     return Plan(settings, source, found, output, user)
 
@@ -236,21 +234,21 @@ def build(
         "keep_columns": list(plan.columns.keep),
         **plan.user.describe(),
     }
-    identity = plan.columns.id
+    identity = None if settings.retry else plan.columns.id
     return Job(
-        # Ids that come twice would leave it open which output belongs to which record.
+        # Ids that come twice would leave it open which output belongs to which record; a retry knows that none does.
         source=UniqueIds(plan.source, identity, lambda: plan.output.scratch) if identity else plan.source,
         columns=plan.columns,
         engine=engine,
         batcher=batcher or _batcher(settings, engine, stop, listener),
         output=plan.output,
-        fingerprint=fingerprint,
+        begun=Beginning(fingerprint, as_json(settings), _changes(settings)),
         listener=listener,
         limits=settings.limits,
         stop=stop,
-        overwrite=settings.overwrite,
         user=plan.user,
         dedupe=settings.dedupe,
+        retry=settings.retry,
     )
 
 
@@ -309,6 +307,10 @@ def _build_engine(settings: JobSettings) -> Engine[Any, Any]:
         settings.task or "", settings.model, engine=settings.engine, **settings.engine_options
     )
     return engine
+
+
+def _changes(settings: JobSettings) -> Literal["refuse", "ignore", "overwrite"]:
+    return "overwrite" if settings.overwrite else "ignore" if settings.ignore_changes else "refuse"
 
 
 def _function(given: Callable[..., Any] | str | None) -> Callable[..., Any] | None:

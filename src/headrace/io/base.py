@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -63,5 +63,12 @@ class PartWriter(Protocol):
 
         The content (and if it is not compressed, every byte) depends on the rows alone, not on where one part ends and
         the next begins. Memory is bounded.
+        """
+        ...
+
+    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
+        """Write rows of `base` and of the parts `more` as one file: so many of the one, so many of the other, in turns.
+
+        What is left of `base` after the last turn follows. A negative number drops rows of `more`. Memory is bounded.
         """
         ...

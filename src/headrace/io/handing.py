@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,6 +48,9 @@ class HandingWriter:
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
         """Nothing is there to be merged."""
+
+    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
+        """Nothing is there to be put between anything."""
 
     def _hand_over(self, rows: list[dict[str, Any]]) -> None:
         if not rows:

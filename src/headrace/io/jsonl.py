@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,8 +13,10 @@ from headrace.io.base import Chunk
 from headrace.io.compression import compress
 from headrace.io.files import CHUNK_ROWS, InputFile, share, todo
 from headrace.io.letters import encode_failures
-from headrace.io.lines import failed_line, full_lines, line_blocks, parse_object
+from headrace.io.lines import failed_line, full_lines, interleaved, line_blocks, lines_of, parse_object
 from headrace.records import Failed, Ok, Record
+
+_WRITTEN_BYTES = 4 * 1024 * 1024
 
 
 class JsonlFormat:
@@ -104,6 +106,23 @@ class JsonlWriter:
                 empty = empty and not file.tell()
         if empty and self._compression:
             target.write(compress(self._compression, b""))
+
+    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
+        """The lines of both in turns; if compressed, one stream for each 4 MiB."""
+        held: list[bytes] = []
+        size = 0
+        for lines in interleaved(lines_of([base]), lines_of(more), turns):
+            for line in lines:
+                held.append(line)
+                size += len(line)
+                if size >= _WRITTEN_BYTES:
+                    self._write(held, target)
+                    held, size = [], 0
+        self._write(held, target)
+
+    def _write(self, lines: list[bytes], target: BinaryIO) -> None:
+        content = b"".join(lines)
+        target.write(compress(self._compression, content) if self._compression else content)
 
 
 def _plain(value: Any) -> Any:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from headrace.io import compression
 from headrace.io.files import InputFile
 from headrace.records import Failed, Record
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """A longer line is a failed record: it is most likely a file without newlines, and memory stays bounded."""
 RAW_KEPT_BYTES = 4096
+_WRITTEN_BLOCK = 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
 _decode = json.JSONDecoder().decode
 
@@ -47,6 +52,35 @@ def line_blocks(file: InputFile) -> Iterator[tuple[list[bytes], int]]:
     last = b"".join(held)
     if pending or last:
         yield [last] if last else [], pending
+
+
+def interleaved(
+    base: Iterator[bytes], more: Iterator[bytes], turns: Iterable[tuple[int, int]]
+) -> Iterator[Iterator[bytes]]:
+    """Lines of two files in turns, then the rest of the first; a negative number drops lines of the second."""
+    for of_base, of_more in turns:
+        yield itertools.islice(base, of_base)
+        if of_more < 0:
+            collections.deque(itertools.islice(more, -of_more), maxlen=0)
+        else:
+            yield itertools.islice(more, of_more)
+    yield base
+
+
+def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
+    """The lines of files written here, each with its newline, however long; decompressed by the files' names."""
+    for path in paths:
+        with path.open("rb") as file:
+            blocks = ((block, len(block)) for block in iter(lambda: file.read(_WRITTEN_BLOCK), b""))
+            suffix = path.suffix
+            plain = compression.decompressed(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
+            held: list[bytes] = []
+            for block, _ in plain:
+                *whole, rest = block.split(b"\n")
+                for line in whole:
+                    yield b"".join((*held, line, b"\n"))
+                    held.clear()
+                held.append(rest)
 
 
 def full_lines(lines: list[bytes]) -> list[bytes]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +16,7 @@ from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
 from headrace.io.files import CHUNK_ROWS, InputFile, share, todo
 from headrace.io.letters import encode_letters, letter
-from headrace.io.lines import failed_line, full_lines, line_blocks, parse_object
+from headrace.io.lines import failed_line, full_lines, interleaved, line_blocks, lines_of, parse_object
 from headrace.records import Failed, Ok, Record
 
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
@@ -157,6 +157,11 @@ class OpenAIWriter:
             with part.open("rb") as file:
                 while block := file.read(1024 * 1024):
                     target.write(block)
+
+    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
+        """The lines of both in turns."""
+        for lines in interleaved(lines_of([base]), lines_of(more), turns):
+            target.writelines(lines)
 
 
 def _error(failed: Failed) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import json
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -104,14 +106,37 @@ class ParquetWriter:
         Raises:
             JobError: a part is damaged, or parts do not fit together.
         """
-        pa, pq = self._pa, self._pq
         schema = self._merged_schema(parts)
+        self._write(self._batches(parts, schema), schema, target)
+
+    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
+        """The rows of both in turns.
+
+        Raises:
+            JobError: a file is damaged, or they do not fit together.
+        """
+        schema = self._merged_schema([base, *more])
+        old, new = _Rows(self._batches([base], schema)), _Rows(self._batches(more, schema))
+
+        def batches() -> Iterator[Any]:
+            for of_base, of_more in turns:
+                yield from old.take(of_base)
+                if of_more < 0:
+                    collections.deque(new.take(-of_more), maxlen=0)
+                else:
+                    yield from new.take(of_more)
+            yield from old.take(sys.maxsize)
+
+        self._write(batches(), schema, target)
+
+    def _write(self, batches: Iterable[Any], schema: Any, target: BinaryIO) -> None:
+        pa, pq = self._pa, self._pq
         row_bytes = sum(4 * getattr(kind, "list_size", 0) or _value_bytes(pa, kind) for kind in schema.types)
         group_rows = max(1, ROW_GROUP_BYTES // row_bytes)
         with pq.ParquetWriter(target, schema, compression="zstd", use_dictionary=False) as writer:
             held: list[Any] = []
             held_rows = 0
-            for batch in self._batches(parts, schema):
+            for batch in batches:
                 while held_rows + batch.num_rows >= group_rows:
                     take = group_rows - held_rows
                     writer.write_table(pa.Table.from_batches([*held, batch.slice(0, take)], schema).combine_chunks())
@@ -172,6 +197,25 @@ class ParquetWriter:
         if pa.types.is_string(field.type):
             return pa.array([_text(value) for value in column.to_pylist()], pa.string())
         return column.cast(field.type)
+
+
+class _Rows:
+    """Batches, any number of whose rows can be taken."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self._left: Any = None
+
+    def take(self, rows: int) -> Iterator[Any]:
+        """The next so many rows, or all there are."""
+        while rows > 0:
+            batch = self._left if self._left is not None else next(self._batches, None)
+            if batch is None:
+                return
+            self._left = batch.slice(rows) if batch.num_rows > rows else None
+            taken = batch.slice(0, rows)
+            rows -= taken.num_rows
+            yield taken
 
 
 def _value_bytes(pa: Any, kind: Any) -> int:

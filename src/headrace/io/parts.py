@@ -113,7 +113,7 @@ class PartFolder:
         if self._stale is None:
             self._stale = {name for name in file_names(self._twins_path) if name.endswith(_ERRORS)}
         if (twin := self.errors_path(interval)).name in self._stale:
-            _remove(twin)
+            remove(twin)
 
     def part_path(self, interval: Interval) -> Path:
         """Where the finished rows of an interval are."""
@@ -125,7 +125,7 @@ class PartFolder:
 
     def merge_errors(self, target: Path) -> None:
         """All dead letters so far as one file in input order; no file where there are none."""
-        twins = self._twins(self.committed())
+        twins = self.twins(self.committed())
         if not twins:
             target.unlink(missing_ok=True)
             return
@@ -137,12 +137,13 @@ class PartFolder:
     def count_errors(self) -> int:
         """Dead letters of all committed parts."""
         count = 0
-        for twin in self._twins(self.committed()):
+        for twin in self.twins(self.committed()):
             with twin.open("rb") as file:
                 count += sum(block.count(b"\n") for block in iter(lambda: file.read(1024 * 1024), b""))
         return count
 
-    def _twins(self, intervals: Sequence[Interval]) -> list[Path]:
+    def twins(self, intervals: Sequence[Interval]) -> list[Path]:
+        """The twins there are of these parts."""
         there = set(file_names(self._twins_path))
         return [twin for interval in intervals if (twin := self.errors_path(interval)).name in there]
 
@@ -151,7 +152,7 @@ class PartFolder:
         for folder in {self.path, self._twins_path}:
             for name in file_names(folder):
                 if _NAME.fullmatch(name.removesuffix(_TEMPORARY)):
-                    _remove(folder / name)
+                    remove(folder / name)
             sync_folder(folder)
 
 
@@ -167,6 +168,25 @@ def file_names(folder: Path) -> list[str]:
     return [name.rstrip("/").rpartition("/")[2] for name in found]
 
 
+def move(source: Path, destination: Path) -> None:
+    """Put a complete file in another's place; in a store a copy, then a removal, which may be repeated after a kill."""
+    if not is_remote(source):
+        source.replace(destination)
+        sync_folder(destination.parent)
+        return
+    fs, address = store(source)
+    with_retries(lambda: fs.cp_file(address, store(destination)[1]))()
+    remove(source)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of files, if it is there."""
+    for name in file_names(folder):
+        remove(folder / name)
+    if not is_remote(folder) and folder.exists():
+        folder.rmdir()
+
+
 def _write(path: Path, content: bytes) -> None:
     if is_remote(path):
         fs, address = store(path)
@@ -176,7 +196,8 @@ def _write(path: Path, content: bytes) -> None:
             file.write(content)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a file, if it is there."""
     if not is_remote(path):
         path.unlink(missing_ok=True)
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.io.parts import Interval
@@ -25,12 +25,14 @@ class Coalescer:
     """Holds finished outcomes by position and gives out runs without a gap. Pure: told the time, reads no clock.
 
     A run is given out when it has `part_records` rows, or when its oldest row has waited `interval_s` seconds (longer
-    if it has fewer than 32 rows). A run has fewer rows than 2 × `part_records` and those added last.
+    if it has fewer than 32 rows). `place` numbers the positions that come, where these have gaps. A run has fewer rows
+    than 2 × `part_records` and those added last.
     """
 
-    def __init__(self, part_records: int, interval_s: float) -> None:
+    def __init__(self, part_records: int, interval_s: float, place: Callable[[int], int] | None = None) -> None:
         self._part_records = part_records
         self._interval_s = interval_s
+        self._place = place
         self._rows: dict[int, Outcome] = {}
         self._by_start: dict[int, _Run] = {}
         self._by_end: dict[int, _Run] = {}
@@ -47,15 +49,17 @@ class Coalescer:
 
     def add(self, outcomes: Sequence[Outcome], now: float) -> None:
         """Hold more outcomes; a position comes once. Fastest where their positions follow one another."""
+        places = [outcome.record.position for outcome in outcomes]
+        if self._place is not None:
+            places = list(map(self._place, places))
         start = 0
         for end in range(1, len(outcomes) + 1):
-            if end == len(outcomes) or outcomes[end].record.position != outcomes[end - 1].record.position + 1:
-                self._add_run(outcomes[start:end], now)
+            if end == len(outcomes) or places[end] != places[end - 1] + 1:
+                self._add_run(places[start], outcomes[start:end], now)
                 start = end
 
-    def _add_run(self, outcomes: Sequence[Outcome], now: float) -> None:
-        """Hold outcomes of consecutive positions."""
-        start = outcomes[0].record.position
+    def _add_run(self, start: int, outcomes: Sequence[Outcome], now: float) -> None:
+        """Hold outcomes of consecutive places."""
         end = start + len(outcomes)
         self._rows.update(zip(range(start, end), outcomes, strict=True))
         left = self._by_end.pop(start, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -13,7 +13,7 @@ from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
 from headrace.io.base import Source
 from headrace.jobs.columns import Columns
-from headrace.jobs.output import JobOutput
+from headrace.jobs.output import Beginning, JobOutput
 from headrace.jobs.usercode import UserCode
 from headrace.records import Failed
 
@@ -83,16 +83,15 @@ class Job:
     engine: Engine[Any, Any]
     batcher: Feeding
     output: JobOutput
-    fingerprint: Mapping[str, Any]
-    """JSON-able facts that decide the output."""
+    begun: Beginning
     listener: Listener
     limits: Limits
     stop: StopRequest
-    overwrite: bool
-    """Begin anew, whatever there is."""
     user: UserCode
-    dedupe: bool
+    dedupe: bool = False
     """Compute equal inputs once."""
+    retry: bool = False
+    """Do again what failed in the finished job, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)

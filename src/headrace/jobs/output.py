@@ -11,33 +11,39 @@ folders pass over for its name.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from headrace.errors import ConfigError, JobError, ResumeMismatchError
+from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
 from headrace.io.lease import Lease
 from headrace.io.locations import as_os_errors, exists, is_remote
-from headrace.io.parts import Interval, PartFolder, atomic_file, file_names
+from headrace.io.parts import PartFolder, atomic_file, file_names
 from headrace.io.targets import Target
+from headrace.jobs.fingerprint import check_same
 from headrace.jobs.ledger import Ledger
 from headrace.jobs.lock import exclusive
+from headrace.jobs.passes import Finished, Pass
+from headrace.jobs.retrying import Retrying
+from headrace.jobs.spent import Spent
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """What a finished job left."""
+class Beginning:
+    """How a run comes to an output."""
 
-    records: int
-    """Rows of the input, failed ones included."""
-    failed: int
-    bytes: int
-    """Size of the merged file; 0 for a folder of parts."""
+    fingerprint: Mapping[str, Any]
+    """JSON-able facts that decide the output."""
+    settings: Mapping[str, Any] | None = None
+    """What the job was begun with, to be begun with again; None where that cannot be written down."""
+    changes: Literal["refuse", "ignore", "overwrite"] = "refuse"
+    """What to do where the output was begun with something else."""
 
 
 class JobOutput:
@@ -60,11 +66,20 @@ class JobOutput:
         self.errors = target.errors
         self.writer = writer
         self._is_folder = target.is_folder
-        self._work = target.work
+        self.work = target.work
+        """What the job knows of itself."""
         self._lease: Lease | None = None
         folder = place if target.is_folder else target.work
         self.parts = PartFolder(folder, writer.suffix, target.work, self._check_lease)
         self._state = target.work / "job.json"
+        self._retrying = Retrying(
+            target.work,
+            None if target.is_folder else place,
+            self.parts,
+            self.errors,
+            writer,
+            self._check_lease,
+        )
         self.scratch = target.work / "scratch"
         """A folder of this machine, made by who needs it, for what makes a resume faster and may be lost."""
 
@@ -96,7 +111,7 @@ class JobOutput:
         Raises:
             OutputLockedError: another one does.
         """
-        lock = self._work / "lock"
+        lock = self.work / "lock"
         if is_remote(self.target):
             self._lease = Lease(lock, self.target)
             with self._lease.held(), tempfile.TemporaryDirectory(prefix="headrace-") as folder:
@@ -104,9 +119,9 @@ class JobOutput:
                 yield
         else:
             try:
-                self._work.mkdir(parents=True, exist_ok=True)
+                self.work.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ConfigError(f"cannot write {self.target}: {error.strerror or error}: {self._work}") from error
+                raise ConfigError(f"cannot write {self.target}: {error.strerror or error}: {self.work}") from error
             with exclusive(lock, self.target):
                 yield
 
@@ -114,35 +129,78 @@ class JobOutput:
         if self._lease is not None:
             self._lease.check()
 
-    def begin(self, fingerprint: Mapping[str, Any], overwrite: bool) -> Ledger | Finished:
-        """What is done so far, or how the job ended if it has. Begins anew where there is nothing, or with `overwrite`.
+    def begin(self, begun: Beginning) -> Pass | Finished:
+        """What is still to do, or how the job ended if it has. Begins anew where there is nothing, or as `begun` says.
 
         Raises:
             ResumeMismatchError: the output was begun with something else; each difference is named.
             ConfigError: the output file is not the one the finished job wrote.
             JobError: the parts contradict each other.
         """
-        state = None if overwrite else self._read_state()
+        state = None if begun.changes == "overwrite" else self.read_state()
         if state is None:
+            self._retrying.clear()
             self.parts.clear()  # first, so that no kill leaves old parts under the new fingerprint
             self._clear_scratch()
-            self._write_state(fingerprint, None)
-            return Ledger([])
-        self._compare(state["fingerprint"], fingerprint)
-        if state["finished"] is None:
-            return Ledger(self.parts.committed())
-        finished = Finished(**state["finished"])
+            Spent(self.work).forget()
+            self._write_state(begun, None)
+            return self._pass(begun, Ledger([]))
+        finished = self._resumed(state, begun)
+        if finished is None:
+            return self._pass(begun, Ledger(self.parts.committed()))
         if self._is_folder:
             ledger = Ledger(self.parts.committed())
-            return finished if ledger.done == finished.records else ledger  # a part that was taken away is made anew
+            # A part that was taken away is made anew.
+            return finished if ledger.done == finished.records else self._pass(begun, ledger)
         if not exists(self.target):  # someone took the result away: what is wanted is a new one
-            self._write_state(fingerprint, None)
-            return self.begin(fingerprint, overwrite=False)
+            self._write_state(begun, None)
+            return self._pass(begun, Ledger([]))
         if self.target.stat().st_size != finished.bytes:
             raise ConfigError(f"{self.target} is not the file the finished job wrote; pass --overwrite to replace it")
         self.parts.clear()  # a kill may have come between the mark and this
         self._clear_scratch()
         return finished
+
+    def begin_retry(self, begun: Beginning) -> Pass | Finished:
+        """A pass over the dead letters of the finished job; how it ended, if it left none.
+
+        Raises:
+            ResumeMismatchError: the output was begun with something else; each difference is named.
+            ConfigError: there is no finished job, or its files are not as it left them.
+        """
+        state = self.read_state()
+        finished = None if state is None else self._resumed(state, begun)
+        if finished is None:
+            raise ConfigError(
+                f"there is no finished job at {self.target}: run it to its end first (--max-error-rate 1 if it stops "
+                "for its errors), then retry what failed"
+            )
+        if not finished.failed:
+            return finished
+        if not self._is_folder and self.target.stat().st_size != finished.bytes:
+            raise ConfigError(f"{self.target} is not the file the finished job wrote; restore it to retry what failed")
+
+        def commit(ended: Finished) -> None:
+            self._write_state(begun, ended, swap=True)
+            self._retrying.swap()
+            self._write_state(begun, ended)
+
+        return self._retrying.begin(finished, commit)
+
+    def _resumed(self, state: Mapping[str, Any], begun: Beginning) -> Finished | None:
+        """How the job ended, if it has. What a kill has left half done is done."""
+        if begun.changes != "ignore":
+            check_same(self.target, state["fingerprint"], begun.fingerprint)
+        finished = Finished(**state["finished"]) if state["finished"] else None
+        if state.get("swap"):
+            self._retrying.swap()
+        if state.get("swap") or begun.changes == "ignore":
+            self._write_state(begun, finished)
+        return finished
+
+    def _pass(self, begun: Beginning, ledger: Ledger) -> Pass:
+        failed = self.parts.count_errors()
+        return Pass(ledger.next_todo, self.parts, functools.partial(self._finish, begun), ledger.done, failed, None)
 
     def merge_so_far(self) -> None:
         """What is finished as one file, of a job that will not be continued; the parts stay as they are."""
@@ -150,7 +208,7 @@ class JobOutput:
         with atomic_file(self.target) as file:
             self.writer.merge([self.parts.part_path(interval) for interval in self.parts.committed()], file)
 
-    def finish(self, fingerprint: Mapping[str, Any]) -> Finished:
+    def _finish(self, begun: Beginning) -> Finished:
         """Merge all parts into the one output file and mark the job finished.
 
         Raises:
@@ -158,19 +216,19 @@ class JobOutput:
         """
         committed = self.parts.committed()
         ledger = Ledger(committed)
-        if ledger.intervals not in ([], [Interval(0, ledger.done)]):
-            raise JobError(f"{self.parts.path} has gaps ({ledger.intervals[:3]} ...): run again to fill them")
+        if not ledger.is_whole:
+            raise JobError(f"{self.parts.path} has a gap at record {ledger.next_todo(0)}: run again to fill it")
         failed = self.parts.count_errors()
         self.parts.merge_errors(self.errors)
         if self._is_folder:
             finished = Finished(ledger.done, failed, 0)
-            self._write_state(fingerprint, finished)
+            self._write_state(begun, finished)
             self._clear_scratch()
             return finished
         with atomic_file(self.target) as file:
             self.writer.merge([self.parts.part_path(interval) for interval in committed], file)
         finished = Finished(ledger.done, failed, self.target.stat().st_size)
-        self._write_state(fingerprint, finished)
+        self._write_state(begun, finished)
         self.parts.clear()
         self._clear_scratch()
         return finished
@@ -178,19 +236,12 @@ class JobOutput:
     def _clear_scratch(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def _compare(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        differences = [
-            f"{key} was {old!r}, now {new!r}"
-            for key in sorted({*_flat(then), *_flat(now)})
-            if (old := _flat(then).get(key)) != (new := _flat(now).get(key))
-        ]
-        if differences:
-            raise ResumeMismatchError(
-                f"{self.target} was begun with something else: {'; '.join(differences)}. "
-                "Restore that, choose another output, or pass --overwrite to begin anew"
-            )
+    def read_state(self) -> Any:
+        """What the job knows of itself; None where there is none.
 
-    def _read_state(self) -> Any:
+        Raises:
+            JobError: it cannot be read.
+        """
         try:
             return json.loads(as_os_errors(self._state.read_text)(encoding="utf-8"))
         except FileNotFoundError:
@@ -198,18 +249,12 @@ class JobOutput:
         except ValueError as error:
             raise JobError(f"{self._state} is damaged ({error}); begin anew with --overwrite") from error
 
-    def _write_state(self, fingerprint: Mapping[str, Any], finished: Finished | None) -> None:
-        state = {"fingerprint": fingerprint, "finished": asdict(finished) if finished else None}
+    def _write_state(self, begun: Beginning, finished: Finished | None, *, swap: bool = False) -> None:
+        state = {
+            "fingerprint": begun.fingerprint,
+            "settings": begun.settings,
+            "finished": asdict(finished) if finished else None,
+            "swap": swap,
+        }
         with atomic_file(self._state) as file:
             file.write(json.dumps(state, indent=1).encode())
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys; values as JSON gives them back."""
-    flat: dict[str, Any] = {}
-    for key, inner in value.items():
-        if isinstance(inner, Mapping):
-            flat |= _flat(inner, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = json.loads(json.dumps(inner))
-    return flat

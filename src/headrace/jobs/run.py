@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Literal
 
 from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, StageDone
 from headrace.jobs.feed import Feed
 from headrace.jobs.job import Job, JobEnd, Tally
-from headrace.jobs.ledger import Ledger
-from headrace.jobs.output import Finished
+from headrace.jobs.passes import Finished, Pass
 from headrace.jobs.sink import Sink
 
 
-async def pump(job: Job, ledger: Ledger, tally: Tally) -> bool:
+async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
     """Take every record that is still to do through the engine to the sink. Returns whether none is left.
 
     Raises:
@@ -24,8 +24,8 @@ async def pump(job: Job, ledger: Ledger, tally: Tally) -> bool:
         TooManyErrorsError: more records have failed than the job allows.
     """
     async with (
-        Sink(job, tally) as sink,
-        Feed(job, ledger.next_todo, tally.expect, sink.put) as feed,
+        Sink(job, todo, tally) as sink,
+        Feed(job, todo.next_todo, tally.expect, sink.put) as feed,
         job.batcher as batcher,
         aclosing(batcher.runs_as_completed(feed.work())) as results,
     ):
@@ -43,12 +43,14 @@ def run(job: Job) -> JobEnd:
         JobError: the job cannot go on; run again to continue after mending the cause.
     """
     with job.output.locked():
-        done = job.output.begin(job.fingerprint, job.overwrite)
-        records = done.records if isinstance(done, Finished) else done.done
-        job.listener(JobStarted(job.source.total_bytes, job.source.total_records, records, time.monotonic()))
+        todo = job.output.begin_retry(job.begun) if job.retry else job.output.begin(job.begun)
+        job.listener(_started(job, todo))
         state: Literal["finished", "interrupted", "failed"] = "failed"
         try:
-            end = JobEnd("already_finished", records, done.failed) if isinstance(done, Finished) else _work(job, done)
+            if isinstance(todo, Finished):
+                end = JobEnd("already_finished", todo.records, todo.failed)
+            else:
+                end = _work(job, todo)
             state = "interrupted" if end.state == "interrupted" else "finished"
         except OSError as error:
             raise BrokenOffError(f"cannot write {job.output.target}: {error}; run again to continue") from error
@@ -58,21 +60,30 @@ def run(job: Job) -> JobEnd:
         return end
 
 
-def _work(job: Job, ledger: Ledger) -> JobEnd:
-    """What is left of the job, and its end where nothing is left."""
-    output = job.output
-    tally = Tally(ledger.done, output.parts.count_errors(), job.limits)
+def _started(job: Job, todo: Pass | Finished) -> JobStarted:
+    source = job.source
+    if isinstance(todo, Pass) and todo.total is not None:
+        return JobStarted(None, todo.total, todo.done, time.monotonic())
+    done = todo.done if isinstance(todo, Pass) else todo.records
+    return JobStarted(source.total_bytes, source.total_records, done, time.monotonic())
+
+
+def _work(job: Job, todo: Pass) -> JobEnd:
+    """What is left to do, and the job's end where nothing is left."""
+    # All records of a retry are known to fail: no rate of theirs says that something is wrong.
+    tally = Tally(todo.done, todo.failed, replace(job.limits, max_error_rate=1.0) if job.retry else job.limits)
     try:
-        complete = asyncio.run(pump(job, ledger, tally))
+        complete = asyncio.run(pump(job, todo, tally))
         if complete:
             tally.check()
     except TooManyErrorsError:
-        output.parts.merge_errors(output.errors)  # where the user looks for what is wrong
+        if not job.retry:
+            todo.parts.merge_errors(job.output.errors)  # where the user looks for what is wrong
         raise
     if not complete:
         return JobEnd("interrupted", tally.records, tally.failed)
     started = time.monotonic()
-    finished = output.finish(job.fingerprint)
+    finished = todo.finish()
     ended = time.monotonic()
     job.listener(StageDone("write", 0, ended - started, ended, bytes=finished.bytes))
     return JobEnd("finished", finished.records, finished.failed)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,6 +76,11 @@ class JobSettings:
     """Most records of a batch; None is the engine's default."""
     limits: Limits = field(default_factory=Limits)
     overwrite: bool = False
+    """Begin anew, whatever there is."""
+    ignore_changes: bool = False
+    """Go on though the output was begun with something else: what is done stays as it is."""
+    retry: bool = False
+    """Do again what failed in the finished job, and nothing else."""
     prepare: Callable[[Any], Any] | str | None = None
     """`(row) -> row`, or `module:function`: what happens to each row before its columns are looked at."""
     finish: Callable[[Any, Any], Any] | str | None = None
@@ -88,6 +94,41 @@ class JobSettings:
 def known_tasks() -> tuple[str, ...]:
     """What a job can do with its records."""
     return tuple(TASKS)
+
+
+_PER_RUN = frozenset({"sink", "limits", "overwrite", "ignore_changes", "retry"})
+"""What another run of the same job may choose anew."""
+
+
+def as_json(settings: JobSettings) -> dict[str, Any] | None:
+    """What begins the same job again; None where it cannot be written down: rows or functions that only Python has."""
+    kept = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in _PER_RUN}
+    if not isinstance(kept["source"], (str, Path)) or str(kept["source"]) == "-":
+        return None
+    for name in ("source", "model"):  # to be found from any folder
+        kept[name] = _absolute(kept[name])
+    for name in ("prepare", "finish"):
+        if kept[name] is not None and not isinstance(kept[name], str):
+            return None
+    kept["selection"] = asdict(settings.selection)
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(kept))
+    except TypeError:
+        return None
+    return found
+
+
+def from_json(kept: Mapping[str, Any], sink: str | Path, limits: Limits, *, ignore_changes: bool) -> JobSettings:
+    """The settings to retry with what `as_json` gave."""
+    chosen = dict(kept["selection"])
+    shard = chosen.pop("shard")
+    selection = Selection(shard=tuple(shard) if shard else None, **chosen)
+    given = {**kept, "keep_columns": tuple(kept["keep_columns"]), "selection": selection}
+    return JobSettings(sink=sink, limits=limits, ignore_changes=ignore_changes, retry=True, **given)
+
+
+def _absolute(name: Any) -> Any:
+    return str(Path(name).resolve()) if name is not None and Path(name).exists() else name
 
 
 def check_numbers(settings: JobSettings) -> None:

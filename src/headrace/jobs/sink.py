@@ -14,6 +14,8 @@ from headrace.events import Event, PartCommitted, RecordFailed, StageDone
 from headrace.io.parts import Interval
 from headrace.jobs.coalescer import Coalescer
 from headrace.jobs.job import Job, Tally
+from headrace.jobs.passes import Pass
+from headrace.jobs.spent import Spent
 from headrace.jobs.stages import finish_all
 from headrace.records import Failed, Ok, Outcome
 
@@ -24,14 +26,16 @@ _BACKLOG_RUNS = 2
 class Sink:
     """Takes outcomes in any order. On leaving, what is finished is committed, also when the job ends by an error."""
 
-    def __init__(self, job: Job, tally: Tally) -> None:
+    def __init__(self, job: Job, todo: Pass, tally: Tally) -> None:
         limits = job.limits
         self._output = job.output
+        self._parts = todo.parts
+        self._spent = Spent(job.output.work)
         self._user = job.user
         self._listener = job.listener
         self._tally = tally
         self._tick_s = limits.commit_interval_s / 2
-        self._coalescer = Coalescer(limits.part_records, limits.commit_interval_s)
+        self._coalescer = Coalescer(limits.part_records, limits.commit_interval_s, todo.place)
         self._thread = ThreadPoolExecutor(1, "headrace-sink")
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
@@ -51,6 +55,7 @@ class Sink:
         self._wake.set()
         try:
             await asyncio.shield(self._committer)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._spent.close)
         finally:
             self._thread.shutdown(wait=True)
 
@@ -121,10 +126,11 @@ class Sink:
             ) from error
         finished = time.monotonic()
         try:
-            self._output.parts.commit(interval, encoded, dead_letters)
+            self._parts.commit(interval, encoded, dead_letters)
+            self._spent.note()
         except OSError as error:
             raise BrokenOffError(
-                f"cannot write to {self._output.parts.path}: {error.strerror or error}; "
+                f"cannot write to {self._parts.path}: {error.strerror or error}; "
                 "what is committed is kept, run again to continue"
             ) from error
         ended = time.monotonic()

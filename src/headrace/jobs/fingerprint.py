@@ -1,0 +1,40 @@
+"""What an output was begun with, and what is different now."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ResumeMismatchError
+
+
+def check_same(output: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """See that a job is the one its output was begun with.
+
+    Raises:
+        ResumeMismatchError: it is not; each difference is named.
+    """
+    old, new = _flat(then), _flat(now)
+    differences = [
+        f"{key} was {old.get(key)!r}, now {new.get(key)!r}"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
+    if differences:
+        raise ResumeMismatchError(
+            f"{output} was begun with something else: {'; '.join(differences)}. Restore that, choose another output, "
+            "pass --overwrite to begin anew, or --ignore-changes to go on with what is done as it is"
+        )
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys; values as JSON gives them back."""
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            flat |= _flat(inner, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = json.loads(json.dumps(inner))
+    return flat
