@@ -104,18 +104,12 @@ def _run_awaited(worker: WorkerThread, loop: asyncio.AbstractEventLoop, *call: A
     return loop.await_thread(answer) if isinstance(loop, VirtualTimeLoop) else answer
 
 
-@pytest.fixture(scope="session")
-def quick_collection() -> None:
-    """What is there from the start is nobody's garbage: without it, a collection takes a millisecond."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture
-def virtual(monkeypatch: pytest.MonkeyPatch, quick_collection: None) -> Iterator[VirtualTime]:
+def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
     """`virtual(main())` runs a coroutine in virtual time. No exception may get lost on the way."""
     monkeypatch.setattr(WorkerThread, "run", _run_awaited)
     time = VirtualTime()
+    gc.freeze()  # so that the collection below looks at what this test has made, which takes no time
     yield time
     gc.collect()  # futures complain of exceptions nobody saw when they go
     assert time.problems == []

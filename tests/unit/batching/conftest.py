@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.virtual_time import quick_collection as quick_collection
 from tests.unit.virtual_time import virtual as virtual
 
 from headrace.batching import offload
