@@ -38,7 +38,7 @@ class TimeModel:
             return mean / mean_cost, 0.0  # all alike: the pessimist's line for larger batches
         slope = (self._both / self._weight - mean_cost * mean) / variance
         slope = min(max(slope, 0.0), mean / mean_cost)
-        return slope, mean - slope * mean_cost
+        return slope, max(mean - slope * mean_cost, 0.0)  # which rounding alone can push below
 
     def seconds(self, cost: float) -> float:
         """How long a batch of this cost takes."""
