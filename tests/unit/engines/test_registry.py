@@ -19,7 +19,9 @@ def test_an_unknown_task_lists_the_known_ones() -> None:
 
 
 def test_an_unknown_engine_lists_those_of_the_task() -> None:
-    with pytest.raises(ConfigError, match=r"task 'embed' has no engine 'cuda'; known: torch, onnx, endpoint, or module:name"):
+    with pytest.raises(
+        ConfigError, match=r"task 'embed' has no engine 'cuda'; known: torch, onnx, endpoint, or module:name"
+    ):
         create("embed", engine="cuda")
     with pytest.raises(ConfigError, match="task custom is for an engine of your own"):
         create("custom")
