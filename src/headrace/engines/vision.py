@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def image_classify(
         raise EngineError(
             f"the model in {folder} is no image classifier: its weights lack {', '.join(sorted(missing)[:3])}"
         )
-    network = TorchNetwork(folder, module, place, partial(_logits, module), _INPUTS)
+    network = TorchNetwork(folder, _packed(module), place, partial(_logits, module), _INPUTS)
     return image_classifier(network, images_for(folder, max_pixels), module.config.to_dict(), top_labels)
 
 
@@ -67,7 +68,7 @@ def image_embed(
     if missing - unpooled:
         raise EngineError(f"the model in {folder} is not whole: it lacks {', '.join(sorted(missing - unpooled)[:3])}")
     vectors = _features if hasattr(module, "get_image_features") else partial(_vectors, pooled=not unpooled)
-    network = TorchNetwork(folder, module, place, partial(vectors, module), _INPUTS)
+    network = TorchNetwork(folder, _packed(module), place, partial(vectors, module), _INPUTS)
     return image_embedder(network, images_for(folder, max_pixels))
 
 
@@ -77,19 +78,28 @@ def _folder(model: str | Path | None) -> Path:
     return find_folder(model)
 
 
-def _logits(module: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    logits: torch.Tensor = module(**tensors).logits
+def _packed(module: Any) -> Any:
+    """The module with its convolutions' channels side by side in memory: the faster layout, for the same numbers."""
+    return module.to(memory_format=torch.channels_last)
+
+
+def _run(method: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    return method(pixel_values=tensors["pixel_values"].to(memory_format=torch.channels_last))
+
+
+def _logits(module: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    logits: torch.Tensor = _run(module, tensors).logits
     return logits
 
 
-def _features(module: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    features = module.get_image_features(**tensors)
+def _features(module: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    features = _run(module.get_image_features, tensors)
     vectors: torch.Tensor = features if isinstance(features, torch.Tensor) else features.pooler_output
     return vectors
 
 
-def _vectors(module: Any, tensors: dict[str, torch.Tensor], *, pooled: bool) -> torch.Tensor:
-    output = module(**tensors)
+def _vectors(module: Any, tensors: Mapping[str, torch.Tensor], *, pooled: bool) -> torch.Tensor:
+    output = _run(module, tensors)
     pooler: torch.Tensor | None = getattr(output, "pooler_output", None)
     if pooled and pooler is not None:
         return pooler.flatten(1)
