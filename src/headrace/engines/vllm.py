@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import count
 from pathlib import Path
@@ -24,41 +24,28 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.renderers import ChatParams, renderer_from_config
 from vllm.renderers.inputs.preprocess import parse_model_prompt
-from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
 from headrace.engines.base import Prepared
 from headrace.engines.local_model import digest, find_folder
 from headrace.engines.requests import Generation, Request, Sampling, default_sampling, parse
+from headrace.engines.vllm_requests import EXTRA, check_unicode, sampling_params
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 
 _SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"seed"}  # --seed is the engine's
-
-# What a request may hold beyond `Sampling`, by the names of vLLM's SamplingParams, or of OpenAI.
-_OWN_SAMPLING = (
-    "allowed_token_ids",
-    "bad_words",
-    "include_stop_str_in_output",
-    "logit_bias",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "stop_token_ids",
-)
-_EXTRA = (*_OWN_SAMPLING, "structured_outputs", "response_format", "chat_template_kwargs")
-
-_STRUCTURES = [field.name for field in fields(StructuredOutputsParams) if field.init]
 
 # Engine arguments that decide where and how fast a model runs, not what it says: a job may be resumed with others.
 _RESOURCES = frozenset({
     "block_size", "data_parallel_size", "distributed_executor_backend", "enable_chunked_prefill",
     "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes",
     "max_num_batched_tokens", "max_num_seqs", "max_parallel_loading_workers", "pipeline_parallel_size",
-    "swap_space", "tensor_parallel_size",
+    "tensor_parallel_size",
 })  # fmt: skip
 
-_MOST_AHEAD = 256
-"""Requests that wait inside vLLM at most, so that those which end can be replaced within a step."""
+_FEWEST_AHEAD = 16
+"""Requests that wait inside vLLM at least, so that those which end together are replaced within a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +61,7 @@ class VllmEngine:
     """Answers prompts and chats with vLLM's asynchronous engine.
 
     Args:
-        model: a local folder.
+        model: a local folder; None for the arithmetic model that comes with Headrace.
         chat: whether a text is a chat's message (True) or the beginning to go on from (False); None for a chat where
             the model has a template.
         system_prompt: begins every chat that has no system message; makes chats of texts.
@@ -97,9 +84,7 @@ class VllmEngine:
         seed: int | None = None,
         **options: Any,
     ) -> None:
-        if model is None:
-            raise ConfigError("engine vllm has no default model; give a model folder")
-        self._folder = find_folder(model)
+        self._folder = find_folder("arithmetic" if model is None else model)
         self._defaults = default_sampling({name: options.pop(name) for name in sorted(_SAMPLING & options.keys())})
         self._system_prompt, self._seed = system_prompt, seed
         self._engine_args = options if seed is None else {"seed": seed, **options}
@@ -107,7 +92,7 @@ class VllmEngine:
         config = self._engine.vllm_config
         self._max_model_len = int(config.model_config.max_model_len)
         slots = int(config.scheduler_config.max_num_seqs)
-        self.max_in_flight = slots + min(slots, _MOST_AHEAD)
+        self.max_in_flight = slots + max(slots // 4, _FEWEST_AHEAD)
 
         # Tokenizing on worker threads needs a tokenizer that nothing else touches: the engine's own serves its event
         # loop meanwhile, and one object cannot do both at once.
@@ -139,9 +124,9 @@ class VllmEngine:
     def _prepare(self, value: Any) -> Prepared[_Payload] | Exception:
         request: Request | None = None
         try:
-            request = parse(value, self._defaults, system_prompt=self._system_prompt, chat=self._chat, extra=_EXTRA)
-            params = _sampling_params(request)
-            _check_unicode(request)
+            request = parse(value, self._defaults, system_prompt=self._system_prompt, chat=self._chat, extra=EXTRA)
+            params = sampling_params(request)
+            check_unicode(request)
             with self._rendering:
                 prompt = self._render(request)
         except RecordError as error:
@@ -198,11 +183,12 @@ class VllmEngine:
     async def _generate(self, engine: AsyncLLM, payload: _Payload) -> Generation:
         """On the engine's own loop; cancelling it aborts the request."""
         try:
-            async for output in engine.generate(payload.prompt, payload.params, str(next(self._numbers))):
-                if payload.listener is not None and output.outputs[0].text:
-                    payload.listener(output.outputs[0].text)
-                if output.finished:
-                    return _generation(output)
+            async with aclosing(engine.generate(payload.prompt, payload.params, str(next(self._numbers)))) as outputs:
+                async for output in outputs:
+                    if payload.listener is not None and output.outputs[0].text:
+                        payload.listener(output.outputs[0].text)
+                    if output.finished:
+                        return _generation(output)
         except VllmDeadError as error:
             raise EngineDeadError("vLLM's core process is gone; its last words are above") from error
         except _REFUSALS as error:
@@ -251,55 +237,6 @@ def _no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _check_unicode(request: Request) -> None:
-    """JSON can spell half of a surrogate pair, which no tokenizer takes."""
-    texts = [request.prompt] if request.messages is None else [message.get("content") for message in request.messages]
-    for text in texts:
-        if isinstance(text, str) and not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                place = f"{error.reason} at character {error.start}"
-                raise RecordError(f"the prompt is not valid Unicode: {place}") from None
-
-
-def _sampling_params(request: Request) -> SamplingParams:
-    """vLLM's form of what the request says."""
-    own = {name: request.extra[name] for name in _OWN_SAMPLING if name in request.extra}
-    given = asdict(request.sampling) | {"stop": list(request.sampling.stop)} | own
-    if "logit_bias" in own:
-        given["logit_bias"] = {int(token): bias for token, bias in own["logit_bias"].items()}
-    return SamplingParams(
-        **given,
-        structured_outputs=_structure(request.extra),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,  # nobody else has these
-    )
-
-
-def _structure(extra: Mapping[str, Any]) -> StructuredOutputsParams | None:
-    """vLLM's `structured_outputs`, or OpenAI's `response_format`."""
-    if "structured_outputs" in extra:
-        wanted = extra["structured_outputs"]
-        if not isinstance(wanted, Mapping):
-            raise RecordError(
-                f"structured_outputs is {wanted!r:.60}: it must be an object, such as {{'regex': '[0-9]+'}}"
-            )
-        unknown = sorted(wanted.keys() - set(_STRUCTURES))  # which vLLM would pass over in silence
-        if unknown:
-            raise RecordError(f"structured_outputs has an unknown {unknown[0]!r}; known: {', '.join(_STRUCTURES)}")
-        return StructuredOutputsParams(**wanted)
-    match extra.get("response_format"):
-        case None | {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return StructuredOutputsParams(json_object=True)
-        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
-            return StructuredOutputsParams(json=dict(schema))
-        case other:
-            raise RecordError(f"response_format is {other!r:.60}: it must be of type text, json_object or json_schema")
 
 
 def _own_seed(seed: int, tokens: Sequence[int]) -> int:

@@ -103,6 +103,13 @@ def test_a_sampled_answer_is_its_seeds_whatever_runs_beside_it(engine: Any) -> N
     assert len({item["text"] for item in beside[11:]}) > 1
 
 
+def test_without_a_seed_of_its_own_a_sampled_answer_is_the_engines_seeds(engine: Any) -> None:
+    sampled = {"prompt": "hello", "temperature": 1.0}
+    first = answer(engine, sampled)
+    assert answers(engine, [*questions(10), sampled])[10] == first
+    assert answer(engine, {**sampled, "seed": 1}) != first
+
+
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 
 

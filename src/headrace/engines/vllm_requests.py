@@ -1,0 +1,75 @@
+"""What a request says, in vLLM's terms: sampling parameters and structured output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+from headrace.engines.requests import Request
+from headrace.errors import RecordError
+
+# What a request may hold beyond `Sampling`, by the names of vLLM's SamplingParams, or of OpenAI.
+_OWN_SAMPLING = (
+    "allowed_token_ids",
+    "bad_words",
+    "include_stop_str_in_output",
+    "logit_bias",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "stop_token_ids",
+)
+EXTRA = (*_OWN_SAMPLING, "structured_outputs", "response_format", "chat_template_kwargs")
+
+_STRUCTURES = [field.name for field in fields(StructuredOutputsParams) if field.init]
+
+
+def check_unicode(request: Request) -> None:
+    """JSON can spell half of a surrogate pair, which no tokenizer takes."""
+    texts = [request.prompt] if request.messages is None else [message.get("content") for message in request.messages]
+    for text in texts:
+        if isinstance(text, str) and not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                place = f"{error.reason} at character {error.start}"
+                raise RecordError(f"the prompt is not valid Unicode: {place}") from None
+
+
+def sampling_params(request: Request) -> SamplingParams:
+    """vLLM's form of what the request says."""
+    own = {name: request.extra[name] for name in _OWN_SAMPLING if name in request.extra}
+    given = asdict(request.sampling) | {"stop": list(request.sampling.stop)} | own
+    if "logit_bias" in own:
+        given["logit_bias"] = {int(token): bias for token, bias in own["logit_bias"].items()}
+    return SamplingParams(
+        **given,
+        structured_outputs=_structure(request.extra),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,  # nobody else has these
+    )
+
+
+def _structure(extra: Mapping[str, Any]) -> StructuredOutputsParams | None:
+    """vLLM's `structured_outputs`, or OpenAI's `response_format`."""
+    if "structured_outputs" in extra:
+        wanted = extra["structured_outputs"]
+        if not isinstance(wanted, Mapping):
+            raise RecordError(
+                f"structured_outputs is {wanted!r:.60}: it must be an object, such as {{'regex': '[0-9]+'}}"
+            )
+        unknown = sorted(wanted.keys() - set(_STRUCTURES))  # which vLLM would pass over in silence
+        if unknown:
+            raise RecordError(f"structured_outputs has an unknown {unknown[0]!r}; known: {', '.join(_STRUCTURES)}")
+        return StructuredOutputsParams(**wanted)
+    match extra.get("response_format"):
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return StructuredOutputsParams(json_object=True)
+        case {"type": "json_schema", "json_schema": {"schema": Mapping() as schema}}:
+            return StructuredOutputsParams(json=dict(schema))
+        case other:
+            raise RecordError(f"response_format is {other!r:.60}: it must be of type text, json_object or json_schema")
