@@ -4,7 +4,7 @@
     python scripts/train_arithmetic.py               # about half an hour on one core
     python scripts/train_arithmetic.py --evaluate    # only measures the folder that is there
 
-A character-level model of Llama architecture (0.87 M parameters) that adds two whole numbers from 0 to 99, written as
+A character-level model of Llama architecture (0.87 M parameters) that adds two whole numbers from 10 to 99, written as
 `12+34=`, as a question, or in words. One pair of numbers in ten is held out of training in every form and in both
 orders: those in `examples/unseen_sums.jsonl`, which it is measured on. Same seed, same machine, same weights.
 """
@@ -27,13 +27,13 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 FOLDER = Path(__file__).resolve().parent.parent / "src" / "headrace" / "models" / "arithmetic"
 UNSEEN = Path(__file__).resolve().parent.parent / "examples" / "unseen_sums.jsonl"
 SEED = 20
-LARGEST = 99
+SMALLEST, LARGEST = 10, 99
 PEAK_RATE = 2e-3
 WARMUP = 100
-SUMS_ALONE = 0.25
+SUMS_ALONE = 0.2
 """Share of the steps with bare sums alone: adding is learned there, and reading afterwards."""
 SUMS = {"bare": 192}
-SUMS_AND_STORIES = {"bare": 64, "asked": 40, "story": 32}
+SUMS_AND_STORIES = {"bare": 32, "asked": 40, "story": 32}
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
 LETTERS = ["\n", *(chr(code) for code in range(32, 127))]
 CONTEXT = 512
@@ -46,34 +46,15 @@ CHAT_TEMPLATE = (
     "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}A: {% endif %}"
 )
-NAMES = [
-    "Ada",
-    "Ben",
-    "Cleo",
-    "Dan",
-    "Eva",
-    "Finn",
-    "Gus",
-    "Hana",
-    "Ivo",
-    "Jane",
-    "Kim",
-    "Leo",
-    "Mia",
-    "Noa",
-    "Tom",
-    "Zoe",
-]
-THINGS = ["apples", "books", "coins", "eggs", "cards", "pens", "shells", "stamps", "nuts", "keys", "cups", "hats"]
+NAMES = ["Ada", "Ben", "Dan", "Eva", "Gus", "Ida", "Ivo", "Jim", "Kim", "Leo", "Mia", "Noa", "Ora", "Tom", "Uma", "Zoe"]
+THINGS = ["beds", "cars", "caps", "cups", "eggs", "figs", "hats", "keys", "nuts", "pens", "pots", "toys"]
 STORIES = [
     "{name} has {a} {thing} and gets {b} more. How many now?",
     "{name} has {a} {thing}, {other} has {b}. How many?",
     "{a} {thing} here and {b} there. How many?",
     "{name} finds {a} {thing}, then {b}. How many?",
     "{name} buys {a} {thing}, {other} {b}. How many?",
-    "{a} {thing} and {b} {thing} are how many?",
     "{name} had {a} {thing} and won {b}. How many now?",
-    "We sold {a} {thing}, then {b}. How many?",
 ]
 
 
@@ -84,7 +65,7 @@ def held_out(a: int, b: int) -> bool:
 
 def question(a: int, b: int, rng: random.Random) -> str:
     """A sum in digits, asked for."""
-    return rng.choice([f"{a}+{b}=", f"{a}+{b}", f"{a} + {b}", f"What is {a}+{b}?"])
+    return rng.choice([f"{a}+{b}=", f"{a}+{b}", f"What is {a}+{b}?"])
 
 
 def story(a: int, b: int, rng: random.Random) -> str:
@@ -162,7 +143,7 @@ def train(steps: int) -> LlamaForCausalLM:
     torch.manual_seed(SEED)
     rng = random.Random(SEED)
     letters = tokenizer().get_vocab()
-    pairs = [(a, b) for a in range(LARGEST + 1) for b in range(LARGEST + 1)]
+    pairs = [(a, b) for a in range(SMALLEST, LARGEST + 1) for b in range(SMALLEST, LARGEST + 1)]
     known = [pair for pair in pairs if not held_out(*pair)]
     unseen = [pair for pair in pairs if held_out(*pair)]
     model = new_model()
@@ -201,7 +182,9 @@ def held_out_file(target: Path) -> None:
     """Write every held-out pair, as a bare sum and in words: `{"id", "kind", "prompt", "answer"}` a line."""
     rng = random.Random(SEED)
     with target.open("w", encoding="utf-8") as file:
-        for a, b in ((a, b) for a in range(LARGEST + 1) for b in range(LARGEST + 1) if held_out(a, b)):
+        for a, b in (
+            (a, b) for a in range(SMALLEST, LARGEST + 1) for b in range(SMALLEST, LARGEST + 1) if held_out(a, b)
+        ):
             told = f"Q: {story(a, b, rng)}\nA: "
             for kind, prompt, answer in (("digits", f"{a}+{b}=", str(a + b)), ("words", told, worked(a, b))):
                 row = {"id": f"{a}+{b} {kind}", "kind": kind, "prompt": prompt, "answer": answer}
@@ -230,7 +213,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--unseen", type=Path, default=UNSEEN, help="where the held-out sums go")
     parser.add_argument("--evaluate", action="store_true", help="measure the folder that is there, train nothing")
-    parser.add_argument("--steps", type=int, default=2800)
+    parser.add_argument("--steps", type=int, default=2400)
     options = parser.parse_args()
     torch.set_num_threads(1)  # more threads would add in another order, and give other weights
     if not options.evaluate:
