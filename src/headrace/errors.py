@@ -2,6 +2,7 @@
 
     HeadraceError
     ├── ConfigError (ValueError)            a parameter, flag or file cannot be used; nothing was started
+    │   ├── UnknownOptionError              an engine or handler has no option of this name
     │   └── MissingExtraError               an optional dependency is not installed
     ├── NotRunningError (RuntimeError)      the batcher has not been started, or is stopped
     ├── AlreadyRunningError (RuntimeError)  started twice
@@ -36,6 +37,14 @@ class HeadraceError(Exception):
 
 class ConfigError(HeadraceError, ValueError):
     """A parameter, flag or file cannot be used; nothing was started."""
+
+
+class UnknownOptionError(ConfigError):
+    """An engine has no option of this name; the message lists those it has."""
+
+    def __init__(self, message: str, option: str) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class MissingExtraError(ConfigError):

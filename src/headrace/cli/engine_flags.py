@@ -39,6 +39,15 @@ def engine_options(arguments: Sequence[str]) -> dict[str, Any]:
     return options
 
 
+def as_typed(arguments: Sequence[str], option: str) -> str:
+    """The flag by which `option` was given, such as `--no-eager` for `eager`; the option itself if there is none."""
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        if flag.startswith("--") and flag[2:].removeprefix("no-").replace("-", "_") == option:
+            return flag
+    return option
+
+
 def _value(text: str) -> Any:
     try:
         return json.loads(text)

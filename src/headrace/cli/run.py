@@ -9,9 +9,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from headrace.cli.engine_flags import engine_options
+from headrace.cli.engine_flags import as_typed, engine_options
 from headrace.cli.stopping import Stopper, stop_on_signals
-from headrace.errors import ConfigError, EngineError, HeadraceError, OutputLockedError, ResumeMismatchError
+from headrace.errors import (
+    ConfigError,
+    EngineError,
+    HeadraceError,
+    OutputLockedError,
+    ResumeMismatchError,
+    UnknownOptionError,
+)
 from headrace.io.opening import known_formats
 from headrace.io.selection import Selection, parse_shard
 from headrace.io.targets import find_target
@@ -195,6 +202,9 @@ def _run(settings: JobSettings, stopper: Stopper) -> int:
     """Run to the end; returns the exit status, and says in one line what is not as asked."""
     try:
         end, report = execute(settings, stopper, progress=True)
+    except UnknownOptionError as error:
+        _say(f"{as_typed(sys.argv, error.option)}: {error}")
+        return 2
     except HeadraceError as error:
         _say(str(error))
         return 2 if isinstance(error, _NOT_STARTED) else 1

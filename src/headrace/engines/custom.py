@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.engines.base import BatchEngine, Prepared
-from headrace.errors import BadResultError, ConfigError, EngineDeadError
+from headrace.errors import BadResultError, ConfigError, EngineDeadError, UnknownOptionError
 
 BATCH_SIZE = 32
 
@@ -147,7 +147,8 @@ def _takes(parameters: Sequence[inspect.Parameter], option: str) -> bool:
 
 def _refuse(reference: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
     if options:
-        raise ConfigError(f"{reference!r} has no option {next(iter(options))!r}; known: {', '.join(known) or 'none'}")
+        option = next(iter(options))
+        raise UnknownOptionError(f"{reference!r} has no option {option!r}; known: {', '.join(known) or 'none'}", option)
 
 
 def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.engines.custom import load
-from headrace.errors import ConfigError, MissingExtraError
+from headrace.errors import ConfigError, MissingExtraError, UnknownOptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +111,5 @@ def _check_options(task: str, factory: Callable[..., Any], options: dict[str, An
     known = [parameter.name for parameter in parameters[1:]]
     unknown = [name for name in options if name not in known]
     if unknown:
-        raise ConfigError(f"task {task!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}")
+        message = f"task {task!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}"
+        raise UnknownOptionError(message, unknown[0])
