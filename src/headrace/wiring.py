@@ -31,6 +31,7 @@ from headrace.io.selection import SelectedSource, Selection
 from headrace.io.targets import Target, find_target, openai_writer
 from headrace.jobs import columns
 from headrace.jobs import run as main_path
+from headrace.jobs.forecast import Forecast, Shape, check_room, forecast
 from headrace.jobs.job import Feeding, Job, JobEnd, Limits, StopRequest
 from headrace.jobs.output import Beginning, JobOutput
 from headrace.jobs.settings import TASKS, Task, as_json, check_numbers
@@ -38,6 +39,7 @@ from headrace.jobs.settings import JobSettings as JobSettings
 from headrace.jobs.settings import known_tasks as known_tasks
 from headrace.jobs.stages import Work, infer, infer_one
 from headrace.jobs.stepping import WorkSteps
+from headrace.jobs.survey import Survey, survey
 from headrace.jobs.usercode import UserCode, WorkerKind
 from headrace.observe.progress import Progress
 from headrace.observe.report import Report, ReportBuilder
@@ -107,8 +109,16 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     return _off_loop(functools.partial(execute, JobSettings(**given), StopRequest(), progress=progress))[1]
 
 
-def execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tuple[JobEnd, Report]:
+def execute(
+    settings: JobSettings, stop: StopRequest, *, progress: bool, on_survey: Callable[[Survey], None] | None = None
+) -> tuple[JobEnd, Report]:
     """Build the job and run it to its end, or until it is asked to stop. Blocks.
+
+    Args:
+        settings: what to do.
+        stop: how to be asked.
+        progress: show a progress bar on stderr.
+        on_survey: told what the first rows are like, if there is anything to do.
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
@@ -119,15 +129,36 @@ def execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tupl
     plan = check(settings)
     engine = _build_engine(plan.settings)
     try:
+        job = build(plan, engine, stop, Fan(listeners))
+        if on_survey is not None and not (plan.settings.retry or plan.output.is_finished):
+            on_survey(survey(replace(job, source=plan.source), spread=False))
         if not progress:
-            end = main_path.run(build(plan, engine, stop, Fan(listeners)))
+            end = main_path.run(job)
         else:
             with Progress() as bar:
                 listeners.append(bar)
-                end = main_path.run(build(plan, engine, stop, Fan(listeners)))
+                end = main_path.run(job)
     finally:
         engine.close()
     return end, report.build()
+
+
+def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
+    """What the job would be, without running it: nothing is written. Blocks for some batches.
+
+    Raises:
+        ConfigError: a parameter, file, column or model cannot be used.
+        JobError: the input cannot be read.
+    """
+    plan = check(settings)
+    engine = _build_engine(plan.settings)
+    try:
+        job = build(plan, engine, StopRequest(), Fan(()))
+        found = survey(replace(job, source=plan.source), spread=True)
+        return found, forecast(job, found, _shape(plan.settings, engine), is_folder=plan.output.is_folder)
+    finally:
+        plan.user.close()
+        engine.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +208,7 @@ def check(settings: JobSettings) -> Plan:
     found = columns.resolve(source, named, user if settings.prepare else None)
     if task.output in found.keep:
         raise ConfigError(f"cannot keep column {task.output!r}: the output of task {settings.task!r} is named so")
+    check_room(output.target)
     if not (settings.overwrite or settings.retry):
         output.refuse_foreign_files()
     return Plan(settings, source, found, output, user)
@@ -273,15 +305,13 @@ def _batcher(
             listener=listener,
         )
     assert isinstance(engine, BatchEngine), "there is no fourth kind"
-    size = settings.batch_size or engine.default_batch_size
-    # An engine that counts records has as many as its budget: a larger batch is a larger budget.
-    budget = settings.batch_tokens or max(engine.default_batch_cost, settings.batch_size or 0)
-    window = _window(budget, size)
+    shape = _shape(settings, engine)
+    window = _window(shape.budget, shape.size)
     return DynamicBatcher(
         functools.partial(infer, engine=engine, stop=stop),
         cost_estimator=lambda work: work.cost,
-        target_batch_cost=budget,
-        max_batch_size=size,
+        target_batch_cost=shape.budget,
+        max_batch_size=shape.size,
         batch_timeout_s=getattr(engine, "default_batch_delay_s", 0.05),  # of those whose own files set one
         max_queue_size=window,
         prefetch_batches=0,
@@ -290,6 +320,14 @@ def _batcher(
         on_error="isolate",
         listener=listener,
     )
+
+
+def _shape(settings: JobSettings, engine: Any) -> Shape:
+    """What a batch may be; where an engine batches by itself, nothing that says anything."""
+    size: int = getattr(engine, "default_batch_size", 1) if settings.batch_size is None else settings.batch_size
+    # An engine that counts records has as many as its budget: a larger batch is a larger budget.
+    budget = settings.batch_tokens or max(getattr(engine, "default_batch_cost", 1), settings.batch_size or 0)
+    return Shape(budget, size, getattr(engine, "pads", False))
 
 
 def _window(budget: float, batch_size: int) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import headrace
-from headrace.cli import run, serve
+from headrace.cli import ending, inspect, merge, retry, run, serve
 
 app = typer.Typer(
     name="headrace",
@@ -17,7 +17,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run.run)
+app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, epilog=ending.STATUSES)(
+    run.run
+)
+app.command("retry", epilog=ending.STATUSES)(retry.retry)
+app.command("inspect")(inspect.inspect)
+app.command("merge")(merge.merge)
 app.command("serve")(serve.serve)
 
 

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import sys
-import traceback
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from headrace.cli.engine_flags import as_typed, engine_options
+from headrace.cli.ending import conclude, guarded
+from headrace.cli.engine_flags import engine_options
+from headrace.cli.forecasts import print_forecast, say_survey
 from headrace.cli.stopping import Stopper, stop_on_signals
-from headrace.errors import (
-    ConfigError,
-    EngineError,
-    HeadraceError,
-    OutputLockedError,
-    ResumeMismatchError,
-    UnknownOptionError,
-)
+from headrace.errors import ConfigError
 from headrace.io.opening import known_formats
 from headrace.io.selection import Selection, parse_shard
-from headrace.io.targets import find_target
-from headrace.jobs.job import JobEnd, Limits
-from headrace.observe.report import Report
-from headrace.observe.table import print_report
-from headrace.wiring import JobSettings, execute, known_tasks
+from headrace.jobs.job import Limits
+from headrace.wiring import JobSettings, execute, known_tasks, rehearse
 
 _DEFAULTS = Limits()
-# An EngineError that comes this far is one of loading: later ones belong to records or are the job's.
-_NOT_STARTED = (ConfigError, EngineError, ResumeMismatchError, OutputLockedError)
 
 
 InputFile = Annotated[
@@ -106,6 +94,30 @@ Endpoint = Annotated[
     typer.Option(help="Let servers do it that speak OpenAI's API: their address, several times for several of them."),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")]
+IgnoreChanges = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-changes",
+        help="Go on though input, model or parameters are not those the output was begun with: what is done stays.",
+    ),
+]
+MaxErrors = Annotated[int | None, typer.Option(min=0, help="Stop when more than so many records have failed.")]
+MaxAttempts = Annotated[int, typer.Option(min=1, help="Times a record is tried whose failure may pass.")]
+Map = Annotated[
+    str | None, typer.Option("--map", help="module:function of yours, (row) -> row, before the columns are looked at.")
+]
+Finish = Annotated[
+    str | None, typer.Option(help="module:function of yours, (row, output) -> output, before the output is written.")
+]
+WorkerKinds = Annotated[
+    Literal["auto", "thread", "process"],
+    typer.Option(help="Where --map and --finish run; auto measures whether they hold Python up."),
+]
+Dedupe = Annotated[bool, typer.Option("--dedupe", help="Compute equal inputs once; each is written.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say what the job would be: records, lengths, time, disk. Write nothing.")
+]
+GpuHourPrice = Annotated[float | None, typer.Option(min=0, help="With --dry-run: say what it would cost.")]
 
 
 def run(  # noqa: PLR0913 - one parameter per flag
@@ -135,6 +147,15 @@ def run(  # noqa: PLR0913 - one parameter per flag
     handler: Handler = None,
     endpoint: Endpoint = None,
     overwrite: Overwrite = False,
+    ignore_changes: IgnoreChanges = False,
+    max_errors: MaxErrors = None,
+    max_attempts: MaxAttempts = _DEFAULTS.max_attempts,
+    prepare: Map = None,
+    finish: Finish = None,
+    worker_kind: WorkerKinds = "auto",
+    dedupe: Dedupe = False,
+    dry_run: DryRun = False,
+    gpu_hour_price: GpuHourPrice = None,
 ) -> None:
     """Run a bulk job. The same command again continues it where it ended.
 
@@ -142,21 +163,30 @@ def run(  # noqa: PLR0913 - one parameter per flag
 
     Records that cannot be processed go to OUTPUT.errors.jsonl, with position and reason.
 
-    Exit status:
-
-    0 - finished, or had finished before
-
-    1 - failed; what is done is kept
-
-    2 - not started: usage, file, model or column
-
-    3 - finished, but some records failed
-
-    130, 143 - stopped by Ctrl-C or SIGTERM; what is done is kept
+    A record whose failure may pass (a connection, a time-out) is tried again, later each time.
     """
     given = dict(locals())
+    dry_run, price = given.pop("dry_run"), given.pop("gpu_hour_price")
+    if price is not None and not dry_run:
+        raise typer.BadParameter("it belongs to --dry-run", param_hint="--gpu-hour-price")
+    settings = _settings(given)
+    if dry_run:
+        sys.exit(guarded(lambda: _rehearse(settings, price)))
     with stop_on_signals() as stopper:
-        sys.exit(_run(_settings(given), stopper))
+        sys.exit(guarded(lambda: _run(settings, stopper)))
+
+
+def _run(settings: JobSettings, stopper: Stopper) -> int:
+    end, report = execute(settings, stopper, progress=True, on_survey=say_survey)
+    return conclude(settings, stopper, end, report)
+
+
+def _rehearse(settings: JobSettings, gpu_hour_price: float | None) -> int:
+    found, forecast = rehearse(settings)
+    print_forecast(found, forecast, gpu_hour_price)
+    if forecast.bytes is not None and forecast.free is not None and forecast.bytes > forecast.free:
+        raise ConfigError(f"the disk of {settings.sink} has too little room; make some, or choose another output")
+    return 0
 
 
 def _settings(given: dict[str, Any]) -> JobSettings:
@@ -185,7 +215,8 @@ def _settings(given: dict[str, Any]) -> JobSettings:
             raise typer.BadParameter(f"it excludes --engine {given['engine']}", param_hint="--endpoint")
         given["engine"] = "endpoint"
         options["endpoints"] = list(endpoints)
-    limits = Limits(max_error_rate=given.pop("max_error_rate"), workers=_workers(given.pop("workers")))
+    names = ("max_error_rate", "max_errors", "max_attempts")
+    limits = Limits(workers=_workers(given.pop("workers")), **{name: given.pop(name) for name in names})
     kept = tuple(name.strip() for name in columns.split(",")) if columns else ()
     return JobSettings(engine_options=options, limits=limits, selection=selection, keep_columns=kept, **given)
 
@@ -196,43 +227,3 @@ def _workers(text: str) -> int | None:
     if not text.isdecimal():
         raise typer.BadParameter(f"{text!r} is neither a number nor auto", param_hint="--workers")
     return int(text)
-
-
-def _run(settings: JobSettings, stopper: Stopper) -> int:
-    """Run to the end; returns the exit status, and says in one line what is not as asked."""
-    try:
-        end, report = execute(settings, stopper, progress=True)
-    except UnknownOptionError as error:
-        _say(f"{as_typed(sys.argv, error.option)}: {error}")
-        return 2
-    except HeadraceError as error:
-        _say(str(error))
-        return 2 if isinstance(error, _NOT_STARTED) else 1
-    except Exception as error:  # noqa: BLE001 - the edge of the program: a user is never shown a traceback
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        _say(
-            f"unexpected {type(error).__name__} at {place.filename}:{place.lineno}: {error}; what is committed is kept"
-        )
-        return 1
-    return _conclude(settings, stopper, end, report)
-
-
-def _conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report) -> int:
-    errors = find_target(str(settings.sink), settings.output_format).errors
-    if end.state == "already_finished":
-        _say(f"{settings.sink} is already finished: {end.records:,} records{_failed(end, errors)}; nothing to do")
-        return 0
-    print_report(report, sys.stderr)
-    if end.state == "interrupted":
-        _say(f"stopped; {end.records:,} records are done and kept: run the same command again to continue")
-        return 128 + (stopper.signal or 0)
-    _say(f"wrote {settings.sink}: {end.records - end.failed:,} of {end.records:,} records{_failed(end, errors)}")
-    return 3 if end.failed else 0
-
-
-def _failed(end: JobEnd, errors: Path) -> str:
-    return f", {end.failed:,} failed, see {errors}" if end.failed else ""
-
-
-def _say(line: str) -> None:
-    print(f"headrace: {line}", file=sys.stderr)

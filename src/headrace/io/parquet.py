@@ -160,7 +160,8 @@ class ParquetWriter:
                 found[field.name] = self._common(known, field.type)
         if not found:
             return self._schema
-        found[self._column] = found.pop(self._column)
+        if self._column in found:
+            found[self._column] = found.pop(self._column)
         return pa.schema(list(found.items()))
 
     def _common(self, one: Any, other: Any) -> Any:

@@ -123,9 +123,9 @@ class PartFolder:
         """Where the failed records of an interval are, if any failed."""
         return self._twins_path / f"part-{interval.start:012d}-{interval.end:012d}{_ERRORS}"
 
-    def merge_errors(self, target: Path) -> None:
-        """All dead letters so far as one file in input order; no file where there are none."""
-        twins = self.twins(self.committed())
+    def merge_errors(self, target: Path, of: Sequence[Interval] | None = None) -> None:
+        """All dead letters so far (or of some parts) as one file in input order; no file where there are none."""
+        twins = self.twins(self.committed() if of is None else of)
         if not twins:
             target.unlink(missing_ok=True)
             return
@@ -134,10 +134,10 @@ class PartFolder:
                 with twin.open("rb") as file:
                     shutil.copyfileobj(file, out, 1024 * 1024)
 
-    def count_errors(self) -> int:
-        """Dead letters of all committed parts."""
+    def count_errors(self, of: Sequence[Interval] | None = None) -> int:
+        """Dead letters of all committed parts, or of some."""
         count = 0
-        for twin in self.twins(self.committed()):
+        for twin in self.twins(self.committed() if of is None else of):
             with twin.open("rb") as file:
                 count += sum(block.count(b"\n") for block in iter(lambda: file.read(1024 * 1024), b""))
         return count

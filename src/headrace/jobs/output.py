@@ -65,7 +65,7 @@ class JobOutput:
         self.target = place
         self.errors = target.errors
         self.writer = writer
-        self._is_folder = target.is_folder
+        self.is_folder = target.is_folder
         self.work = target.work
         """What the job knows of itself."""
         self._lease: Lease | None = None
@@ -96,13 +96,19 @@ class JobOutput:
 
     def _refuse_foreign_files(self) -> None:
         for path in (self.target, self.errors):
-            is_output_folder = self._is_folder and path == self.target
+            is_output_folder = self.is_folder and path == self.target
             taken = bool(file_names(path)) if is_output_folder else exists(path)  # an empty folder is welcome
             if taken and not exists(self._state):
                 raise ConfigError(
                     f"{path} exists and no job here says how it was made; pass --overwrite to replace it, "
                     "or choose another output"
                 )
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a job has come to its end here, whichever it was."""
+        state = self.read_state()
+        return state is not None and state["finished"] is not None
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -148,7 +154,7 @@ class JobOutput:
         finished = self._resumed(state, begun)
         if finished is None:
             return self._pass(begun, Ledger(self.parts.committed()))
-        if self._is_folder:
+        if self.is_folder:
             ledger = Ledger(self.parts.committed())
             # A part that was taken away is made anew.
             return finished if ledger.done == finished.records else self._pass(begun, ledger)
@@ -177,7 +183,7 @@ class JobOutput:
             )
         if not finished.failed:
             return finished
-        if not self._is_folder and self.target.stat().st_size != finished.bytes:
+        if not self.is_folder and self.target.stat().st_size != finished.bytes:
             raise ConfigError(f"{self.target} is not the file the finished job wrote; restore it to retry what failed")
 
         def commit(ended: Finished) -> None:
@@ -220,7 +226,7 @@ class JobOutput:
             raise JobError(f"{self.parts.path} has a gap at record {ledger.next_todo(0)}: run again to fill it")
         failed = self.parts.count_errors()
         self.parts.merge_errors(self.errors)
-        if self._is_folder:
+        if self.is_folder:
             finished = Finished(ledger.done, failed, 0)
             self._write_state(begun, finished)
             self._clear_scratch()

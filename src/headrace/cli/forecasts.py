@@ -1,0 +1,71 @@
+"""What a job will be, in lines for people."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from headrace.cli.ending import say
+from headrace.jobs.forecast import Forecast
+from headrace.jobs.survey import Survey
+
+_SHOWN = 100
+"""Characters of an example."""
+
+
+def say_survey(survey: Survey) -> None:
+    """The short form, before every run."""
+    if survey.sampled:
+        say(f"{_records(survey)}; of the first {survey.sampled:,}: {_lengths(survey)}")
+
+
+def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | None) -> None:
+    """The long form, to stdout."""
+    print(f"records     {_records(survey)}")
+    print(f"sample      {survey.sampled:,} records: {_lengths(survey)}")
+    for example in survey.examples:
+        print(f"  as the model sees it: {_short(example)}")
+    if forecast.seconds is None:
+        print("time        cannot be told: the input does not say how long it is")
+    else:
+        model = _time(forecast.engine_s)
+        print(f"time        {_time(forecast.seconds)} without loading the model, {model} of it inference")
+        if gpu_hour_price is not None:
+            print(f"cost        {forecast.seconds / 3600 * gpu_hour_price:,.2f} at {gpu_hour_price:g} an hour")
+    if forecast.bytes is not None:
+        free = "" if forecast.free is None else f", {_size(forecast.free)} free"
+        print(f"disk        {_size(forecast.bytes)} while it runs{free}")
+
+
+def _records(survey: Survey) -> str:
+    if survey.records is None:
+        return "an unknown number of records"
+    return f"{'' if survey.counted else 'about '}{survey.records:,} records"
+
+
+def _lengths(survey: Survey) -> str:
+    parts = [f"{survey.failed / survey.sampled:.1%} cannot be used"] if survey.failed else []
+    if survey.work:
+        middle, high, most = (survey.quantile(fraction) for fraction in (0.5, 0.99, 1.0))
+        parts.append(f"length {middle:,} in the middle, {high:,} at 99 %, {most:,} at most")
+    if survey.truncated:
+        parts.append(f"{survey.truncated / survey.sampled:.1%} too long and cut")
+    return ", ".join(parts)
+
+
+def _short(example: Any) -> str:
+    text = example if isinstance(example, str) else json.dumps(example, ensure_ascii=False, default=str)
+    text = " ".join(text.split())
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def _time(seconds: float | None) -> str:
+    seconds = seconds or 0.0
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

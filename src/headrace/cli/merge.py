@@ -1,0 +1,31 @@
+"""`headrace merge`: one file of many parts."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from headrace.cli.ending import guarded, say
+from headrace.jobs.merging import merge as merge_parts
+
+Output = Annotated[str, typer.Argument(help="A folder of parts, or the output of a job that is not finished.")]
+Into = Annotated[str, typer.Option("-o", "--output-file", help="The file to write, of the parts' format.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")]
+
+
+def merge(output: Output, into: Into, overwrite: Overwrite = False) -> None:
+    """Write what an output's parts hold as one file, in input order, and their dead letters beside it.
+
+    The parts stay, and a job that is not finished can go on.
+    """
+    sys.exit(guarded(lambda: _merge(output, into, overwrite=overwrite)))
+
+
+def _merge(output: str, into: str, *, overwrite: bool) -> int:
+    merged = merge_parts(output, into, overwrite=overwrite)
+    failed = f", {merged.failed:,} failed, see {merged.errors}" if merged.failed else ""
+    gaps = "" if merged.whole else "; records between them are still to be done"
+    say(f"wrote {into}: {merged.records - merged.failed:,} of {merged.records:,} records{failed}{gaps}")
+    return 0

@@ -1,0 +1,33 @@
+"""Engines with bad days, that the command line can name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.errors import EngineDeadError, RecordError
+from headrace.testing import FakeEngine
+
+
+def flaky(model: str | None = None) -> FakeEngine:
+    """Refuses one text in a hundred as long as a file `bad` is beside its input."""
+    bad = Path("bad").exists()
+    return FakeEngine(
+        model, refuses=lambda text: RecordError("a bad day") if bad and int(text.split()[1]) % 100 == 7 else None
+    )
+
+
+def down(model: str | None = None) -> FakeEngine:
+    """Its store is away."""
+    return FakeEngine(model, refuses=lambda text: ConnectionError("the store is away"))
+
+
+class _Dying(FakeEngine):
+    def forward(self, batch: list[str]) -> list[list[float]]:
+        if len(self.batch_sizes) > 3:
+            raise EngineDeadError("out of order")
+        return super().forward(batch)
+
+
+def dying(model: str | None = None) -> FakeEngine:
+    """Works for a while."""
+    return _Dying(model)

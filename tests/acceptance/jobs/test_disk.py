@@ -1,0 +1,54 @@
+"""A disk that is full, and places that cannot be written: one line, nothing lost, nothing done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.acceptance.command import FAKE, PROGRAM, ROOT, headrace
+
+LIMIT = 60_000
+"""Bytes of a file, beyond which a write fails: what a full disk looks like to a program."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = ({"id": n, "text": f"text {n} " + "word " * (n % 50)} for n in range(3_000))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_a_disk_that_fills_up_in_the_middle_of_a_part(folder: Path, name: str) -> None:
+    command = ("run", "-i", "in.jsonl", "-o", name, *FAKE)
+    full = subprocess.run(
+        [*PROGRAM, *command],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert full.returncode == 75, full.stderr
+    assert "Traceback" not in full.stderr
+    assert "cannot write" in full.stderr.splitlines()[-1]
+    assert "run again to continue" in full.stderr.splitlines()[-1]
+    assert not (folder / name).exists()
+    assert not list((folder / f"{name}.parts").glob("*.tmp"))
+
+    assert headrace(*command, folder=folder)[0] == 0
+    assert headrace("run", "-i", "in.jsonl", "-o", f"whole-{name}", *FAKE, folder=folder)[0] == 0
+    assert (folder / name).read_bytes() == (folder / f"whole-{name}").read_bytes()
+
+
+def test_a_place_that_cannot_be_written_is_one_clear_line(folder: Path) -> None:
+    for place in ("/proc/out.jsonl", "/sys/out.parquet"):
+        status, said = headrace("run", "-i", "in.jsonl", "-o", place, *FAKE, folder=folder)
+        assert status == 2, said
+        assert f"cannot write {place}" in said
+        assert len(said.splitlines()) == 1
