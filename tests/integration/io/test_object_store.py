@@ -55,7 +55,11 @@ def test_a_parquet_folder_to_one_file(s3: Any, folder: str) -> None:
     report = headrace.run(folder, sink=sink, **FAKE)
     assert report.ok == 1000
     assert ids(s3, "rows/out/vectors.parquet") == [row["id"] for row in ROWS]
-    assert sorted(s3.find("rows/out")) == ["rows/out/vectors.parquet", "rows/out/vectors.parquet.parts/job.json"]
+    assert sorted(s3.find("rows/out")) == [
+        "rows/out/vectors.parquet",
+        "rows/out/vectors.parquet.parts/job.json",
+        "rows/out/vectors.parquet.parts/time.json",
+    ]
     again = headrace.run(folder, sink=sink, **FAKE)
     assert again.ok == 0, "it is finished"
 
