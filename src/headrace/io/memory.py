@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import threading
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -111,7 +112,8 @@ def _is_iterator(rows: Any) -> bool:
 def _run(rows: AsyncIterable[Any]) -> Iterator[Any]:
     """An asynchronous iterable as a plain one."""
     end = object()
-    with asyncio.Runner() as runner:
+    runner = asyncio.Runner()
+    try:
         iterator = aiter(rows)
 
         async def following() -> Any:
@@ -119,6 +121,10 @@ def _run(rows: AsyncIterable[Any]) -> Iterator[Any]:
 
         while (row := runner.run(following())) is not end:
             yield row
+    finally:  # on a thread of its own: who is left unfinished may be dropped anywhere, within a running loop too
+        closing = threading.Thread(target=runner.close, name="headrace-close-input")
+        closing.start()
+        closing.join()
 
 
 def _chunk(rows: Sequence[tuple[int, Any]]) -> Chunk:
