@@ -16,6 +16,7 @@ from headrace.batching.stepping import Done, StepFunction
 from headrace.batching.tokens import NoTokenEstimateWarning, Prompt, TokenBatcher
 
 if TYPE_CHECKING:
+    from headrace.batching.fanout import map_concurrent
     from headrace.wiring import run
 
 __version__ = "0.1.0"
@@ -38,11 +39,16 @@ __all__ = [
     "batched",
     "errors",
     "map_batches",
+    "map_concurrent",
     "run",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "map_concurrent":
+        from headrace.batching.fanout import map_concurrent
+
+        return map_concurrent
     if name == "run":  # brings in the whole house: only for those who run jobs
         from headrace.wiring import run
 
