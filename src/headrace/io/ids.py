@@ -1,26 +1,34 @@
 """Ids that come twice: found while the input is read, in bounded memory, and never by mistake.
 
-Of every id a 64-bit digest is kept: a million at a time in memory, then as a sorted run in a file, which is searched
-through the page cache. Two equal digests are a suspicion; the input is read again up to that place to see the ids
-themselves. The runs stay in the job's working folder: a resume goes on from them, and reads the ids of finished rows
-again only where no run holds them.
+Of every id a 64-bit digest is kept. The newest are held back and looked for together, for sorted they are found in one
+pass over the older ones: those in memory, and beyond these sorted runs in files. Two equal digests are a suspicion; the
+input is read again up to that place to see the ids themselves. The runs stay in the job's working folder: a resume goes
+on from them, and reads the ids of finished rows again only where no run holds them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import JobError, MissingExtraError
 from headrace.io.base import Chunk, Source
 from headrace.io.parts import atomic_file
+from headrace.records import Record
 
 RUN_RECORDS = 1 << 18
+"""Digests in memory; more make a run of them."""
 MERGED_RUNS = 8
 """So many runs are merged into one: fewer to search, and no more than 16 MiB to sort."""
+LOOK_EVERY_S = 1.0
+"""New ids are looked for so often; less often where looking takes more than a twentieth of the time."""
+_BLOCK = 1 << 17
+"""Digests of a run that are read together."""
 _RUN = re.compile(r"ids-(\d{12,})-(\d{12,})\.u64")
 
 
@@ -58,43 +66,66 @@ class UniqueIds:
         return self._source.describe()
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """The source's chunks, as long as no id comes twice.
+        """The source's chunks; one whose id came before may be among them, but the end is not reached.
 
         Raises:
-            JobError: one does; the message names the id and its first two places.
+            JobError: an id comes twice; the message names it and its first two places.
         """
-        runs = _Runs(self._np, self._folder())
-        known = runs.load()
+        seen = _Digests(self._np, self._folder())
+        known = seen.load()
 
         def next_unknown(position: int) -> int:
             # A finished row is passed over only where a run holds its id.
             return next_todo(position) if position < known else position
 
+        look_at = time.monotonic() + LOOK_EVERY_S
         for chunk in self._source.chunks(next_unknown):
-            fresh = [record for record in chunk.records if record.position >= known]
-            digests = [_digest(record.data.get(self._column)) for record in fresh]
-            for twin in runs.add(digests):
-                self._confirm(fresh[twin].data[self._column], fresh[twin].position)
-            if chunk.records or chunk.failures:
-                last = max(row.position for row in (*chunk.records, *(failed.record for failed in chunk.failures)))
-                runs.reached(last + 1)
+            seen.add(self._fresh(chunk, known), _end(chunk))
+            if (now := time.monotonic()) >= look_at or seen.is_full:
+                self._look(seen)
+                ended = time.monotonic()
+                look_at = ended + max(LOOK_EVERY_S, 20 * (ended - now))
             yield _still_to_do(chunk, next_todo)
+        self._look(seen)
 
-    def _confirm(self, identity: Any, second: int) -> None:
-        """Read the input again up to the second place.
+    def _fresh(self, chunk: Chunk, known: int) -> list[tuple[bytes, int]]:
+        """Digest and position of the ids that no run holds."""
+        column = self._column
+        found = ((_digest(r.data.get(column)), r.position) for r in chunk.records if r.position >= known)
+        return [pair for pair in found if pair[0]]
+
+    def _look(self, seen: _Digests) -> None:
+        for position in seen.look():
+            self._confirm(position)
+        if seen.is_full:
+            seen.put_away()  # not before: a run tells the next reading that its ids are good
+
+    def _confirm(self, second: int) -> None:
+        """Read the input again up to this place.
 
         Raises:
-            JobError: the id is there before.
+            JobError: its id is there before.
         """
-        for chunk in self._source.chunks(lambda position: position):
-            for record in chunk.records:
-                if record.position >= second:
-                    return  # another id with the same digest
-                if str(record.data.get(self._column)) == str(identity):
-                    raise JobError(
-                        f"id {identity!r} comes twice: in column {self._column!r} of records {record.position} and "
-                        f'{second}. Make ids unique, name another --id-column, or give --id-column "" to use positions'
-                    )
+        at_second = (r for r in self._records(lambda place: max(place, second)) if r.position == second)
+        identity = next(at_second).data[self._column]
+        for record in self._records(lambda place: place):
+            if record.position >= second:
+                return  # another id with the same digest
+            if str(record.data.get(self._column)) == str(identity):
+                raise JobError(
+                    f"id {identity!r} comes twice: in column {self._column!r} of records {record.position} and "
+                    f'{second}. Make ids unique, name another --id-column, or give --id-column "" to use positions'
+                )
+
+    def _records(self, next_todo: Callable[[int], int]) -> Iterator[Record]:
+        for chunk in self._source.chunks(next_todo):
+            yield from chunk.records
+
+
+def _end(chunk: Chunk) -> int:
+    """The position behind the chunk's last row; 0 where it has none."""
+    rows = [*chunk.records[-1:], *(failed.record for failed in chunk.failures)]
+    return max((row.position + 1 for row in rows), default=0)
 
 
 def _still_to_do(chunk: Chunk, next_todo: Callable[[int], int]) -> Chunk:
@@ -112,69 +143,90 @@ def _digest(value: Any) -> bytes:
     return hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
-class _Runs:
-    """Digests seen so far: sorted runs in files, and the newest in memory."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A file of sorted digests: those of positions start..end-1."""
+
+    path: Path
+    start: int
+    end: int
+    count: int
+
+
+class _Digests:
+    """Digests seen so far: sorted runs in files, the newer ones in memory, the newest not looked for yet."""
 
     def __init__(self, np: Any, folder: Path) -> None:
         self._np = np
         self._folder = folder
-        self._sorted: list[Any] = []
-        self._spans: list[tuple[int, int]] = []
-        self._recent: set[bytes] = set()
+        self._runs: list[_Run] = []
+        self._recent = np.empty(0, np.uint64)
+        """Sorted: what has been looked for and is in no run."""
+        self._new: list[tuple[bytes, int]] = []
         self._start = self._end = 0
 
     def load(self) -> int:
         """Take up the runs of earlier readings; returns the first position they do not hold."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        matches = (_RUN.fullmatch(path.name) for path in self._folder.iterdir())
+        matches = [(match, path) for path in self._folder.iterdir() if (match := _RUN.fullmatch(path.name))]
         # Of two that begin alike the longer first: a kill may have left the shorter, which is merged in it.
-        for start, minus_end in sorted((int(m[1]), -int(m[2])) for m in matches if m):
+        for start, minus_end, path in sorted((int(m[1]), -int(m[2]), path) for m, path in matches):
             if start == self._end:
-                self._map(start, -minus_end)
+                self._runs.append(_Run(path, start, -minus_end, path.stat().st_size // 8))
                 self._start = self._end = -minus_end
         return self._end
 
-    def add(self, digests: list[bytes]) -> list[int]:
-        """Take more, in the order of their positions; returns which of them were there before."""
-        np, recent = self._np, self._recent
-        suspects: list[int] = []
-        for number, digest in enumerate(digests):
-            if digest in recent:
-                suspects.append(number)
-            elif digest:
-                recent.add(digest)
-        if self._sorted and digests:
-            keys = np.frombuffer(b"".join(digest or bytes(8) for digest in digests), np.uint64)
-            for run in self._sorted:
-                places = np.minimum(np.searchsorted(run, keys), len(run) - 1)
-                suspects += [int(n) for n in np.flatnonzero(run[places] == keys) if digests[n]]
-        return sorted(suspects)
-
-    def reached(self, end: int) -> None:
-        """All ids before position `end` have been taken; makes a run of them when there are enough."""
+    def add(self, fresh: list[tuple[bytes, int]], end: int) -> None:
+        """Take more, each digest with its position; all ids before position `end` have been taken then."""
+        self._new += fresh
         self._end = max(self._end, end)
-        if len(self._recent) < RUN_RECORDS:
-            return
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are enough for a run."""
+        return len(self._new) + len(self._recent) >= RUN_RECORDS
+
+    def look(self) -> list[int]:
+        """The positions, ascending, of those new ones that were there before."""
         np = self._np
-        self._write(self._start, self._end, np.frombuffer(b"".join(self._recent), np.uint64))
-        self._recent = set()
+        digests = np.frombuffer(b"".join([digest for digest, _ in self._new]), np.uint64)
+        positions = np.array([position for _, position in self._new], np.int64)
+        self._new = []
+        order = np.argsort(digests, kind="stable")  # of equal ones the first comes first
+        digests, positions = digests[order], positions[order]
+        known = np.zeros(len(digests), bool)
+        known[1:] = digests[1:] == digests[:-1]
+        for older in self._older():
+            low, high = np.searchsorted(digests, older[0]), np.searchsorted(digests, older[-1], "right")
+            mine = digests[low:high]
+            known[low:high] |= older[np.minimum(np.searchsorted(older, mine), len(older) - 1)] == mine
+        self._recent = np.sort(np.concatenate((self._recent, digests)))
+        return sorted(positions[known].tolist())
+
+    def _older(self) -> Iterator[Any]:
+        """Sorted arrays of all that has been looked for, a bounded part at a time."""
+        if len(self._recent):
+            yield self._recent
+        for run in self._runs:
+            for first in range(0, run.count, _BLOCK):
+                yield self._np.fromfile(run.path, self._np.uint64, min(_BLOCK, run.count - first), offset=8 * first)
+
+    def put_away(self) -> None:
+        """Make a run of all that has been looked for."""
+        np = self._np
+        self._write(self._start, self._end, self._recent)
+        self._recent = np.empty(0, np.uint64)
         self._start = self._end
-        small = [run for run in self._sorted if len(run) < RUN_RECORDS * MERGED_RUNS]
+        small = [run for run in self._runs if run.count < RUN_RECORDS * MERGED_RUNS]
         if len(small) == MERGED_RUNS:
-            spans = self._spans[-MERGED_RUNS:]
-            del self._sorted[-MERGED_RUNS:], self._spans[-MERGED_RUNS:]
-            self._write(spans[0][0], spans[-1][1], np.concatenate(small))
-            for start, stop in spans:
-                self._path(start, stop).unlink()
+            del self._runs[-MERGED_RUNS:]
+            together = np.sort(np.concatenate([np.fromfile(run.path, np.uint64) for run in small]))
+            self._write(small[0].start, small[-1].end, together)
+            for run in small:
+                run.path.unlink()
 
     def _write(self, start: int, end: int, digests: Any) -> None:
-        with atomic_file(self._path(start, end)) as file:
-            file.write(self._np.sort(digests).tobytes())
-        self._map(start, end)
-
-    def _map(self, start: int, end: int) -> None:
-        self._sorted.append(self._np.memmap(self._path(start, end), self._np.uint64, "r"))
-        self._spans.append((start, end))
-
-    def _path(self, start: int, end: int) -> Path:
-        return self._folder / f"ids-{start:012d}-{end:012d}.u64"
+        path = self._folder / f"ids-{start:012d}-{end:012d}.u64"
+        with atomic_file(path) as file:
+            file.write(digests.tobytes())
+        self._runs.append(_Run(path, start, end, len(digests)))

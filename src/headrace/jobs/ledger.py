@@ -27,6 +27,8 @@ class Ledger:
         """Page → bit n for its n-th position."""
         self.done = 0
         """How many positions are done."""
+        self._beyond = 0
+        """From here on nothing is done."""
         self._known = (0, 0)
         """From the first of these to before the second all is done: what was found last, for it is asked for again."""
         for start, end in committed:
@@ -34,6 +36,7 @@ class Ledger:
                 raise JobError(f"a part claims the empty interval {start}..{end}: the parts folder is damaged")
             self._add(start, end)
             self.done += end - start
+            self._beyond = max(self._beyond, end)
 
     def _add(self, start: int, end: int) -> None:
         for number in range(start >> _BITS, ((end - 1) >> _BITS) + 1):
@@ -56,6 +59,8 @@ class Ledger:
 
     def next_todo(self, position: int) -> int:
         """The first position >= `position` that is not done."""
+        if position >= self._beyond:
+            return position
         low, high = self._known
         if low <= position < high:
             return high

@@ -239,6 +239,7 @@ def test_many_runs_are_merged_and_equal_digests_are_no_proof(tmp_path: Path, mon
     digest = ids._digest
     monkeypatch.setattr(ids, "_digest", lambda value: digest(int(value) // 2 * 2))  # pairs of ids are alike
     monkeypatch.setattr("headrace.io.memory.CHUNK_ROWS", 7)
+    monkeypatch.setattr(ids, "_BLOCK", 16)
     source = ids.UniqueIds(open_source([{"id": n} for n in range(500)]), "id", lambda: tmp_path / "runs")
     assert sum(len(chunk.records) for chunk in source.chunks(lambda position: position)) == 500
     assert 1 < len(list((tmp_path / "runs").iterdir())) < 15
