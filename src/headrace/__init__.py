@@ -17,6 +17,7 @@ from headrace.batching.tokens import NoTokenEstimateWarning, Prompt, TokenBatche
 
 if TYPE_CHECKING:
     from headrace.batching.fanout import map_concurrent
+    from headrace.batching.reuse import reusable
     from headrace.wiring import run
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "errors",
     "map_batches",
     "map_concurrent",
+    "reusable",
     "run",
 ]
 
@@ -49,6 +51,10 @@ def __getattr__(name: str) -> Any:
         from headrace.batching.fanout import map_concurrent
 
         return map_concurrent
+    if name == "reusable":
+        from headrace.batching.reuse import reusable
+
+        return reusable
     if name == "run":  # brings in the whole house: only for those who run jobs
         from headrace.wiring import run
 
