@@ -13,8 +13,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from headrace.serving import generation_routes, status_routes, text_routes
+from headrace.serving.direct import DirectRoute
 from headrace.serving.edge import Edge, error_response
-from headrace.serving.errors import ApiError, error_body
+from headrace.serving.errors import ApiError, error_body, invalid
 from headrace.serving.host import Host
 from headrace.serving.service import Service
 
@@ -77,7 +78,8 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _bad_request)
     app.add_exception_handler(Exception, _unexpected)
-    app.add_middleware(Edge, host=host)
+    direct = {route.path: route for router in known for route in router.routes if isinstance(route, DirectRoute)}
+    app.add_middleware(Edge, host=host, direct=direct)
     return app
 
 
@@ -91,12 +93,7 @@ async def _http_error(_: Request, error: Exception) -> JSONResponse:
 
 async def _bad_request(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    # A position in the text says nothing of a field.
-    places = () if first["type"] == "json_invalid" else first["loc"]
-    place = ".".join(str(part) for part in places if part not in ("body", "query", "path"))
-    message = f"{place}: {first['msg']}" if place else str(first["msg"])
-    return JSONResponse(error_body(400, message, str(first["type"]), place or None), 400)
+    return error_response(invalid(error))
 
 
 async def _unexpected(_: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - the server logs it, with its trace

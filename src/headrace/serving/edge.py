@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
 from typing import Any
 
 from fastapi.responses import JSONResponse
 
 from headrace.events import RequestDone
 from headrace.serving.auth import Keys
+from headrace.serving.direct import DirectRoute, Message, Receive, Send
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.host import Host
 from headrace.serving.limits import ServeLimits
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
@@ -28,11 +26,18 @@ CLIENT_GONE = 499
 
 
 class Edge:
-    """ASGI middleware around all routes."""
+    """ASGI middleware around all routes.
 
-    def __init__(self, app: App, host: Host) -> None:
+    Args:
+        app: what is inside.
+        host: the server's state.
+        direct: routes by path that are called from here, past all other layers.
+    """
+
+    def __init__(self, app: App, host: Host, direct: Mapping[str, DirectRoute]) -> None:
         self._app = app
         self._host = host
+        self._direct = direct
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -70,13 +75,17 @@ class Edge:
         limits = self._host.limits
         body = _Body(receive, limits, limits.max_file_bytes if upload else limits.max_body_bytes, steady=upload)
         body.check_length(scope["headers"])
+        app = self._app
+        route = self._direct.get(path)
+        if route is not None and scope["method"] == "POST":
+            scope["route"], app = route, route.serve
         if account is None:
-            await self._app(scope, body.receive, send)
+            await app(scope, body.receive, send)
             return
         keys.enter(account)
         scope["headrace_caller"] = account.settings.name
         try:
-            await self._app(scope, body.receive, send)
+            await app(scope, body.receive, send)
         finally:
             account.leave()
 
@@ -114,24 +123,53 @@ class _Body:
         """
         if self._complete:
             return await self._receive()
-        loop = asyncio.get_running_loop()
-        if self._steady or not self._ends:
-            self._ends = loop.time() + self._timeout_s
+        coming = self._receive().__await__()
         try:
-            async with asyncio.timeout_at(self._ends):
-                message = await self._receive()
-        except TimeoutError:
-            raise ApiError(
-                408, f"the request's body did not arrive within {self._timeout_s:g} s", code="slow_body"
-            ) from None
+            first = next(coming)
+        except StopIteration as here:  # nearly always: it came with the headers, there is nothing to time
+            message: Message = here.value
+        else:
+            message = await self._in_time(_Rest(coming, first))
         self._got += len(message.get("body", b""))
         if self._got > self._most:
             raise self._too_long()
         self._complete = not message.get("more_body", False)
         return message
 
+    async def _in_time(self, coming: _Rest) -> Message:
+        if self._steady or not self._ends:
+            self._ends = asyncio.get_running_loop().time() + self._timeout_s
+        try:
+            async with asyncio.timeout_at(self._ends):
+                return await coming
+        except TimeoutError:
+            raise ApiError(
+                408, f"the request's body did not arrive within {self._timeout_s:g} s", code="slow_body"
+            ) from None
+
     def _too_long(self) -> ApiError:
         return ApiError(413, f"the request is longer than the {self._most:,} bytes allowed", code="too_long")
+
+
+class _Rest:
+    """The rest of an awaitable that was begun: it wants its task to wait for `first`, which the task is yet to hear."""
+
+    def __init__(self, coming: Generator[Any, Any, Message], first: Any) -> None:
+        self._coming = coming
+        self._first = first
+
+    def __await__(self) -> Generator[Any, Any, Message]:
+        asked = self._first
+        try:
+            while True:
+                try:
+                    yield asked
+                except BaseException as error:  # noqa: BLE001 - handed on, as `await` would
+                    asked = self._coming.throw(error)
+                else:
+                    asked = next(self._coming)
+        except StopIteration as here:
+            return here.value  # type: ignore[no-any-return]
 
 
 def error_response(error: ApiError) -> JSONResponse:

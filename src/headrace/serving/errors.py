@@ -7,6 +7,8 @@ import math
 from typing import Any
 
 from fastapi import HTTPException
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 
 from headrace.errors import (
     DeadlineExceededError,
@@ -67,6 +69,16 @@ def error_body(status: int, message: str, code: str | None = None, param: str | 
     """The body of an error response."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def invalid(error: ValidationError | RequestValidationError) -> ApiError:
+    """The first thing that is wrong with a request's fields."""
+    first = error.errors()[0]
+    # A position in the text says nothing of a field.
+    places = () if first["type"] == "json_invalid" else first["loc"]
+    place = ".".join(str(part) for part in places if part not in ("body", "query", "path"))
+    message = f"{place}: {first['msg']}" if place else str(first["msg"])
+    return ApiError(400, message, code=str(first["type"]), param=place or None)
 
 
 class ClientGoneError(Exception):

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from headrace.serving.direct import DirectRoute
 from headrace.serving.errors import ApiError
 from headrace.serving.host import Host, chars_in, guess
 from headrace.serving.replies import JsonReply
@@ -22,7 +23,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 def router(host: Host) -> APIRouter:
     """The routes."""
-    routes = APIRouter(tags=["OpenAI"], responses=ERRORS)
+    routes = APIRouter(tags=["OpenAI"], responses=ERRORS, route_class=DirectRoute)
 
     @routes.post("/v1/completions", response_model=Completion, responses=_STREAM)
     async def completions(body: CompletionRequest, request: Request) -> Response:

@@ -79,10 +79,12 @@ class Host:
 
     def call(self, request: Request, timeout_s: float | None, param: str) -> Call:
         """What is known of a request besides its records."""
-        header = request.headers.get("x-request-timeout")
-        if timeout_s is None and header is not None:
-            timeout_s = _seconds(header)
-        caller = request.scope.get("headrace_caller") or request.scope.get("client")
+        scope = request.scope
+        if timeout_s is None:
+            for name, value in scope["headers"]:
+                if name == b"x-request-timeout":
+                    timeout_s = _seconds(value.decode("latin-1"))
+        caller = scope.get("headrace_caller") or scope.get("client")
         return Call(request.receive, timeout_s or self.limits.timeout_s, caller, param)
 
     def check_texts(self, texts: list[str], param: str) -> int:

@@ -41,12 +41,13 @@ class BoundedProtocol(HttpToolsProtocol):
                     self.transport.write(_TOO_LARGE)
                     self.transport.close()
                     return
+        if self._in_headers and self._timer is None:  # few come in pieces: the others need no timer
+            self._timer = self.loop.call_later(self.limits.body_timeout_s, self._too_slow)
 
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
         self._in_headers, self._header_bytes = True, 0
-        self._timer = self.loop.call_later(self.limits.body_timeout_s, self._too_slow)
 
     def on_headers_complete(self) -> None:
         """Its headers are there."""

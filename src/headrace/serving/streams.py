@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Response
 
 from headrace.errors import DeadlineExceededError
-from headrace.serving.edge import Receive, Send
+from headrace.serving.direct import Receive, Send
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.service import Call, Service
 from headrace.serving.waiting import Wait

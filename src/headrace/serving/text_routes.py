@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from headrace.serving.direct import DirectRoute
 from headrace.serving.host import Host
 from headrace.serving.replies import JsonReply, as_base64
 from headrace.serving.schemas import (
@@ -21,7 +22,7 @@ from headrace.serving.schemas import (
 
 def generate_router(host: Host) -> APIRouter:
     """`{"prompts": [...], "task_id": "..."}` → `{"results": [...]}`, whatever the model does."""
-    router = APIRouter(tags=["texts"], responses=ERRORS)
+    router = APIRouter(tags=["texts"], responses=ERRORS, route_class=DirectRoute)
 
     @router.post("/generate", response_model=GenerateResponse)
     async def generate(body: GenerateRequest, request: Request) -> Response:
@@ -36,7 +37,7 @@ def generate_router(host: Host) -> APIRouter:
 
 def embedding_router(host: Host) -> APIRouter:
     """OpenAI's embeddings."""
-    router = APIRouter(tags=["OpenAI"], responses=ERRORS)
+    router = APIRouter(tags=["OpenAI"], responses=ERRORS, route_class=DirectRoute)
 
     @router.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
@@ -58,7 +59,7 @@ def embedding_router(host: Host) -> APIRouter:
 
 def classify_router(host: Host) -> APIRouter:
     """Labels of texts."""
-    router = APIRouter(tags=["texts"], responses=ERRORS)
+    router = APIRouter(tags=["texts"], responses=ERRORS, route_class=DirectRoute)
 
     @router.post("/classify", response_model=Classifications)
     async def classify(body: ClassifyRequest, request: Request) -> Response:

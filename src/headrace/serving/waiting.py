@@ -27,9 +27,10 @@ class Wait:
     def __init__(self, receive: Receive, timeout_s: float) -> None:
         self._receive = receive
         loop = asyncio.get_running_loop()
-        self._timers = (loop.call_later(timeout_s, self._expire), loop.call_later(LOOK_AFTER_S, self._look))
         self._loop = loop
         self._timeout_s = timeout_s
+        # One timer, which nearly no request lives to see.
+        self._timer = loop.call_later(min(timeout_s, LOOK_AFTER_S), self._is_slow)
         self._looking: asyncio.Task[None] | None = None
         self._futures: Sequence[asyncio.Future[Any]] = ()
         self.cause: Exception | None = None
@@ -60,8 +61,7 @@ class Wait:
 
     def close(self) -> None:
         """Wait for nothing more; what is not answered is given up."""
-        for timer in self._timers:
-            timer.cancel()
+        self._timer.cancel()
         if self._looking is not None:
             self._looking.cancel()
         self._cancel()
@@ -69,7 +69,12 @@ class Wait:
     def _expire(self) -> None:
         self._end(DeadlineExceededError(f"the request was not finished within {self._timeout_s:g} s"))
 
-    def _look(self) -> None:
+    def _is_slow(self) -> None:
+        """Begin to look whether the client is there, for the rest of the time."""
+        if self._timeout_s <= LOOK_AFTER_S:
+            self._expire()
+            return
+        self._timer = self._loop.call_later(self._timeout_s - LOOK_AFTER_S, self._expire)
         self._looking = self._loop.create_task(self._until_gone(), name="headrace-client-watch")
 
     async def _until_gone(self) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from tests.integration.serving.running import Running, running
 
-from headrace.hosting import ServerSettings
+from headrace.hosting import ServerSettings, build_app
 from headrace.serving.limits import ServeLimits
+from headrace.serving.replies import JsonReply, as_base64
 from headrace.testing import FakeEngine
 
 ENGINES = "tests.integration.serving.engines"
@@ -135,3 +141,53 @@ def test_the_documents_name_every_route(embedder: Running, talker: Running) -> N
     assert common | {"/v1/completions", "/v1/chat/completions"} <= set(
         talker.client.get("/openapi.json").json()["paths"]
     )
+
+
+def test_a_body_that_is_not_said_to_be_json_is_not_taken(embedder: Running) -> None:
+    for headers in ({"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"}, {}):
+        response = embedder.client.post("/v1/embeddings", content=b'{"input": "x"}', headers=headers)
+        assert (response.status_code, error(response)["code"]) == (400, "not_json")
+    fine = {"content-type": "application/vnd.of-ours+json; charset=utf-8"}
+    assert embedder.client.post("/v1/embeddings", content=b'{"input": "x"}', headers=fine).status_code == 200
+
+
+def test_a_body_that_comes_in_pieces_is_put_together(embedder: Running) -> None:
+    def pieces() -> Iterator[bytes]:
+        for piece in (b'{"inp', b'ut": "a b"', b"}"):
+            yield piece
+            time.sleep(0.05)
+
+    headers = {"content-type": "application/json"}
+    response = embedder.client.post("/v1/embeddings", content=pieces(), headers=headers)
+    assert response.json()["data"][0]["embedding"] == FakeEngine().vector("a b")
+
+
+def test_an_app_can_be_mounted_and_wrapped() -> None:
+    inner = build_app(engine="headrace.testing:FakeEngine", name="fake")
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with inner.router.lifespan_context(inner):
+            yield
+
+    outer = FastAPI(lifespan=lifespan)
+    outer.mount("/models", inner)
+
+    @inner.middleware("http")
+    async def marked(request: Any, call_next: Any) -> Any:
+        response = await call_next(request)
+        response.headers["x-mark"] = "seen"
+        return response
+
+    with TestClient(outer) as client:
+        answer = client.post("/models/v1/embeddings", json={"input": "a b"})
+        assert answer.json()["data"][0]["embedding"] == FakeEngine().vector("a b")
+        assert answer.headers["x-mark"] == "seen"
+        assert client.get("/models/v1/models").json()["data"][0]["id"] == "fake"
+
+
+def test_what_json_has_no_word_for_goes_out_all_the_same() -> None:
+    vector = np.array([0.1, float("nan")], dtype=np.float32)
+    assert JsonReply({"a": vector, "b": np.float32(0.5)}).body == b'{"a":[0.1,null],"b":0.5}'
+    assert json.loads(JsonReply({"a": 2**70, "b": vector[:1]}).body) == {"a": 2**70, "b": [pytest.approx(0.1)]}
+    assert base64.b64decode(as_base64(vector[:1])) == base64.b64decode(as_base64([0.1])) == struct.pack("<f", 0.1)
