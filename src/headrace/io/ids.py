@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from headrace.records import Record
 RUN_RECORDS = 1 << 18
 """Digests in memory; more make a run of them."""
 MERGED_RUNS = 8
-"""So many runs are merged into one: fewer to search, and no more than 16 MiB to sort."""
+"""So many runs are merged into one: fewer to search."""
 LOOK_EVERY_S = 1.0
 """New ids are looked for so often; less often where looking takes more than a twentieth of the time."""
 _BLOCK = 1 << 17
@@ -213,20 +213,33 @@ class _Digests:
 
     def put_away(self) -> None:
         """Make a run of all that has been looked for."""
-        np = self._np
-        self._write(self._start, self._end, self._recent)
-        self._recent = np.empty(0, np.uint64)
+        self._write(self._start, self._end, [self._recent])
+        self._recent = self._np.empty(0, self._np.uint64)
         self._start = self._end
         small = [run for run in self._runs if run.count < RUN_RECORDS * MERGED_RUNS]
         if len(small) == MERGED_RUNS:
             del self._runs[-MERGED_RUNS:]
-            together = np.sort(np.concatenate([np.fromfile(run.path, np.uint64) for run in small]))
-            self._write(small[0].start, small[-1].end, together)
+            self._write(small[0].start, small[-1].end, self._merged(small))
             for run in small:
                 run.path.unlink()
 
-    def _write(self, start: int, end: int, digests: Any) -> None:
+    def _merged(self, runs: Sequence[_Run]) -> Iterator[Any]:
+        """The digests of several runs as sorted arrays of about one run's size, the lowest first."""
+        np = self._np
+        edges = np.linspace(0, 2.0**64, len(runs), endpoint=False).astype(np.uint64)[1:]  # digests are spread evenly
+        bounds = [[0, *np.searchsorted(np.memmap(run.path, np.uint64, "r"), edges), run.count] for run in runs]
+        for number in range(len(runs)):
+            parts = [
+                np.fromfile(run.path, np.uint64, bound[number + 1] - bound[number], offset=8 * bound[number])
+                for run, bound in zip(runs, bounds, strict=True)
+            ]
+            yield np.sort(np.concatenate(parts))
+
+    def _write(self, start: int, end: int, digests: Iterable[Any]) -> None:
         path = self._folder / f"ids-{start:012d}-{end:012d}.u64"
+        count = 0
         with atomic_file(path) as file:
-            file.write(digests.tobytes())
-        self._runs.append(_Run(path, start, end, len(digests)))
+            for piece in digests:
+                file.write(piece.data)
+                count += len(piece)
+        self._runs.append(_Run(path, start, end, count))

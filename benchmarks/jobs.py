@@ -1,0 +1,167 @@
+"""Bulk jobs with an engine that does next to nothing: speed, memory, resume, what durability costs, peers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import quick, ratio, report, rounds, version
+from benchmarks.jobs_runs import BATCH
+
+SMALL, LARGE = (20_000, 100_000) if quick() else (1_000_000, 10_000_000)
+PACED = 20_000 if quick() else 300_000
+ROUNDS = 1 if quick() else 3
+_GUARANTEES = {
+    "headrace": "killed anywhere: goes on after the last part, each record once",
+    "ray_data": "a killed driver begins anew; rows are twice where the output folder is not emptied",
+    "ray_data_checkpoint": "a killed driver goes on by the ids of written blocks; all ids done are held in memory",
+    "datatrove": "a killed task begins anew; a task is a file at least",
+}
+
+
+def write_input(path: Path, records: int) -> None:
+    """Records of about 110 bytes."""
+    with path.open("w") as file:
+        for number in range(records):
+            text = f"record {number}: a line of text of the usual length, as a review or a question may have"
+            file.write(f'{{"id":{number},"text":"{text}"}}\n')
+
+
+def measured(name: str, source: Path, sink: Path, *, dies_at: int | None = None) -> dict[str, Any]:
+    """The figures of one variant, run in a process of its own; {} if it was to be killed."""
+    command = [sys.executable, "-m", "benchmarks.jobs_runs", name, str(source), str(sink)]
+    environment = dict(os.environ)
+    if dies_at is not None:
+        environment["HEADRACE_BENCH_DIES_AT"] = str(dies_at)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if dies_at is not None and done.returncode == -signal.SIGKILL:
+        return {}
+    if done.returncode:
+        sys.exit(f"{name} ended with status {done.returncode}:\n{done.stderr}")
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def size(folder: Path) -> None:
+    """Records a second and memory, at two sizes."""
+    rows: list[list[Any]] = []
+    for kind in ("jsonl", "parquet"):
+        peaks: list[float] = []
+        for records in (SMALL, LARGE):
+            sink = folder / f"out-{records}.{kind}"
+            figures = measured("headrace", folder / f"in-{records}.jsonl", sink)
+            sink.unlink()
+            peaks.append(figures["mib"] - figures["bare_mib"])
+            rows.append([f"JSONL to {kind}", f"{records:,}", round(records / figures["s"]), figures["mib"], peaks[-1]])
+        rows[-1].append(peaks[1] / peaks[0])
+        rows[-2].append("")
+    report(
+        "jobs-size",
+        "Bulk jobs with a no-op engine",
+        ["job", "records", "records/s", "peak MiB", "over the interpreter", "x the smaller job"],
+        rows,
+        [f"Batches of {BATCH:,}; ids are looked at for doubles; each job in a process of its own."],
+    )
+
+
+def resume(folder: Path) -> None:
+    """Kill a job after nine tenths and go on."""
+    source, sink = folder / f"in-{LARGE}.jsonl", folder / "resumed.jsonl"
+    measured("headrace", source, sink, dies_at=LARGE * 9 // 10)
+    done = sum(
+        int(end) - int(start)
+        for _, start, end in (part.stem.split("-") for part in folder.glob("resumed.jsonl.parts/part-*.jsonl"))
+    )
+    figures = measured("headrace", source, sink)
+    with sink.open() as file:
+        ids = sum(1 for _ in file)
+    if ids != LARGE:
+        sys.exit(f"{ids} records in the output of {LARGE}")
+    rows = [[f"{LARGE:,}", f"{done:,}", figures["first_s"], figures["s"], f"{ids:,}"]]
+    report(
+        "jobs-resume",
+        "A job killed with nine tenths done, and continued",
+        ["records", "committed before", "s until the engine works again", "s until the end", "records in the output"],
+        rows,
+    )
+
+
+def durability(folder: Path) -> None:
+    """Against writing a plain file, at the pace of an engine of 10,000 records/s."""
+    source = folder / "paced.jsonl"
+    write_input(source, PACED)
+
+    def seconds(name: str) -> float:
+        for left in folder.glob("paced-out*"):
+            left.unlink()
+        return float(measured(name, source, folder / "paced-out.jsonl")["s"])
+
+    figures = rounds(ROUNDS, {name: (lambda name=name: seconds(name)) for name in ("plain_file", "paced")})
+    names = {"plain_file": "batcher into a plain file", "paced": "headrace.run, parts made durable"}
+    rows = [
+        [names[name], statistics.median(times), PACED / statistics.median(times), ratio(times, figures["plain_file"])]
+        for name, times in figures.items()
+    ]
+    report(
+        "jobs-durability",
+        "What durability costs, with an engine of 10,000 records/s",
+        ["variant", "s", "records/s", "x the plain file's time"],
+        rows,
+        [f"{PACED:,} records; medians of {ROUNDS} rounds, the variants in turn."],
+    )
+
+
+def peers(folder: Path) -> None:
+    """The same input and engine through Ray Data and datatrove."""
+    source = folder / f"in-{SMALL}.jsonl"
+    names = {
+        "headrace": "headrace",
+        "ray_data": f"{version('ray')} data, map_batches",
+        "ray_data_checkpoint": f"{version('ray')} data, with its checkpoints",
+        "datatrove": f"{version('datatrove')}, local executor",
+    }
+    count = 0
+
+    def seconds(name: str) -> float:
+        nonlocal count
+        count += 1
+        return float(measured(name, source, folder / f"peer-{count}{'.jsonl' if name == 'headrace' else ''}")["s"])
+
+    figures = rounds(ROUNDS, {name: (lambda name=name: seconds(name)) for name in names})
+    rows = [
+        [names[name], round(SMALL / statistics.median(times)), ratio(times, figures["headrace"]), _GUARANTEES[name]]
+        for name, times in figures.items()
+    ]
+    report(
+        "jobs-peers",
+        "The same job with peers",
+        ["variant", "records/s", "x headrace's time", "after a kill"],
+        rows,
+        [
+            f"{SMALL:,} records, JSONL to JSONL; medians of {ROUNDS} rounds, the variants in turn; start-up included.",
+            "Ray Data reads and writes in several processes, the others in one.",
+        ],
+    )
+
+
+def main() -> None:
+    """All tables."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for records in (SMALL, LARGE):
+            write_input(folder / f"in-{records}.jsonl", records)
+        wanted = [word for word in sys.argv[1:] if not word.startswith("-")]
+        for table in (size, resume, durability, peers):
+            if not wanted or table.__name__ in wanted:
+                table(folder)
+
+
+if __name__ == "__main__":
+    main()

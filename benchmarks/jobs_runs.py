@@ -1,0 +1,157 @@
+"""One job in a process of its own, for `benchmarks.jobs`: `python -m benchmarks.jobs_runs NAME INPUT OUTPUT`.
+
+Prints its seconds, its peak of memory and when the engine was first called as one JSON line. The engines count the
+characters of a text: next to nothing, so that what is measured is the way of a record to the engine and back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import headrace
+from headrace import DynamicBatcher
+
+BATCH = 1024
+PACE_S = 0.1
+"""A batch of the paced engine: 10,000 records a second with batches of 1,000."""
+_DIES_AT = float(os.environ.get("HEADRACE_BENCH_DIES_AT", "inf"))
+_calls = itertools.count()
+_first: list[float] = []
+
+
+def lengths(batch: list[str]) -> list[int]:
+    """The engine of these jobs; where the environment says so it kills its process after so many records."""
+    if next(_calls) * BATCH >= _DIES_AT:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if not _first:
+        _first.append(time.perf_counter())
+    return [len(text) for text in batch]
+
+
+def paced(batch: list[str]) -> list[int]:
+    """An engine that takes 0.1 s a batch."""
+    time.sleep(PACE_S)
+    return lengths(batch)
+
+
+def job(engine: str = "lengths", batch_size: int = BATCH) -> Callable[[str, str], None]:
+    """`headrace.run` with one of the engines above."""
+
+    def run(source: str, sink: str) -> None:
+        headrace.run(
+            source,
+            sink=sink,
+            task="custom",
+            engine=f"benchmarks.jobs_runs:{engine}",
+            batch_size=batch_size,
+            progress=False,
+        )
+
+    return run
+
+
+def plain_file(source: str, sink: str) -> None:
+    """The paced engine through the batcher into a plain file: nothing is kept of how far it came."""
+
+    async def work(out: TextIO) -> None:
+        async with DynamicBatcher[dict[str, Any], int](
+            lambda rows: paced([row["text"] for row in rows]), max_batch_size=1000, target_batch_cost=1000
+        ) as batcher:
+            async for row, output in batcher.as_completed(map(json.loads, _lines(source))):
+                out.write(json.dumps({"id": row["id"], "output": output}) + "\n")
+
+    with Path(sink).open("w") as out:
+        asyncio.run(work(out))
+
+
+def _lines(path: str) -> Iterator[str]:
+    with Path(path).open() as file:
+        yield from file
+
+
+def ray_data(source: str, sink: str, *, checkpoint: bool = False) -> None:
+    """Ray Data's own reader, `map_batches` and writer, on all cores."""
+    import ray
+    from ray.data import DataContext
+    from ray.data.checkpoint import CheckpointConfig
+
+    ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
+    if checkpoint:
+        DataContext.get_current().checkpoint_config = CheckpointConfig(
+            id_column="id", checkpoint_path=f"{sink}.checkpoint", delete_checkpoint_on_success=False
+        )
+
+    def infer(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"id": batch["id"], "output": lengths(list(batch["text"]))}
+
+    ray.data.read_json(source, lines=True).map_batches(infer, batch_size=BATCH).write_json(sink)
+    ray.shutdown()
+
+
+def datatrove(source: str, sink: str) -> None:
+    """datatrove's reader and writer with a step between, one task: it divides work by files, and there is one."""
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.base import PipelineStep
+    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.writers import JsonlWriter
+
+    class Infer(PipelineStep):  # type: ignore[misc]  # the base has no types
+        def run(self, data: Iterator[Any], rank: int = 0, world_size: int = 1) -> Iterator[Any]:
+            del rank, world_size
+            while batch := list(itertools.islice(data, BATCH)):
+                for document, output in zip(batch, lengths([document.text for document in batch]), strict=True):
+                    document.metadata["output"] = output
+                    yield document
+
+    def row(_: Any, document: Any) -> dict[str, Any]:
+        return {"id": document.id, "output": document.metadata["output"]}
+
+    folder, name = Path(source).parent, Path(source).name
+    LocalPipelineExecutor(
+        [
+            JsonlReader(str(folder), glob_pattern=name),
+            Infer(),
+            JsonlWriter(sink, compression=None, adapter=row),
+        ],
+        logging_dir=f"{sink}.logs",
+    ).run()
+
+
+VARIANTS: dict[str, Callable[[str, str], None]] = {
+    "headrace": job(),
+    "paced": job("paced", 1000),
+    "plain_file": plain_file,
+    "ray_data": ray_data,
+    "ray_data_checkpoint": lambda source, sink: ray_data(source, sink, checkpoint=True),
+    "datatrove": datatrove,
+}
+
+
+def peak_mib() -> float:
+    """The most memory that this process held, in MiB."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one variant; the last line printed is its figures."""
+    name, source, sink = arguments
+    sys.modules["benchmarks.jobs_runs"] = sys.modules[__name__]  # an engine named so is one of this very module
+    bare = peak_mib()
+    started = time.perf_counter()
+    VARIANTS[name](source, sink)
+    ended = time.perf_counter()
+    first = _first[0] - started if _first else None
+    print(json.dumps({"s": ended - started, "first_s": first, "mib": peak_mib(), "bare_mib": bare}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
