@@ -1,0 +1,45 @@
+"""No figure without its measurement: each table of README's "Measured" is one that a benchmark has written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """Markdown tables as rows of cells, the header first."""
+    found: list[list[list[str]]] = [[]]
+    for line in text.splitlines():
+        if line.startswith("|"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if not set("".join(cells)) <= {"-"}:
+                found[-1].append(cells)
+        elif found[-1]:
+            found.append([])
+    return [table for table in found if table]
+
+
+def written() -> list[list[list[str]]]:
+    """What the benchmarks left in `results/`, in the same form."""
+    results = [json.loads(path.read_text()) for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))]
+    return [[list(result["rows"][0]), *(list(map(cell, row.values())) for row in result["rows"])] for result in results]
+
+
+def cell(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+MEASURED = tables((ROOT / "README.md").read_text().partition("\n## Measured\n")[2].partition("\n## ")[0])
+
+
+def test_there_are_tables() -> None:
+    assert len(MEASURED) > 3
+
+
+@pytest.mark.parametrize("table", MEASURED, ids=lambda table: table[0][0])
+def test_a_table_is_as_a_benchmark_wrote_it(table: list[list[str]]) -> None:
+    assert table in written(), "run `scripts/bench` and copy what it prints"
