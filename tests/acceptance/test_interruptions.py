@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -71,14 +72,22 @@ def test_a_second_writer_is_refused_and_a_dead_one_is_not_waited_for(folder: Pat
 
 
 @pytest.mark.timeout(300)
-def test_killed_at_twenty_random_moments() -> None:
+@pytest.mark.parametrize(
+    ("outputs", "kills", "rows"),
+    [(("jsonl", "parquet"), 14, 20_000), (("s3",), 3, 12_000), (("s3-folder",), 3, 12_000)],
+)
+def test_killed_at_random_moments(outputs: tuple[str, ...], kills: int, rows: int) -> None:
     """More kills: `scripts/torture --kills 200`."""
+    if outputs[0].startswith("s3"):
+        pytest.importorskip("moto.server")
     ended = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "torture", "--kills", "20", "--rows", "20000"],
+        [sys.executable, ROOT / "scripts" / "torture", f"--kills={kills}", f"--rows={rows}", "--outputs", *outputs],
         capture_output=True,
         text=True,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "20 kills over" in ended.stdout
-    assert ended.stdout.endswith("0 lost, 0 doubled, same bytes\n")
+    for output in outputs:
+        told = rf"^{output}: \d+ kills over \d+ jobs: 0 lost, 0 doubled, same content\n"
+        assert re.search(told, ended.stdout, re.MULTILINE)
+    assert ended.stdout.endswith(f"{kills} kills: 0 lost, 0 doubled, same content\n")

@@ -28,6 +28,8 @@ from headrace.io.locations import as_os_errors, facts, store, with_retries
 
 RENEW_S = 10.0
 EXPIRE_S = 40.0
+ALONE_S = 5.0
+"""What a process that is gone had sent by then has come to the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Lease:
         self._clock = clock
         self._me = _Holder(os.getpid(), _started(os.getpid()), _host(), _now(), secrets.token_hex(8))
         self._renewed = 0.0
+        self._followed: float | None = None
         self._ended = threading.Event()
         self._lost = ""
 
@@ -112,6 +115,11 @@ class Lease:
                 "kept, run again to continue"
             )
 
+    def wait_until_alone(self) -> None:
+        """Wait until nothing can come any more that a process had sent which this one has followed at once."""
+        if self._followed is not None:
+            self._sleep(max(0.0, self._followed + ALONE_S - self._clock()))
+
     def _take(self) -> None:
         try:
             self._put(mode="create")
@@ -129,6 +137,7 @@ class Lease:
             holder, _ = self._read()
             if holder is None or holder.token != self._me.token:
                 raise OutputLockedError(f"{self._output} was taken by {holder} this moment; wait for it")
+            self._followed = self._clock()
 
     def _watch(self) -> tuple[_Holder | None, str]:
         """Who holds the lease and is most likely dead, with the tag of its last content; None if it was given up.

@@ -3,6 +3,9 @@
 `part-<start>-<end><suffix>` holds what became of all positions start..end-1: the finished rows in input order, and the
 failed ones in its twin `part-<start>-<end>.errors.jsonl`. The rename of the part is the one commit point, or in an
 object store its one put. The twin is durable before it; a twin without its part means nothing and is overwritten.
+
+What a process had sent to a store when it was killed may come late, when another has listed the parts and works on what
+they left. Such a part holds positions of others: whoever comes next takes one of them away, and does what it held anew.
 """
 
 from __future__ import annotations
@@ -86,6 +89,8 @@ class PartFolder:
         self.path = path
         self._guard = guard
         self._stale: set[str] | None = None
+        self._known: set[str] = set()
+        """In a store: what was there at the beginning, and what was committed since."""
         self._suffix = suffix
         self._twins_path = twins or path
 
@@ -93,6 +98,34 @@ class PartFolder:
         """The intervals of all committed parts, ascending."""
         matches = (_NAME.fullmatch(name) for name in file_names(self.path))
         return sorted(Interval(int(m[1]), int(m[2])) for m in matches if m and m[3] == self._suffix)
+
+    def take_over(self) -> list[Interval]:
+        """The same at the beginning of a run, which from now on is the only one to commit.
+
+        In a store, of two parts that hold the same position one is removed. A folder of this machine knows no such.
+        """
+        found = self.committed()
+        if not is_remote(self.path):
+            return found
+        kept: list[Interval] = []
+        for interval in found:
+            if kept and interval.start < kept[-1].end:
+                self._guard()
+                remove(self.part_path(interval))
+            else:
+                kept.append(interval)
+        self._known = {path.name for path in (*map(self.part_path, kept), *self.twins(kept))}
+        return kept
+
+    def close(self) -> list[Interval]:
+        """The same at its end. In a store, what has come from others since `take_over` is removed."""
+        if is_remote(self.path):
+            for folder in {self.path, self._twins_path}:
+                for name in set(file_names(folder)) - self._known:
+                    if _NAME.fullmatch(name):
+                        self._guard()
+                        remove(folder / name)
+        return self.committed()
 
     def commit(self, interval: Interval, rows: bytes, failures: bytes) -> None:
         """Make a part durable, all or nothing.
@@ -103,10 +136,19 @@ class PartFolder:
         """
         self._guard()
         if failures:
-            _write(self.errors_path(interval), failures)
+            self._write(self.errors_path(interval), failures)
         else:
             self._remove_stale_twin(interval)
-        _write(self.part_path(interval), rows)
+        self._write(self.part_path(interval), rows)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        if is_remote(path):
+            fs, address = store(path)
+            with_retries(lambda: fs.pipe_file(address, content))()
+            self._known.add(path.name)
+        else:
+            with atomic_file(path) as file:
+                file.write(content)
 
     def _remove_stale_twin(self, interval: Interval) -> None:
         """What an earlier try left, when other records of the same interval had failed; listed once, at the first."""
@@ -154,6 +196,7 @@ class PartFolder:
                 if _NAME.fullmatch(name.removesuffix(_TEMPORARY)):
                     remove(folder / name)
             sync_folder(folder)
+        self._known.clear()
 
 
 def file_names(folder: Path) -> list[str]:
@@ -185,15 +228,6 @@ def remove_folder(folder: Path) -> None:
         remove(folder / name)
     if not is_remote(folder) and folder.exists():
         folder.rmdir()
-
-
-def _write(path: Path, content: bytes) -> None:
-    if is_remote(path):
-        fs, address = store(path)
-        with_retries(lambda: fs.pipe_file(address, content))()
-    else:
-        with atomic_file(path) as file:
-            file.write(content)
 
 
 def remove(path: Path) -> None:

@@ -135,6 +135,10 @@ class JobOutput:
         if self._lease is not None:
             self._lease.check()
 
+    def _wait_until_alone(self) -> None:
+        if self._lease is not None:
+            self._lease.wait_until_alone()
+
     def begin(self, begun: Beginning) -> Pass | Finished:
         """What is still to do, or how the job ended if it has. Begins anew where there is nothing, or as `begun` says.
 
@@ -153,14 +157,14 @@ class JobOutput:
             return self._pass(begun, Ledger([]))
         finished = self._resumed(state, begun)
         if finished is None:
-            return self._pass(begun, Ledger(self.parts.committed()))
+            return self._pass(begun, Ledger(self.parts.take_over()))
         if self.is_folder:
-            ledger = Ledger(self.parts.committed())
+            ledger = Ledger(self.parts.take_over())
             # A part that was taken away is made anew.
             return finished if ledger.done == finished.records else self._pass(begun, ledger)
         if not exists(self.target):  # someone took the result away: what is wanted is a new one
             self._write_state(begun, None)
-            return self._pass(begun, Ledger([]))
+            return self._pass(begun, Ledger(self.parts.take_over()))  # a kill may have left some
         if self.target.stat().st_size != finished.bytes:
             raise ConfigError(f"{self.target} is not the file the finished job wrote; pass --overwrite to replace it")
         self.parts.clear()  # a kill may have come between the mark and this
@@ -187,6 +191,7 @@ class JobOutput:
             raise ConfigError(f"{self.target} is not the file the finished job wrote; restore it to retry what failed")
 
         def commit(ended: Finished) -> None:
+            self._wait_until_alone()
             self._write_state(begun, ended, swap=True)
             self._retrying.swap()
             self._write_state(begun, ended)
@@ -220,7 +225,8 @@ class JobOutput:
         Raises:
             JobError: the parts do not hold every position from 0 on.
         """
-        committed = self.parts.committed()
+        self._wait_until_alone()
+        committed = self.parts.close()
         ledger = Ledger(committed)
         if not ledger.is_whole:
             raise JobError(f"{self.parts.path} has a gap at record {ledger.next_todo(0)}: run again to fill it")

@@ -98,7 +98,7 @@ class Retrying:
         if not is_remote(self._folder):
             self._folder.mkdir(exist_ok=True)
         letters = Letters(self._errors, finished.failed)
-        ledger = Ledger(self._parts.committed())
+        ledger = Ledger(self._parts.take_over())
 
         def next_todo(position: int) -> int:
             number = ledger.next_todo(letters.place(position))
@@ -141,7 +141,7 @@ class Retrying:
         Raises:
             JobError: a record of this pass has no outcome.
         """
-        committed = self._parts.committed()
+        committed = self._parts.close()
         if Ledger(committed).next_todo(0) != len(letters):
             raise JobError(f"{self._folder} has gaps: run again to fill them")
         remove_folder(self._new)  # half made, by a process that was killed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.errors import EngineDeadError, RecordError
+from headrace.errors import EngineDeadError, RecordError, TransientError
 from headrace.testing import FakeEngine
 
 
@@ -31,3 +31,22 @@ class _Dying(FakeEngine):
 def dying(model: str | None = None) -> FakeEngine:
     """Works for a while."""
     return _Dying(model)
+
+
+class _Poisoned(FakeEngine):
+    """Chokes on some texts for good; and one call in ten fails at first, so that records end far from input order."""
+
+    calls = 0
+    failed: frozenset[str] = frozenset()
+
+    def forward(self, batch: list[str]) -> list[list[float]]:
+        self.calls += 1
+        if self.calls % 10 == 0 and self.failed.isdisjoint(batch):  # no text a second time
+            self.failed |= set(batch)
+            raise TransientError("not now")
+        return super().forward(batch)
+
+
+def poisoned(model: str | None = None) -> FakeEngine:
+    """For `scripts/torture`."""
+    return _Poisoned(model, refuses=lambda text: RecordError("it is poison") if text.startswith("poison") else None)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.integration.io.conftest import faulty_way
+from tests.integration.io.faulty import KINDS, every_tenth, faulty_way
 
 import headrace
 from headrace.engines.base import Prepared
@@ -75,6 +75,38 @@ def test_a_folder_of_parts_is_the_output(s3: Any, folder: str) -> None:
     s3.rm_file(parts()[3])
     assert headrace.run(folder, sink="s3://rows/out/", output_format="parquet", **FAKE).ok == taken
     assert [identity for part in parts() for identity in ids(s3, part)] == [row["id"] for row in ROWS]
+
+
+def part(start: int, end: int) -> tuple[str, bytes]:
+    """A part of the output as a job would write it."""
+    rows = [{"id": row["id"], "embedding": FakeEngine().vector(row["text"])} for row in ROWS[start:end]]
+    return f"rows/out/part-{start:012d}-{end:012d}.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def rows_of(s3: Any, folder: str) -> list[str]:
+    """The ids in a folder of parts."""
+    parts = [name for name in sorted(s3.find(folder)) if "/part-" in name and "_headrace" not in name]
+    return [json.loads(line)["id"] for name in parts for line in s3.cat_file(name).splitlines()]
+
+
+def test_what_a_killed_process_had_sent_comes_late(s3: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When its successor has listed the parts already; and, as they were left, when nobody was there to see it."""
+    late, vector = [part(20, 90), part(700, 1000)], FakeEngine.vector
+
+    def coming_late(self: FakeEngine, text: str) -> list[float]:
+        if late:
+            s3.pipe_file(*late.pop())
+            s3.pipe_file("rows/out/_headrace/part-000000000020-000000000090.errors.jsonl", b"no such letter\n")
+        return vector(self, text)
+
+    monkeypatch.setattr(FakeEngine, "vector", coming_late)
+    report = headrace.run(folder, sink="s3://rows/out/", **FAKE)
+    assert (report.ok, rows_of(s3, "rows/out")) == (1000, [row["id"] for row in ROWS])
+    assert not s3.exists("rows/out/_headrace/errors.jsonl")
+
+    s3.pipe_file(*part(20, 90))
+    assert headrace.run(folder, sink="s3://rows/out/", **FAKE).failed == 0
+    assert rows_of(s3, "rows/out") == [row["id"] for row in ROWS]
 
 
 def test_dead_letters_and_differences_are_told_there_too(s3: Any) -> None:
@@ -165,8 +197,13 @@ def test_a_holder_that_died_on_this_machine_is_followed_at_once(s3: Any) -> None
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     s3.pipe_file("rows/out.parts/lock", stranger(pid=int(dead.stdout), host=lease.socket.gethostname()))
     clock = Clock()
-    with make_lease(clock).held():
+    found = make_lease(clock)
+    with found.held():
         assert clock.now == 0
+        found.wait_until_alone()
+        assert clock.now == lease.ALONE_S, "what it had sent may come that late"
+        found.wait_until_alone()
+        assert clock.now == lease.ALONE_S
 
 
 def test_of_two_that_follow_only_one_does(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,23 +271,15 @@ def test_missing_credentials_are_said_in_one_line(
 
 # --- a store that fails -------------------------------------------------------------------------------------------
 
-KINDS = ("refused", "dropped", "cut", "lost", "late")
-
 
 def test_every_tenth_call_fails_or_comes_late(
     s3: Any, folder: str, s3_server: tuple[str, int], use_s3: Callable[[str, int], Any]
 ) -> None:
-    def fault(call: int) -> str:
-        return KINDS[call // 10 % len(KINDS)] if call % 10 == 0 else ""
-
-    with faulty_way(*s3_server, fault) as way:
+    with faulty_way(*s3_server, every_tenth) as way:
         use_s3(*way.server_address)
         report: Report = headrace.run(folder, sink="s3://rows/out/vectors.parquet", **FAKE)
         headrace.run(folder, sink="s3://rows/parts/", **FAKE)
-    assert {"refused", "dropped", "cut", "lost", "late"} <= set(way.seen), "all of them happened"
+    assert set(KINDS) <= set(way.seen), "all of them happened"
     assert report.ok == 1000
     assert ids(s3, "rows/out/vectors.parquet") == [row["id"] for row in ROWS]
-    lines = [
-        line for name in sorted(s3.find("rows/parts")) if "/part-" in name for line in s3.cat_file(name).splitlines()
-    ]
-    assert [json.loads(line)["id"] for line in lines] == [row["id"] for row in ROWS]
+    assert rows_of(s3, "rows/parts") == [row["id"] for row in ROWS]
