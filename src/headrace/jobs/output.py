@@ -97,7 +97,8 @@ class JobOutput:
     def _refuse_foreign_files(self) -> None:
         for path in (self.target, self.errors):
             is_output_folder = self.is_folder and path == self.target
-            taken = bool(file_names(path)) if is_output_folder else exists(path)  # an empty folder is welcome
+            # An empty folder is welcome, and what a job has left that was killed before it could say anything.
+            taken = bool(set(file_names(path)) - {self.work.name}) if is_output_folder else exists(path)
             if taken and not exists(self._state):
                 raise ConfigError(
                     f"{path} exists and no job here says how it was made; pass --overwrite to replace it, "

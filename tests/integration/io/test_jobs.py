@@ -179,6 +179,12 @@ def test_a_folder_with_other_files_is_not_written_to(source: Path, tmp_path: Pat
     assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
 
 
+def test_a_job_that_was_killed_before_it_could_say_anything_begins_again(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / "_headrace").mkdir(parents=True)
+    (tmp_path / "out" / "_headrace" / "lock").touch()
+    assert headrace.run(source, sink=tmp_path / "out", **FAKE).ok == 400
+
+
 def test_a_function_takes_the_results(tmp_path: Path) -> None:
     source = write(tmp_path, [*ROWS[:200], b"nope", *ROWS[200:]])
     rows: list[dict[str, Any]] = []
