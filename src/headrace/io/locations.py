@@ -19,6 +19,7 @@ KNOWN_SCHEMES = ("s3", "gs", "hf", "http", "https")
 ATTEMPTS = 8
 """Of a call to an object store, the first included."""
 _LONGEST_WAIT_S = 10.0
+_NOT_FOUND = 404
 
 _CLIENTS = {"gs": "gcsfs"}
 """Clients that no extra brings."""
@@ -62,6 +63,11 @@ def locate(name: str | Path) -> Path:
             f"{scheme}:// needs a client that is not installed ({error}): pip install {package}"
         ) from error
     return place  # type: ignore[no-any-return]  # has a path's methods, though it is none
+
+
+def can_write(place: Path) -> bool:
+    """Whether what is there may be written at all: http has no way to."""
+    return not is_remote(place) or not {"http", "https"} & {store(place)[0].protocol, *store(place)[0].protocol}
 
 
 def is_remote(place: Path) -> bool:
@@ -123,6 +129,11 @@ def as_os_errors(call: Callable[..., T]) -> Callable[..., T]:
         passing, lasting = _client_errors()
         try:
             return call(*args, **options)
+        except FileNotFoundError as error:
+            cause = error.__cause__  # of http addresses that were not reached too
+            if isinstance(cause, (*passing, TimeoutError)) and getattr(cause, "status", 0) != _NOT_FOUND:
+                raise OSError(f"{type(cause).__name__}: {cause}") from error
+            raise
         except passing as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
         except lasting as error:
@@ -144,6 +155,12 @@ def _client_errors() -> tuple[tuple[type[Exception], ...], tuple[type[Exception]
         from aiohttp import ClientError
 
         passing.append(ClientError)
+    except ImportError:
+        pass
+    try:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        passing += HfHubHTTPError.__bases__[:1]  # the HTTPError of the client it uses, which differs by version
     except ImportError:
         pass
     try:

@@ -10,7 +10,7 @@ from headrace.errors import ConfigError
 from headrace.io import compression
 from headrace.io.base import PartWriter
 from headrace.io.jsonl import JsonlWriter
-from headrace.io.locations import is_remote, locate
+from headrace.io.locations import can_write, is_remote, locate
 from headrace.io.openai import OpenAIWriter
 from headrace.io.parquet import ParquetWriter
 
@@ -64,9 +64,11 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
         format: "jsonl" or "parquet", whatever the name ends in.
 
     Raises:
-        ConfigError: the format is not known; the message lists the known ones.
+        ConfigError: the format is not known; the message lists the known ones. Or nothing can be written there.
     """
     place = locate(name)
+    if not can_write(place):
+        raise ConfigError(f"cannot write {name}: such an address can only be read; name a file, or one of a store")
     _, found, packing = _split(place.name)
     is_folder = str(name).endswith("/") or (not is_remote(place) and place.is_dir() and not found)
     chosen = format or found or ("jsonl" if is_folder else "")
