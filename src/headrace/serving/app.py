@@ -9,7 +9,6 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from headrace.serving import generation_routes, status_routes, text_routes
@@ -17,6 +16,7 @@ from headrace.serving.direct import DirectRoute
 from headrace.serving.edge import Edge, error_response
 from headrace.serving.errors import ApiError, error_body, invalid
 from headrace.serving.host import Host
+from headrace.serving.replies import JsonReply
 from headrace.serving.service import Service
 
 # Which routes a task's model can answer; /generate takes any task that has texts.
@@ -83,19 +83,19 @@ def create_app(
     return app
 
 
-async def _http_error(_: Request, error: Exception) -> JSONResponse:
+async def _http_error(_: Request, error: Exception) -> JsonReply:
     if isinstance(error, ApiError):
         return error_response(error)
     assert isinstance(error, HTTPException)
     body = error_body(error.status_code, str(error.detail))
-    return JSONResponse(body, error.status_code, error.headers)
+    return JsonReply(body, error.status_code, error.headers)
 
 
-async def _bad_request(_: Request, error: Exception) -> JSONResponse:
+async def _bad_request(_: Request, error: Exception) -> JsonReply:
     assert isinstance(error, RequestValidationError)
     return error_response(invalid(error))
 
 
-async def _unexpected(_: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - the server logs it, with its trace
+async def _unexpected(_: Request, error: Exception) -> JsonReply:  # noqa: ARG001 - the server logs it, with its trace
     body: dict[str, Any] = error_body(500, "the server failed on this request; its log says why")
-    return JSONResponse(body, 500)
+    return JsonReply(body, 500)

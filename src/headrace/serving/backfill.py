@@ -11,14 +11,16 @@ from typing import Any
 from headrace.batching.batcher import DynamicBatcher
 from headrace.engines.base import BatchEngine, Engine, Prepared, StepEngine
 from headrace.errors import StoppedError
-from headrace.events import BatchDone, BatchFormed, Event, StepDone
-from headrace.serving.pacing import Recent, TimeModel
+from headrace.events import BatchDone, BatchFormed, Event, RequestDone, StepDone
+from headrace.serving.pacing import Margin, Recent, TimeModel
 
 BULK = -6
 """Priority of bulk work: a request goes before what has waited a minute less. What waits longer than that goes first,
 so that no stream of requests holds bulk work up for ever."""
 _AHEAD = 2
 """Full batches of bulk work that wait where no latency is promised."""
+_ROUTES = frozenset({"/generate", "/v1/embeddings", "/classify"})
+"""Requests that the target is about, of a model that works in batches."""
 _LATE_S = 30.0
 """How long the size of the requests' batches is remembered."""
 
@@ -28,7 +30,8 @@ class Backfill:
 
     A request that comes just after a batch of bulk work has begun waits for its end, and then for its own batch. So
     with a target, bulk work may make a batch no longer than what is left of the target beside a batch of requests, or
-    half as long where both share batches.
+    half as long where both share batches. How much of the target is planned with follows from how many requests
+    miss it.
 
     Args:
         engine: its kind decides what is bounded: the cost of a batch, or the slots taken.
@@ -51,6 +54,7 @@ class Backfill:
         self._target_s = target_s
         self._held = held
         self.model = TimeModel()
+        self.margin = Margin()
         self._online = Recent(_LATE_S)
         self._queue: deque[tuple[asyncio.Future[None], float]] = deque()
         self._inside: dict[asyncio.Future[Any], float] = {}
@@ -106,6 +110,9 @@ class Backfill:
             case BatchDone():
                 self.model.observe(event.padded_cost, event.duration_s)
                 self._note_online(event.padded_cost)
+            case RequestDone():
+                if self._target_s is not None and event.status == 200 and event.route in _ROUTES:
+                    self.margin.observe(missed=event.duration_s > self._target_s)
             case StepDone():
                 self.model.observe(event.size, event.duration_s)
                 self._let_in()
@@ -130,11 +137,11 @@ class Backfill:
             return _AHEAD * full
         if not self.model.known:
             return 1.0  # one record at a time until it is known what that takes
-        online = self._online.largest(now)
+        online, planned_s = self._online.largest(now), self._target_s * self.margin.value
         if engine.pads:  # batches are of like length, and of requests or of bulk work alone
-            return min(self.model.cost_within(self._target_s - self.model.seconds(online)), full)
+            return min(self.model.cost_within(planned_s - self.model.seconds(online)), full)
         # The batch that a request waits for and its own are filled with bulk work alike.
-        return min(self.model.cost_within((self._target_s - self.model.line[0] * online) / 2), full)
+        return min(self.model.cost_within((planned_s - self.model.line[0] * online) / 2), full)
 
     def _let_in(self) -> None:
         """Let in whoever is next while there is room; one always, so that an impossible target starves nobody."""

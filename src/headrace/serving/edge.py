@@ -7,14 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
 from typing import Any
 
-from fastapi.responses import JSONResponse
-
 from headrace.events import RequestDone
 from headrace.serving.auth import Keys
 from headrace.serving.direct import DirectRoute, Message, Receive, Send
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.host import Host
 from headrace.serving.limits import ServeLimits
+from headrace.serving.replies import JsonReply
 
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
@@ -172,9 +171,9 @@ class _Rest:
             return here.value  # type: ignore[no-any-return]
 
 
-def error_response(error: ApiError) -> JSONResponse:
+def error_response(error: ApiError) -> JsonReply:
     """The response that an error is."""
     # What is left of the body is not read: the connection cannot be used again.
     unread = error.body["error"]["code"] == "slow_body" or error.status_code == 413
     close = {"Connection": "close"} if unread else {}
-    return JSONResponse(error.body, error.status_code, {**(error.headers or {}), **close})
+    return JsonReply(error.body, error.status_code, {**(error.headers or {}), **close})

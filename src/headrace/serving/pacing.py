@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _FORGET = 0.98
 """Weight of a batch against the one after it: the last 50 or so count."""
+_LEAST, _MOST = 0.1, 2.0
+"""Bounds of a margin: bulk work is never quite given up, and nothing is planned that an hour could not take back."""
 _SPREAD = 0.01
 """Costs that vary by less than this share of their mean say nothing of the slope."""
 
@@ -51,6 +53,26 @@ class TimeModel:
         if seconds <= base:
             return 0.0
         return (seconds - base) / slope if slope else float("inf")
+
+
+class Margin:
+    """How much of a target to plan with, so that no more than `late` of all requests miss it.
+
+    A plan knows nothing of what delays a request besides batches: this follows what is seen. Each miss makes it a step
+    smaller and each hit as much larger as holds the balance at that share: the tracking of a quantile by stochastic
+    approximation (Robbins and Monro, 1951).
+    """
+
+    def __init__(self, late: float = 0.005, step: float = 0.04) -> None:
+        self.value = 1.0
+        """Factor of the target."""
+        self._late = late
+        self._step = step
+
+    def observe(self, *, missed: bool) -> None:
+        """One more request has been answered."""
+        change = self._late - 1 if missed else self._late
+        self.value = min(max(self.value + self._step * change, _LEAST), _MOST)
 
 
 class Recent:

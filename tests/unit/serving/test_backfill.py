@@ -13,7 +13,7 @@ from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.engines.base import Prepared
 from headrace.errors import StoppedError
-from headrace.events import Event
+from headrace.events import Event, RequestDone
 from headrace.serving.backfill import Backfill
 from headrace.testing import FakeAsk, FakeEngine, FakeStepEngine
 
@@ -101,6 +101,27 @@ def test_a_target_that_cannot_be_kept_starves_no_bulk_work(virtual: VirtualTime)
 
     play(virtual, bench, main)
     assert bench.fill.done == 20
+
+
+def test_what_delays_requests_besides_batches_is_made_up_for(virtual: VirtualTime) -> None:
+    """Each request takes 30 ms more than its batches: the plan learns it from those that come late."""
+    bench = Bench(target_s=0.075)
+
+    async def main() -> None:
+        bulk = await bench.bulk(30_000)
+        for number in range(600):
+            await asyncio.sleep(0.020 + 0.0023 * (number % 13))  # at every moment of a batch
+            await bench.request()
+            bench.online_s[-1] += 0.030
+            bench.fill.listen(RequestDone("/v1/embeddings", "POST", 200, bench.online_s[-1], now()))
+            bench.fill.listen(RequestDone("/v1/files", "POST", 200, 60.0, now()))  # an upload is not what is promised
+        for task in bulk:
+            task.cancel()
+
+    play(virtual, bench, main)
+    settled = bench.online_s[100:]
+    assert sum(took > 0.075 for took in settled) <= 0.02 * len(settled)
+    assert bench.fill.done > 4_000
 
 
 def test_requests_go_first(virtual: VirtualTime) -> None:
