@@ -80,7 +80,7 @@ class UniqueIds:
 
         look_at = time.monotonic() + LOOK_EVERY_S
         for chunk in self._source.chunks(next_unknown):
-            seen.add(self._fresh(chunk, known), _end(chunk))
+            seen.add(*self._fresh(chunk, known), _end(chunk))
             if (now := time.monotonic()) >= look_at or seen.is_full:
                 self._look(seen)
                 ended = time.monotonic()
@@ -88,11 +88,12 @@ class UniqueIds:
             yield _still_to_do(chunk, next_todo)
         self._look(seen)
 
-    def _fresh(self, chunk: Chunk, known: int) -> list[tuple[bytes, int]]:
-        """Digest and position of the ids that no run holds."""
+    def _fresh(self, chunk: Chunk, known: int) -> tuple[list[bytes], list[int]]:
+        """Digests and positions of the ids that no run holds."""
         column = self._column
-        found = ((_digest(r.data.get(column)), r.position) for r in chunk.records if r.position >= known)
-        return [pair for pair in found if pair[0]]
+        records = [record for record in chunk.records if record.position >= known]
+        digests = [_digest(record.data.get(column)) for record in records]
+        return [d for d in digests if d], [r.position for r, d in zip(records, digests, strict=True) if d]
 
     def _look(self, seen: _Digests) -> None:
         for position in seen.look():
@@ -162,7 +163,9 @@ class _Digests:
         self._runs: list[_Run] = []
         self._recent = np.empty(0, np.uint64)
         """Sorted: what has been looked for and is in no run."""
-        self._new: list[tuple[bytes, int]] = []
+        self._new: list[tuple[Any, Any]] = []
+        """Digests and positions as arrays, one of each for every chunk of the input."""
+        self._new_count = 0
         self._start = self._end = 0
 
     def load(self) -> int:
@@ -176,22 +179,25 @@ class _Digests:
                 self._start = self._end = -minus_end
         return self._end
 
-    def add(self, fresh: list[tuple[bytes, int]], end: int) -> None:
-        """Take more, each digest with its position; all ids before position `end` have been taken then."""
-        self._new += fresh
+    def add(self, digests: list[bytes], positions: list[int], end: int) -> None:
+        """Take more, in input order; all ids before position `end` have been taken then."""
+        np = self._np
+        self._new.append((np.frombuffer(b"".join(digests), np.uint64), np.array(positions, np.int64)))
+        self._new_count += len(digests)
         self._end = max(self._end, end)
 
     @property
     def is_full(self) -> bool:
         """Whether there are enough for a run."""
-        return len(self._new) + len(self._recent) >= RUN_RECORDS
+        return self._new_count + len(self._recent) >= RUN_RECORDS
 
     def look(self) -> list[int]:
         """The positions, ascending, of those new ones that were there before."""
         np = self._np
-        digests = np.frombuffer(b"".join([digest for digest, _ in self._new]), np.uint64)
-        positions = np.array([position for _, position in self._new], np.int64)
-        self._new = []
+        if not self._new:
+            return []
+        digests, positions = (np.concatenate(arrays) for arrays in zip(*self._new, strict=True))
+        self._new, self._new_count = [], 0
         order = np.argsort(digests, kind="stable")  # of equal ones the first comes first
         digests, positions = digests[order], positions[order]
         known = np.zeros(len(digests), bool)
