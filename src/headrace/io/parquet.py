@@ -14,7 +14,7 @@ from headrace.errors import JobError, MissingExtraError
 from headrace.io.letters import encode_failures
 from headrace.records import Failed, Ok
 
-ROW_GROUP_BYTES = 32 * 1024 * 1024
+ROW_GROUP_BYTES = 16 * 1024 * 1024
 _TYPICAL_VALUE_BYTES = 1024
 """What a value without a fixed size is reckoned as: how many rows a group has may not depend on where parts end."""
 _INT64 = range(-(2**63), 2**63)
@@ -101,7 +101,7 @@ class ParquetWriter:
         return encode_failures(failures)
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
-        """One file with row groups of about 32 MiB; a group, and so the memory, is the same wherever parts end.
+        """One file with row groups of about 16 MiB; a group, and so the memory, is the same wherever parts end.
 
         Raises:
             JobError: a part is damaged, or parts do not fit together.
