@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,7 +186,10 @@ class FakeStepEngine:
 
         Raises:
             RuntimeError: called while another call runs, which an engine need not stand.
+            EngineDeadError: the engine is closed.
         """
+        if self.closed:
+            raise EngineDeadError("the engine is closed; create a new one")
         if not self._using.acquire(blocking=False):
             raise RuntimeError("step was called while another call runs")
         try:
@@ -223,3 +227,59 @@ class FakeStepEngine:
     def close(self) -> None:
         """Nothing to free; remembers that it was called."""
         self.closed = True
+
+
+class FakeStreamEngine:
+    """An embedding engine that batches by itself: the vectors of `FakeEngine`, one request at a time.
+
+    It satisfies `headrace.engines.base.StreamEngine`.
+
+    Args:
+        max_in_flight: requests that keep it busy.
+        seconds: how long each request takes.
+        sleep: how to wait.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        max_in_flight: int = 8,
+        seconds: float = 0.0,
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+    ) -> None:
+        self._texts = FakeEngine(model)
+        self.max_in_flight = max_in_flight
+        self._seconds = seconds
+        self._sleep = sleep
+        self.in_flight = 0
+        self.most_in_flight = 0
+        """The most requests that were under way at once."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """What decides the vectors."""
+        return {**self._texts.describe(), "engine": "fake_stream"}
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[str] | Exception]:
+        """The texts themselves."""
+        return self._texts.prepare(inputs)
+
+    async def infer(self, payload: str) -> list[float]:
+        """The vector of one text.
+
+        Raises:
+            EngineDeadError: the engine is closed.
+        """
+        if self._texts.closed:
+            raise EngineDeadError("the engine is closed; create a new one")
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await self._sleep(self._seconds)
+            return self._texts.vector(payload)
+        finally:
+            self.in_flight -= 1
+
+    def close(self) -> None:
+        """Nothing to free; remembers that it was called."""
+        self._texts.close()

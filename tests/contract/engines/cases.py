@@ -1,24 +1,36 @@
-"""Every engine that runs a batch it is given, with inputs that suit it: the same contract holds for all."""
+"""Every engine there is, with inputs that suit it: the same contract holds for all."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tests.small_models import NLI, encoded, picture, text_model, vision_model
 
 from headrace.engines.registry import create
-from headrace.testing import FakeEngine
+from headrace.testing import FakeEngine, FakeStepEngine, FakeStreamEngine
 
 TEXTS = ["", "a", "the canal feeds the wheel", "so that it never runs dry " * 7, "naïve 水車", "words " * 300]
+WORDS = [text for text in TEXTS if text]
 PAIRS = [(text, other) for text in TEXTS[1:4] for other in ("", "a mill", "turns and turns " * 9)]
 NO_TEXTS = [None, 7, "half \ud800", ["a", "list"]]
 IMAGES = [encoded(picture(width, 30, seed=width)) for width in (31, 8, 70, 30)]
 NO_IMAGES = [None, b"no image", "/no/such/image.png", IMAGES[0][:60], 3]
+ASKS = [
+    "12+34=",
+    "Q: Ada has 12 eggs and gets 34 more. How many now?\nA: ",
+    [{"role": "user", "content": "What is 31+44?"}],
+    {"prompt": "55+16=", "max_tokens": 40, "ignore_eos": True},
+    {"messages": [{"role": "system", "content": "Add."}, {"role": "user", "content": "27+27"}], "max_tokens": 2},
+    "nothing to add",
+]
+NO_ASKS = [None, "", "x" * 2_000, [{"role": "wizard", "content": "hi"}], {"prompt": "a", "temperature": -1}, 7]
 
 HANDLER = """
 import ts.torch_handler.base_handler
@@ -40,13 +52,36 @@ class Shouting(ts.torch_handler.base_handler.BaseHandler):
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where an engine is made."""
+
+    folder: Path
+    """Empty, and the engine's own."""
+    device: str
+    """ "cpu" or "cuda"."""
+    stack: ExitStack
+    """Ends with the engine."""
+
+
+class Maker(Protocol):
+    """Makes the engine under contract."""
+
+    def __call__(self, place: Place) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """An engine under contract."""
 
-    make: Callable[[Path], Any]
-    """Given an empty folder, an engine."""
+    make: Maker
     good: list[Any]
     bad: list[Any]
+    kind: str = "batch"
+    """"batch", "step" or "stream": who decides what runs together."""
+    needs: str | None = None
+    """A library that this engine has an environment of its own for."""
+    placed: bool = False
+    """Whether it runs on the device it is given."""
 
 
 def own(values: list[Any]) -> list[Any]:
@@ -54,44 +89,108 @@ def own(values: list[Any]) -> list[Any]:
     return [f"{value}!" for value in values]
 
 
-def onnx(task: str, model: str, folder: Path) -> Any:
+def torch(task: str, model: Any = None, **options: Any) -> Maker:
+    """PyTorch's engine of a task, with a model by name or one that is made in the engine's folder."""
+
+    def make(place: Place) -> Any:
+        folder = model(place.folder) if callable(model) else model
+        return create(task, folder, device=place.device, **options)
+
+    return make
+
+
+def onnx(task: str, model: Any, **options: Any) -> Maker:
     """An ONNX engine of a model that is exported on the spot."""
-    from scripts.export_onnx import export
 
-    exported = folder.parent / f"onnx-{task}-{model}"  # takes seconds: made once for all tests
-    if not exported.exists():
-        export(model, exported, task)
-    return create(task, exported, engine="onnx")
+    def make(place: Place) -> Any:
+        from scripts.export_onnx import export
+
+        exported = place.folder.parent / f"onnx-{task}"  # takes seconds: made once for all tests
+        if not exported.exists():
+            export(str(model(place.folder)) if callable(model) else model, exported, task)
+        return create(task, exported, engine="onnx", **options)
+
+    return make
 
 
-def archive(folder: Path) -> Any:
+def archive(place: Place) -> Any:
     """A TorchServe archive's engine."""
     manifest = {"model": {"modelName": "shout", "handler": "shout.py", "modelVersion": "1.0"}, "runtime": "python"}
-    with zipfile.ZipFile(folder / "shout.mar", "w") as mar:
+    with zipfile.ZipFile(place.folder / "shout.mar", "w") as mar:
         mar.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
         mar.writestr("shout.py", HANDLER)
         mar.writestr("model-config.yaml", "batchSize: 8\nmaxBatchDelay: 20\n")
-    return create("custom", engine="torchserve", handler=folder / "shout.mar")
+    return create("custom", engine="torchserve", handler=place.folder / "shout.mar")
+
+
+def endpoint(place: Place) -> Any:
+    """A server of Headrace's own, over a real socket."""
+    from tests.integration.serving.running import running
+
+    from headrace.hosting import ServerSettings
+
+    server = place.stack.enter_context(running(ServerSettings(engine="headrace.testing:FakeEngine")))
+    return create("embed", engine="endpoint", endpoints=[server.url])
+
+
+def vllm(place: Place) -> Any:
+    """The real one, in processes of its own."""
+    small = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 4, "max_model_len": 512}
+    return create("generate", engine="vllm", chat=False, max_tokens=16, **small)
 
 
 ZERO_SHOT = {"labels": ["canal", "mill", "water wheel"]}
 
+
+def scorer(folder: Path) -> Path:
+    """A cross-encoder."""
+    return text_model(folder, ["x"])
+
+
+def judge(folder: Path) -> Path:
+    """A model of natural language inference."""
+    return text_model(folder, NLI)
+
+
+def clip(folder: Path) -> Path:
+    """A model of images and texts."""
+    return vision_model(folder, "clip")
+
+
 CASES: Mapping[str, Case] = {
-    "fake": Case(lambda folder: FakeEngine(), TEXTS, NO_TEXTS[:2]),
-    "function": Case(lambda folder: create("custom", engine="tests.contract.engines.cases:own"), TEXTS, []),
-    "embed": Case(lambda folder: create("embed", device="cpu"), TEXTS, NO_TEXTS),
-    "classify": Case(lambda folder: create("classify", "docstrings", device="cpu", top_labels=7), TEXTS, NO_TEXTS[:3]),
-    "classify-pairs": Case(lambda folder: create("classify", text_model(folder), device="cpu"), PAIRS, NO_TEXTS[:3]),
-    "score": Case(lambda folder: create("score", text_model(folder, ["x"]), device="cpu"), PAIRS, NO_TEXTS[:3]),
-    "zero-shot": Case(
-        lambda folder: create("zero-shot", text_model(folder, NLI), device="cpu", **ZERO_SHOT), TEXTS, NO_TEXTS
-    ),
-    "image-classify": Case(lambda folder: create("image-classify", "digits", device="cpu"), IMAGES, NO_IMAGES),
-    "image-embed": Case(
-        lambda folder: create("image-embed", vision_model(folder, "clip"), device="cpu"), IMAGES, NO_IMAGES
-    ),
-    "onnx-embed": Case(lambda folder: onnx("embed", "docstrings", folder), TEXTS, NO_TEXTS),
-    "onnx-classify": Case(lambda folder: onnx("classify", "docstrings", folder), TEXTS, NO_TEXTS[:3]),
-    "onnx-image-classify": Case(lambda folder: onnx("image-classify", "digits", folder), IMAGES, NO_IMAGES),
+    "fake": Case(lambda place: FakeEngine(), TEXTS, NO_TEXTS[:2]),
+    "fake-steps": Case(lambda place: FakeStepEngine(), WORDS, ["", *NO_TEXTS[:2]], "step"),
+    "fake-stream": Case(lambda place: FakeStreamEngine(), TEXTS, NO_TEXTS[:2], "stream"),
+    "function": Case(lambda place: create("custom", engine="tests.contract.engines.cases:own"), TEXTS, []),
     "torchserve": Case(archive, TEXTS, [None, "half \ud800"]),
+    "endpoint": Case(endpoint, WORDS, [None, "", 7], "stream"),
+    "embed": Case(torch("embed"), TEXTS, NO_TEXTS, placed=True),
+    "classify": Case(torch("classify", "docstrings", top_labels=7), TEXTS, NO_TEXTS[:3], placed=True),
+    "classify-pairs": Case(torch("classify", text_model), PAIRS, NO_TEXTS[:3], placed=True),
+    "score": Case(torch("score", scorer), PAIRS, NO_TEXTS[:3], placed=True),
+    "zero-shot": Case(torch("zero-shot", judge, **ZERO_SHOT), TEXTS, NO_TEXTS, placed=True),
+    "image-classify": Case(torch("image-classify", "digits"), IMAGES, NO_IMAGES, placed=True),
+    "image-embed": Case(torch("image-embed", clip), IMAGES, NO_IMAGES, placed=True),
+    "generate": Case(torch("generate", max_num_seqs=4, max_tokens=16), ASKS, NO_ASKS, "step", placed=True),
+    "generate-static": Case(torch("generate", engine="static", max_tokens=16), ASKS, NO_ASKS, placed=True),
+    "onnx-embed": Case(onnx("embed", "docstrings"), TEXTS, NO_TEXTS),
+    "onnx-classify": Case(onnx("classify", "docstrings"), TEXTS, NO_TEXTS[:3]),
+    "onnx-score": Case(onnx("score", scorer), PAIRS, NO_TEXTS[:3]),
+    "onnx-zero-shot": Case(onnx("zero-shot", judge, **ZERO_SHOT), TEXTS, NO_TEXTS),
+    "onnx-image-classify": Case(onnx("image-classify", "digits"), IMAGES, NO_IMAGES),
+    "onnx-image-embed": Case(onnx("image-embed", clip), IMAGES, NO_IMAGES),
+    "vllm": Case(vllm, ASKS, NO_ASKS, "stream", needs="vllm"),
 }
+"""One for each engine of `headrace.engines.registry`, and the doubles of `headrace.testing`."""
+
+
+def of_kind(kind: str) -> list[str]:
+    """The names of some of them."""
+    return [name for name, case in CASES.items() if case.kind == kind]
+
+
+def missing(case: Case) -> str | None:
+    """Why a case cannot run in this environment."""
+    if case.needs is None or importlib.util.find_spec(case.needs) is not None:
+        return None
+    return f"{case.needs} is not installed here: scripts/test-{case.needs}"

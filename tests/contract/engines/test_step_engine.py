@@ -1,4 +1,4 @@
-"""One contract for all engines that work in steps: the double, a plain step function, and the real one."""
+"""What holds beside the common contract for engines that work in steps, a plain step function among them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,126 @@
+"""What jobs, servers and batchers rely on, whatever the engine: one contract, and every engine is held to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from tests.contract.engines.cases import CASES, Case, Place
+from tests.contract.engines.fixtures import alone, assert_same, payloads, together
+
+from headrace.engines.base import BatchEngine, Prepared, StepEngine, StreamEngine
+from headrace.engines.registry import _ENGINES
+from headrace.errors import EngineDeadError, RecordError
+from headrace.io.jsonl import JsonlWriter
+from headrace.records import Ok, Record
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning:torch.onnx", "ignore::FutureWarning:copyreg"),
+    # A machine that pauses looks like a loop that is blocked.
+    pytest.mark.filterwarnings("ignore::headrace.BlockedLoopWarning"),
+]
+
+
+def test_every_engine_is_in_the_suite() -> None:
+    for task, engines in _ENGINES.items():
+        for name in engines:
+            assert {"torch": task, "onnx": f"onnx-{task}", "static": "generate-static"}.get(name, name) in CASES
+
+
+KINDS = {"batch": BatchEngine, "step": StepEngine, "stream": StreamEngine}
+
+
+def test_it_is_of_one_kind_and_says_what_that_kind_must(case: Case, engine: Any) -> None:
+    assert [name for name, kind in KINDS.items() if isinstance(engine, kind)] == [case.kind]
+    if case.kind == "batch":
+        assert isinstance(engine.pads, bool)
+        assert engine.default_batch_cost >= 1
+        assert engine.default_batch_size >= 1
+    elif case.kind == "step":
+        assert engine.max_slots >= 1
+        assert engine.max_cost >= 1
+    else:
+        assert engine.max_in_flight >= 1
+
+
+def test_it_describes_itself_in_json_the_same_each_time(engine: Any) -> None:
+    described = engine.describe()
+    assert json.loads(json.dumps(described)) == described == engine.describe()
+    assert described["engine"]
+
+
+def test_every_input_has_its_own_entry_in_order(case: Case, engine: Any) -> None:
+    mixed = [value for pair in zip(case.good, case.bad, strict=False) for value in pair] + case.good + case.bad
+    good = {id(value) for value in case.good}
+    ready = engine.prepare(mixed)
+    assert len(ready) == len(mixed)
+    for value, one in zip(mixed, ready, strict=True):
+        assert isinstance(one, Prepared if id(value) in good else RecordError), value
+        if isinstance(one, Prepared):
+            assert isinstance(one.cost, int)
+            assert one.cost >= 1
+        else:
+            assert str(one)
+            assert "\n" not in str(one)
+
+
+def test_nothing_in_nothing_out(engine: Any) -> None:
+    assert list(engine.prepare([])) == []
+    assert together(engine, []) == []
+
+
+def test_an_output_does_not_depend_on_its_company_or_its_place(case: Case, engine: Any) -> None:
+    ready = payloads(engine, case.good)
+    expected = alone(engine, ready)
+    assert len(expected) == len(case.good)
+    order = random.Random(4).sample(range(len(ready)), len(ready))
+    shuffled = dict(zip(order, together(engine, [ready[place] for place in order]), strict=True))
+    for outputs in (together(engine, ready), together(engine, ready[::-1])[::-1]):
+        for left, right in zip(expected, outputs, strict=True):
+            assert_same(left, right)
+    for place, left in enumerate(expected):
+        assert_same(left, shuffled[place])
+
+
+def test_different_inputs_have_different_outputs_that_can_be_written(case: Case, engine: Any) -> None:
+    outputs = together(engine, payloads(engine, case.good))
+    rows = [JsonlWriter("output").encode([Ok(Record(0, 0, None), output)]) for output in outputs]
+    assert all(len(row.splitlines()) == 1 for row in rows)
+    assert rows[0] != rows[-1]
+
+
+def test_inputs_are_prepared_on_several_threads_while_it_runs(case: Case, engine: Any) -> None:
+    expected = [one.cost for one in engine.prepare(case.good)]
+    ready = payloads(engine, case.good)
+    before = together(engine, ready)
+    with ThreadPoolExecutor(4) as pool:
+        running = pool.submit(together, engine, ready)
+        chunks = list(pool.map(engine.prepare, [case.good] * 8))
+        after = running.result()
+    assert all([one.cost for one in chunk] == expected for chunk in chunks)
+    for left, right in zip(before, after, strict=True):
+        assert_same(left, right)
+
+
+def test_closed_it_says_so(case: Case, device: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with ExitStack() as stack:
+        engine = case.make(Place(tmp_path_factory.mktemp("closed"), device, stack))
+        [ready, *_] = payloads(engine, case.good[:2])
+        engine.close()
+        engine.close()
+        with pytest.raises(EngineDeadError, match="closed"):
+            use(engine, ready)
+
+
+def use(engine: Any, payload: Any) -> None:
+    if isinstance(engine, StepEngine):
+        engine.step()
+    elif isinstance(engine, StreamEngine):
+        asyncio.run(engine.infer(payload))
+    else:
+        engine.forward([payload])
