@@ -25,10 +25,9 @@ from headrace.io import openai
 from headrace.io.base import PartWriter, Source
 from headrace.io.handing import HandingWriter, Receiver
 from headrace.io.ids import UniqueIds
-from headrace.io.locations import is_remote
 from headrace.io.opening import open_source
 from headrace.io.selection import SelectedSource, Selection
-from headrace.io.targets import Target, find_target, openai_writer
+from headrace.io.targets import Target, find_target, openai_writer, refuse_output_in_input
 from headrace.jobs import columns
 from headrace.jobs import run as main_path
 from headrace.jobs.forecast import Forecast, Shape, check_room, forecast
@@ -181,7 +180,8 @@ def check(settings: JobSettings) -> Plan:
     """
     check_numbers(settings)
     target = _target(settings)
-    _refuse_output_in_input(settings.source, target)
+    if isinstance(settings.source, (str, Path)):
+        refuse_output_in_input(settings.source, target)
     source = open_source(settings.source, settings.input_format)
     url = openai.url_of(source)
     settings = replace(settings, task=settings.task or _OPENAI_TASKS.get(url or "", "embed"))
@@ -233,17 +233,6 @@ def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) 
     if settings.keep_columns:
         raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
     return openai_writer(target, url)
-
-
-def _refuse_output_in_input(source: Any, target: Target) -> None:
-    """A resume would take the output for input."""
-    if not isinstance(source, (str, Path)) or is_remote(target.place):
-        return
-    given, place = Path(source).resolve(), target.place.resolve()
-    if place == given:
-        raise ConfigError(f"{target} is both input and output; choose another output")
-    if given.is_dir() and given in place.parents:
-        raise ConfigError(f"{target} is within the input folder {source}; choose another output")
 
 
 def build(

@@ -26,6 +26,7 @@ def merge(output: Output, into: Into, overwrite: Overwrite = False) -> None:
 def _merge(output: str, into: str, *, overwrite: bool) -> int:
     merged = merge_parts(output, into, overwrite=overwrite)
     failed = f", {merged.failed:,} failed, see {merged.errors}" if merged.failed else ""
-    gaps = "" if merged.whole else "; records between them are still to be done"
-    say(f"wrote {into}: {merged.records - merged.failed:,} of {merged.records:,} records{failed}{gaps}")
+    gaps = "" if merged.whole else ", and there are gaps between these"
+    more = "" if merged.finished else f"; the job is not finished{gaps}"
+    say(f"wrote {into}: {merged.records - merged.failed:,} of {merged.records:,} records{failed}{more}")
     return 0

@@ -217,7 +217,7 @@ def _settings(given: dict[str, Any]) -> JobSettings:
         options["endpoints"] = list(endpoints)
     names = ("max_error_rate", "max_errors", "max_attempts")
     limits = Limits(workers=_workers(given.pop("workers")), **{name: given.pop(name) for name in names})
-    kept = tuple(name.strip() for name in columns.split(",")) if columns else ()
+    kept = tuple(stripped for name in (columns or "").split(",") if (stripped := name.strip()))
     return JobSettings(engine_options=options, limits=limits, selection=selection, keep_columns=kept, **given)
 
 

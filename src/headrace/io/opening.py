@@ -64,6 +64,8 @@ def open_source(source: Any, format: str | None = None) -> Source:  # noqa: A002
     """
     if not isinstance(source, (str, Path)):
         return _from_python(source)
+    if not str(source):
+        raise ConfigError("the input has an empty name; name a file, folder, glob or address, or - for stdin")
     if str(source) == "-":
         return FileSource([_with_format(look_at(spool(_stdin_suffix(format))), None)])
     place = locate(source)

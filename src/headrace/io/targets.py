@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,8 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
     Raises:
         ConfigError: the format is not known; the message lists the known ones. Or nothing can be written there.
     """
+    if not str(name):
+        raise ConfigError("the output has an empty name; name a file, or a folder with / at its end")
     place = locate(name)
     if not can_write(place):
         raise ConfigError(f"cannot write {name}: such an address can only be read; name a file, or one of a store")
@@ -82,6 +85,33 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
     if packing and chosen != "jsonl":
         raise ConfigError(f"cannot write {name}: {chosen} is compressed by its own means; leave {packing} away")
     return Target(place, is_folder, chosen, packing)
+
+
+def refuse_output_in_input(source: str | Path, target: Target) -> None:
+    """See that no run would take what is written here for input.
+
+    Raises:
+        ConfigError: it would.
+    """
+    if is_remote(target.place) or not str(source):
+        return
+    given = Path(source)
+    for place in (target.place.absolute(), target.errors.absolute()):
+        if place.resolve() == given.resolve():
+            raise ConfigError(f"{target} is both input and output; choose another output")
+        if given.is_dir() and given.resolve() in place.resolve().parents:
+            raise ConfigError(f"{target} is within the input folder {source}; choose another output")
+        if _matches(place.parts, given.absolute().parts):
+            raise ConfigError(f"{place.name} is among the input {source}; choose another output")
+
+
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path's names are what a glob asks for."""
+    if not pattern or not names:
+        return not pattern and not names
+    if pattern[0] == "**":
+        return any(_matches(names[skipped:], pattern[1:]) for skipped in range(len(names) + 1))
+    return fnmatch.fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
 
 
 def openai_writer(target: Target, url: str) -> PartWriter:

@@ -22,7 +22,9 @@ class Merged:
     """Of the input, failed ones included."""
     failed: int
     whole: bool
-    """Whether nothing before the last of them is missing, as far as the job has come."""
+    """Whether nothing before the last of them is missing."""
+    finished: bool
+    """Whether the job has come to its end."""
     errors: Path
     """Where the dead letters are, if there are any."""
 
@@ -36,12 +38,18 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
         ConfigError: no job has written there, there are no parts, or the file cannot be written.
         JobError: a part is damaged.
     """
-    source, _ = state_of(name)
+    source, state = state_of(name)
     target = find_target(into)
     if target.is_folder:
         raise ConfigError(f"cannot merge into {into}: it is a folder; name a file")
     if (target.format, target.compression) != (source.format, source.compression):
         raise ConfigError(f"{name} holds parts in {_format(source)}: the file must end in {_format(source)}")
+    if target.place == source.place:
+        raise ConfigError(
+            f"cannot merge into {into}: it is the job's own output; run the job to its end, or name another"
+        )
+    if {source.place, source.work} & set(target.place.parents):
+        raise ConfigError(f"cannot merge into {into}: it is within the job's own folder; name another")
     for path in (target.place, target.errors):
         if exists(path) and not overwrite:
             raise ConfigError(f"{path} exists; pass --overwrite to replace it")
@@ -55,7 +63,7 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
     with atomic_file(target.place) as file:
         writer.merge([parts.part_path(interval) for interval in committed], file)
     ledger = Ledger(committed)
-    return Merged(ledger.done, parts.count_errors(committed), ledger.is_whole, target.errors)
+    return Merged(ledger.done, parts.count_errors(committed), ledger.is_whole, bool(state["finished"]), target.errors)
 
 
 def _format(target: Target) -> str:

@@ -188,8 +188,11 @@ class JobOutput:
             )
         if not finished.failed:
             return finished
-        if not self.is_folder and self.target.stat().st_size != finished.bytes:
-            raise ConfigError(f"{self.target} is not the file the finished job wrote; restore it to retry what failed")
+        if not self.is_folder and (not exists(self.target) or self.target.stat().st_size != finished.bytes):
+            raise ConfigError(
+                f"{self.target} is gone, or is not the file the finished job wrote; restore it to retry what failed, "
+                "or run the job again"
+            )
 
         def commit(ended: Finished) -> None:
             self._wait_until_alone()

@@ -76,6 +76,35 @@ def test_parts_are_merged_into_one_file(folder: Path) -> None:
     assert (status, "holds no parts" in said) == (2, True)
 
 
+def test_a_merge_never_takes_the_place_of_the_job(folder: Path) -> None:
+    status, _ = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *DYING, folder=folder)
+    assert status == 75
+    status, said = headrace("merge", "out.jsonl", "-o", "out.jsonl", folder=folder)
+    assert (status, "it is the job's own output; run the job to its end" in said) == (2, True)
+    assert not (folder / "out.jsonl").exists()
+    status, said = headrace("merge", "out.jsonl", "-o", "out.jsonl.parts/all.jsonl", folder=folder)
+    assert (status, "within the job's own folder" in said) == (2, True)
+    status, said = headrace("merge", "out.jsonl", "-o", "so-far.jsonl", folder=folder)
+    assert status == 0
+    assert re.search(r"wrote so-far\.jsonl: (\S+) of \1 records; the job is not finished", said)
+    assert len(ids(folder / "so-far.jsonl")) < 2_000
+    assert headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *DYING, folder=folder)[0] in (0, 75)
+
+
+def test_a_retry_without_its_output_is_one_clear_line(folder: Path) -> None:
+    (folder / "bad").touch()
+    assert headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *FLAKY, folder=folder)[0] == 3
+    (folder / "out.jsonl").unlink()
+    status, said = headrace("retry", "out.jsonl", folder=folder)
+    assert (status, said.startswith("headrace: out.jsonl is gone, or is not the file")) == (2, True)
+
+
+@pytest.mark.parametrize("change", [("-i", ""), ("-o", "")])
+def test_an_empty_name_is_no_name(folder: Path, change: tuple[str, str]) -> None:
+    status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE, *change, folder=folder)
+    assert (status, "has an empty name" in said) == (2, True)
+
+
 def test_a_dry_run_says_what_would_be_and_writes_nothing(folder: Path) -> None:
     command = ("run", "-i", "in.jsonl", "-o", "out.parquet", *FAKE, "--max-model-len", "40", "--dry-run")
     status, said = headrace(*command, "--gpu-hour-price", "2.5", folder=folder)

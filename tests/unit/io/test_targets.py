@@ -7,7 +7,7 @@ import pytest
 
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.io.locations import locate
-from headrace.io.targets import find_target
+from headrace.io.targets import find_target, refuse_output_in_input
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,44 @@ def test_a_name_tells_format_and_place(
         ("out", None, "it must end in"),
         ("out.jsonl", "csv", "unknown output format 'csv'; known: jsonl, parquet"),
         ("out.parquet.gz", None, "leave .gz away"),
+        ("", None, "the output has an empty name"),
     ],
 )
 def test_a_name_that_does_not_tell_is_refused(name: str, format: str | None, message: str) -> None:  # noqa: A002
     with pytest.raises(ConfigError, match=message):
         find_target(name, format)
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    [
+        ("in.jsonl", "in.jsonl"),
+        ("link.jsonl", "in.jsonl"),
+        ("in", "in/deep/out.jsonl"),
+        ("in.errors.jsonl", "in.jsonl"),
+        ("*.jsonl", "out.jsonl"),
+        ("**/*.jsonl", "deep/er/out.jsonl"),
+        ("deep/**/out.jsonl", "deep/out.jsonl"),
+        ("out.errors*", "out.parquet"),
+    ],
+)
+def test_an_output_that_a_run_would_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, sink: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in.jsonl").touch()
+    (tmp_path / "link.jsonl").symlink_to("in.jsonl")
+    with pytest.raises(ConfigError, match="choose another output"):
+        refuse_output_in_input(source, find_target(sink))
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    [("in.jsonl", "out.jsonl"), ("*.jsonl", "out.parquet/"), ("a/*.jsonl", "a/b/out.jsonl"), ("s3://b/in", "in.jsonl")],
+)
+def test_an_output_beside_the_input_is_welcome(source: str, sink: str) -> None:
+    refuse_output_in_input(source, find_target(sink))
 
 
 def test_a_store_without_its_client_names_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
