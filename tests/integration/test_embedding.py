@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from headrace.engines.base import BatchEngine, Prepared
@@ -188,6 +190,19 @@ def test_files_that_are_no_model_are_named(tmp_path: Path) -> None:
         EmbeddingEngine(tmp_path, device="cpu")
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_weights_that_the_files_do_not_hold_are_not_made_up(encoder_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(encoder_folder, tmp_path / "partial")
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if "layer.1." not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(EngineError, match=r"holds no weights for encoder\.layer\.1\.attention"):
+        create("embed", folder, device="cpu")
+    unpooled = {name: tensor for name, tensor in weights.items() if not name.startswith("pooler.")}
+    save_file(unpooled, folder / "model.safetensors", {"format": "pt"})
+    create("embed", folder, device="cpu").close()  # no vector comes from that layer
 
 
 def test_describe_tells_apart_what_changes_a_vector(encoder_folder: Path) -> None:

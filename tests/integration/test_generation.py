@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,30 @@ def test_a_model_without_a_template_takes_prompts_only(folder: Path, tmp_path: P
 def test_wrong_options_name_themselves(folder: Path, options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         registry.create("generate", folder, **options)
+
+
+@pytest.mark.parametrize("name", ["torch", "static"])
+def test_a_folder_that_lacks_something_says_what(folder: Path, tmp_path: Path, name: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    def without(file: str) -> Path:
+        target = tmp_path / f"without-{file}"
+        return Path(shutil.copytree(folder, target, ignore=shutil.ignore_patterns(file)))
+
+    for file, words in (
+        ("config.json", "holds no config.json"),
+        ("model.safetensors", "holds no weights"),
+        ("tokenizer.json", "holds no tokenizer.json"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            registry.create("generate", without(file), engine=name)
+    for layer in ("lm_head.weight", "model.layers.1.mlp.up_proj.weight"):
+        weights = load_file(folder / "model.safetensors")
+        del weights[layer]
+        target = Path(shutil.copytree(folder, tmp_path / layer))
+        save_file(weights, target / "model.safetensors", {"format": "pt"})
+        with pytest.raises(EngineError, match=f"holds no weights for {layer}"):
+            registry.create("generate", target, engine=name)
 
 
 def test_a_model_that_cannot_generate_says_so(encoder_folder: Path) -> None:

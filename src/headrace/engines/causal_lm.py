@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from headrace.device.placement import release
 from headrace.engines.base import Prepared
-from headrace.engines.local_model import digest, find_folder
+from headrace.engines.local_model import check_tokenizer, digest, find_folder
 from headrace.engines.requests import Generation, Request, Sampling, parse
 from headrace.engines.sampling import Draw
 from headrace.engines.text import choose_length
@@ -60,8 +60,9 @@ class CausalLM:
     ) -> None:
         name = None if model is None else str(model)
         self._folder = ARITHMETIC if name in (None, "arithmetic") else find_folder(name)
+        check_tokenizer(self._folder)
         self.model, self.device, missing = load_pretrained(AutoModelForCausalLM, self._folder, device, dtype)
-        if missing - {"lm_head.weight"}:
+        if missing:
             raise EngineError(f"the model in {self._folder} holds no weights for {', '.join(sorted(missing)[:3])}")
         with loading(self._folder):
             self._words = AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)

@@ -89,7 +89,23 @@ def _load(folder: Path, device: torch.device, dtype: str) -> SentenceTransformer
         )
     if not isinstance(module[0], Transformer) or not getattr(module.tokenizer, "is_fast", False):
         raise EngineError(f"the model in {folder} is not a transformer with a fast tokenizer (tokenizer.json)")
+    random = _not_loaded(module[0].model)
+    if random:
+        raise EngineError(f"the model in {folder} holds no weights for {', '.join(random[:3])}; copy the whole folder")
     return module.eval()
+
+
+def _not_loaded(network: Any) -> list[str]:
+    """Parameters that the model's files do not hold, and that transformers has filled with random numbers.
+
+    sentence-transformers does not pass on what transformers tells of them, so that its own mark on each parameter that
+    it loaded is asked. A pooling layer does not count: token states are pooled here without one.
+    """
+    if getattr(network, "_hf_peft_config_loaded", False):
+        return []  # an adapter's parameters bear no mark
+    parameters = dict(network.named_parameters())
+    loaded = {name for name, parameter in parameters.items() if getattr(parameter, "_is_hf_initialized", False)}
+    return [name for name in parameters if name not in loaded and not name.startswith("pooler.")] if loaded else []
 
 
 def _choose_dimension(module: SentenceTransformer, wanted: int | None) -> int:

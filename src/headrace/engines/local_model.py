@@ -18,7 +18,7 @@ _OWN = Path(__file__).parent.parent / "models"
 _DECIDING = frozenset({".bin", ".jinja", ".json", ".model", ".pt", ".safetensors", ".txt"})
 _OTHER_RUNTIMES = frozenset({"onnx", "openvino"})
 _WEIGHTS = frozenset({".bin", ".pt", ".safetensors"})
-_TOKENIZERS = frozenset({"tokenizer.json", "vocab.txt", "vocab.json"})
+_TOKENIZERS = frozenset({"tokenizer.json", "tekken.json", "vocab.txt", "vocab.json"})
 _READ_BYTES = 1 << 20
 
 

@@ -29,7 +29,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
 from headrace.engines.base import Prepared
-from headrace.engines.local_model import digest, find_folder
+from headrace.engines.local_model import check_tokenizer, digest, find_folder
 from headrace.engines.requests import Generation, Request, Sampling, default_sampling, parse
 from headrace.engines.vllm_requests import EXTRA, check_unicode, sampling_params
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
@@ -71,7 +71,7 @@ class VllmEngine:
             and any argument of vLLM's `EngineArgs` (`tensor_parallel_size`, `max_model_len`, `dtype`, ...).
 
     Raises:
-        ConfigError: no such folder, or an option that vLLM does not have or refuses.
+        ConfigError: no such folder, a file is missing in it, or an option that vLLM does not have or refuses.
         EngineError: vLLM cannot start.
     """
 
@@ -85,6 +85,8 @@ class VllmEngine:
         **options: Any,
     ) -> None:
         self._folder = find_folder("arithmetic" if model is None else model)
+        if "tokenizer" not in options:
+            check_tokenizer(self._folder)
         self._defaults = default_sampling({name: options.pop(name) for name in sorted(_SAMPLING & options.keys())})
         self._system_prompt, self._seed = system_prompt, seed
         self._engine_args = options if seed is None else {"seed": seed, **options}
