@@ -18,6 +18,7 @@
     ├── TransientError (RuntimeError)       it failed this time, and may succeed if tried again
     ├── EngineError (RuntimeError)          a model cannot be loaded or run
     │   ├── EngineDeadError                 the engine is gone: no record's fault, nothing to split or retry
+    │   ├── WorkerDiedError                 a worker process is gone, and so is what it was working on
     │   └── EngineOutOfMemoryError          the device has no room for this batch: it is split
     └── JobError                            a bulk job cannot start or go on
         ├── OutputLockedError               another process writes the same output
@@ -45,6 +46,10 @@ class UnknownOptionError(ConfigError):
     def __init__(self, message: str, option: str) -> None:
         super().__init__(message)
         self.option = option
+
+    def __reduce__(self) -> tuple[type[UnknownOptionError], tuple[str, str]]:
+        """So that it arrives from another process too."""
+        return UnknownOptionError, (str(self), self.option)
 
 
 class MissingExtraError(ConfigError):
@@ -105,6 +110,10 @@ class EngineError(HeadraceError, RuntimeError):
 
 class EngineDeadError(EngineError):
     """The engine is gone: no record's fault, and nothing that splitting or retrying could mend."""
+
+
+class WorkerDiedError(EngineError):
+    """A worker process is gone, and so is what it was working on."""
 
 
 class EngineOutOfMemoryError(EngineError):

@@ -149,6 +149,31 @@ class JobDone:
 
 
 @dataclass(frozen=True, slots=True)
+class PieceDone:
+    """A worker on a cluster has returned a piece of a job's records; its batches are told of beside this."""
+
+    worker: str
+    records: int
+    failed: int
+    batches: int
+    """Since its last piece, and so is `busy_s`."""
+    busy_s: float
+    """Seconds in which its engine worked."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker died, and its records are for others."""
+
+    worker: str
+    records: int
+    """What it was working on."""
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class RequestDone:
     """A request over HTTP was answered, or its client left."""
 
@@ -171,6 +196,8 @@ Event: TypeAlias = (
     | JobStarted
     | PartCommitted
     | JobDone
+    | PieceDone
+    | WorkerLost
     | RequestDone
 )
 Listener: TypeAlias = Callable[[Event], None]

@@ -123,12 +123,29 @@ def execute(
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
         JobError: the job cannot start or go on; what it has finished is kept.
     """
+    plan = check(settings)
+    return carry_out(plan, build_engine(plan.settings), stop, progress=progress, on_survey=on_survey)
+
+
+def carry_out(
+    plan: Plan,
+    engine: Engine[Any, Any],
+    stop: StopRequest,
+    *,
+    progress: bool,
+    on_survey: Callable[[Survey], None] | None = None,
+    batcher: Callable[[Listener], Feeding] | None = None,
+) -> tuple[JobEnd, Report]:
+    """Run what `check` has planned, then close the engine; `batcher` makes what feeds one that is elsewhere. Blocks.
+
+    Raises:
+        JobError: the job cannot start or go on; what it has finished is kept.
+    """
     report = ReportBuilder()
     listeners: list[Listener] = [report]
-    plan = check(settings)
-    engine = _build_engine(plan.settings)
+    fan = Fan(listeners)
     try:
-        job = build(plan, engine, stop, Fan(listeners))
+        job = build(plan, engine, stop, fan, batcher(fan) if batcher is not None else None)
         if on_survey is not None and not (plan.settings.retry or plan.output.is_finished):
             on_survey(survey(replace(job, source=plan.source), spread=False))
         if not progress:
@@ -150,11 +167,11 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         JobError: the input cannot be read.
     """
     plan = check(settings)
-    engine = _build_engine(plan.settings)
+    engine = build_engine(plan.settings)
     try:
         job = build(plan, engine, StopRequest(), Fan(()))
         found = survey(replace(job, source=plan.source), spread=True)
-        return found, forecast(job, found, _shape(plan.settings, engine), is_folder=plan.output.is_folder)
+        return found, forecast(job, found, shape_of(plan.settings, engine), is_folder=plan.output.is_folder)
     finally:
         plan.user.close()
         engine.close()
@@ -261,7 +278,7 @@ def build(
         source=UniqueIds(plan.source, identity, lambda: plan.output.scratch) if identity else plan.source,
         columns=plan.columns,
         engine=engine,
-        batcher=batcher or _batcher(settings, engine, stop, listener),
+        batcher=batcher or build_batcher(settings, engine, stop, listener),
         output=plan.output,
         begun=Beginning(fingerprint, as_json(settings), _changes(settings)),
         listener=listener,
@@ -273,7 +290,7 @@ def build(
     )
 
 
-def _batcher(
+def build_batcher(
     settings: JobSettings, engine: Engine[Any, Any], stop: StopRequest, listener: Listener
 ) -> DynamicBatcher[Work, Any]:
     """What feeds an engine of this type."""
@@ -294,7 +311,7 @@ def _batcher(
             listener=listener,
         )
     assert isinstance(engine, BatchEngine), "there is no fourth kind"
-    shape = _shape(settings, engine)
+    shape = shape_of(settings, engine)
     window = _window(shape.budget, shape.size)
     return DynamicBatcher(
         functools.partial(infer, engine=engine, stop=stop),
@@ -311,7 +328,7 @@ def _batcher(
     )
 
 
-def _shape(settings: JobSettings, engine: Any) -> Shape:
+def shape_of(settings: JobSettings, engine: Any) -> Shape:
     """What a batch may be; where an engine batches by itself, nothing that says anything."""
     size: int = getattr(engine, "default_batch_size", 1) if settings.batch_size is None else settings.batch_size
     # An engine that counts records has as many as its budget: a larger batch is a larger budget.
@@ -329,7 +346,13 @@ def _window(budget: float, batch_size: int) -> int:
     return max(16 * min(batch_size, int(budget / typical_cost)), 256)
 
 
-def _build_engine(settings: JobSettings) -> Engine[Any, Any]:
+def build_engine(settings: JobSettings) -> Engine[Any, Any]:
+    """Load the model. Blocks.
+
+    Raises:
+        ConfigError: no such task, engine, model or option.
+        EngineError: the model cannot be loaded.
+    """
     engine: Engine[Any, Any] = registry.create(
         settings.task or "", settings.model, engine=settings.engine, **settings.engine_options
     )

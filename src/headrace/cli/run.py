@@ -120,6 +120,21 @@ DryRun = Annotated[
 GpuHourPrice = Annotated[float | None, typer.Option(min=0, help="With --dry-run: say what it would cost.")]
 
 
+On = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ray[://HOST:PORT]",
+        help="Run on a Ray cluster: ray for the one that RAY_ADDRESS names or else one on this machine, ray:HOST:PORT, "
+        "or ray://HOST:PORT for Ray's client server.",
+    ),
+]
+Replicas = Annotated[int, typer.Option(min=1, help="With --on: workers, each with the model and a batcher.")]
+GpusPerReplica = Annotated[
+    float | None, typer.Option(min=0, help="With --on: of each worker. Default: 1 where the cluster has any.")
+]
+CpusPerReplica = Annotated[float, typer.Option(min=0, help="With --on: of each worker.")]
+
+
 def run(  # noqa: PLR0913 - one parameter per flag
     context: typer.Context,
     source: InputFile,
@@ -156,6 +171,10 @@ def run(  # noqa: PLR0913 - one parameter per flag
     dedupe: Dedupe = False,
     dry_run: DryRun = False,
     gpu_hour_price: GpuHourPrice = None,
+    on: On = None,
+    replicas: Replicas = 1,
+    gpus_per_replica: GpusPerReplica = None,
+    cpus_per_replica: CpusPerReplica = 1.0,
 ) -> None:
     """Run a bulk job. The same command again continues it where it ended.
 
@@ -165,15 +184,39 @@ def run(  # noqa: PLR0913 - one parameter per flag
 
     A record whose failure may pass (a connection, a time-out) is tried again, later each time.
     """
-    given = dict(locals())
-    dry_run, price = given.pop("dry_run"), given.pop("gpu_hour_price")
+    sys.exit(_begin(dict(locals())))
+
+
+def _begin(given: dict[str, Any]) -> int:
+    """Do what the flags say, by their parameters' names."""
+    dry_run, price, on = given.pop("dry_run"), given.pop("gpu_hour_price"), given.pop("on")
+    each = {name: given.pop(name) for name in ("replicas", "gpus_per_replica", "cpus_per_replica")}
     if price is not None and not dry_run:
         raise typer.BadParameter("it belongs to --dry-run", param_hint="--gpu-hour-price")
+    if on is None and each != {"replicas": 1, "gpus_per_replica": None, "cpus_per_replica": 1.0}:
+        raise typer.BadParameter("replicas, and what each of them has, need it", param_hint="--on")
+    if on is not None and dry_run:
+        raise typer.BadParameter("it tries this machine; leave out --on", param_hint="--dry-run")
     settings = _settings(given)
     if dry_run:
-        sys.exit(guarded(lambda: _rehearse(settings, price)))
+        return guarded(lambda: _rehearse(settings, price))
     with stop_on_signals() as stopper:
-        sys.exit(guarded(lambda: _run(settings, stopper)))
+        if on is None:
+            return guarded(lambda: _run(settings, stopper))
+        return guarded(lambda: _run_on(on, each, settings, stopper))
+
+
+def _run_on(on: str, each: dict[str, Any], settings: JobSettings, stopper: Stopper) -> int:
+    kind, _, address = on.partition(":")
+    if kind != "ray":
+        raise ConfigError(f"--on is {on!r}; it must be ray, ray:HOST:PORT or ray://HOST:PORT")
+    from headrace.cluster.ray_job import execute as execute_on_ray
+    from headrace.cluster.ray_workers import Place
+
+    address = on if address.startswith("//") else address
+    place = Place(address or None, each["replicas"], each["gpus_per_replica"], each["cpus_per_replica"])
+    end, report = execute_on_ray(settings, place, stopper, progress=True)
+    return conclude(settings, stopper, end, report)
 
 
 def _run(settings: JobSettings, stopper: Stopper) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -16,9 +16,11 @@ from headrace.events import (
     Event,
     JobDone,
     JobStarted,
+    PieceDone,
     RecordFailed,
     StageDone,
     StepDone,
+    WorkerLost,
 )
 from headrace.observe.advice import Numbers, advise
 from headrace.observe.batches import BusyTime, cost_of_the_ok
@@ -41,6 +43,20 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class Lane:
+    """What one worker of a cluster did, its replacements after a death included."""
+
+    worker: str
+    records: int
+    failed: int
+    batches: int
+    busy: float
+    """Fraction of the wall during which its engine worked."""
+    lost: int
+    """Processes that died in this place."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a job did and where its time went."""
 
@@ -59,7 +75,7 @@ class Report:
     """Of the records that went well; 0 where records are not counted in tokens."""
     tokens_per_s: float
     busy: float
-    """Fraction of the wall during which the engine ran a batch."""
+    """Fraction of the wall during which the engine ran a batch; with several workers the mean of theirs."""
     padding_efficiency: float
     """Real cost / computed cost; 1.0 where the engine does not pad."""
     batches: int
@@ -70,6 +86,27 @@ class Report:
     times: StageTimes
     advice: str
     """One sentence: what would make the next run shorter."""
+    lanes: tuple[Lane, ...] = ()
+    """One for each worker of a cluster; none for a job in one process."""
+
+
+class _Lane:
+    def __init__(self) -> None:
+        self.records = self.failed = self.batches = self.lost = 0
+        self.busy_s = 0.0
+
+    def add(self, event: PieceDone | WorkerLost) -> None:
+        if isinstance(event, WorkerLost):
+            self.lost += 1
+            return
+        self.records += event.records
+        self.failed += event.failed
+        self.batches += event.batches
+        self.busy_s += event.busy_s
+
+    def build(self, worker: str, wall: float) -> Lane:
+        busy = min(1.0, self.busy_s / wall) if wall > 0 else 0.0
+        return Lane(worker, self.records, self.failed, self.batches, busy, self.lost)
 
 
 class ReportBuilder:
@@ -88,10 +125,14 @@ class ReportBuilder:
         self._cost = self._padded_cost = self._done_cost = self._starved = 0.0
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
+        self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
 
     def __call__(self, event: Event) -> None:
         with self._lock:
-            self._hear(event)
+            if isinstance(event, PieceDone | WorkerLost):
+                self._lanes[event.worker].add(event)
+            else:
+                self._hear(event)
             if not isinstance(event, RecordFailed):
                 self._start = event.at if self._start is None else self._start
                 self._last = max(self._last, event.at)
@@ -150,7 +191,10 @@ class ReportBuilder:
         )
         # Where tokens were counted they are what a record costs.
         tokens = round(self._done_cost) if self._prepared_tokens else 0
+        lanes = tuple(lane.build(name, wall) for name, lane in sorted(self._lanes.items()))
         busy = min(1.0, times.inference / wall) if wall > 0 else 0.0
+        if lanes:
+            busy = sum(lane.busy for lane in lanes) / len(lanes)
         padding_efficiency = self._cost / self._padded_cost if self._padded_cost > 0 else 1.0
         numbers = Numbers(
             records=records,
@@ -181,4 +225,5 @@ class ReportBuilder:
             close_reasons=dict(self._reasons.most_common()),
             times=times,
             advice=advise(numbers),
+            lanes=lanes,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from headrace.observe.report import Report
+from headrace.observe.report import Lane, Report
 
 _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
 
@@ -50,11 +50,21 @@ def rows(report: Report) -> list[tuple[str, str]]:
         lines += _batches(report)
     if report.splits:
         lines.append(("run again in halves", f"{report.splits:,} batches"))
+    lines += [(f"worker {lane.worker}", _lane(lane)) for lane in report.lanes]
     for stage in _STAGES:
         seconds: float = getattr(report.times, stage)
         share = f"{seconds / report.wall_s:7.1%} of wall" if report.wall_s > 0 else ""
         lines.append((f"time: {stage}", f"{_seconds(seconds)} {share}".rstrip()))
     return lines
+
+
+def _lane(lane: Lane) -> str:
+    parts = [f"{lane.records:,} records", f"{lane.batches:,} batches", f"busy {lane.busy:.1%}"]
+    if lane.failed:
+        parts.insert(1, f"{lane.failed:,} failed")
+    if lane.lost:
+        parts.append(f"died {lane.lost} ×")
+    return ", ".join(parts)
 
 
 def _batches(report: Report) -> list[tuple[str, str]]:

@@ -15,12 +15,14 @@ from headrace.events import (
     JobDone,
     JobStarted,
     PartCommitted,
+    PieceDone,
     RecordFailed,
     StageDone,
     StepDone,
+    WorkerLost,
 )
 from headrace.observe.batches import BusyTime
-from headrace.observe.report import Report, ReportBuilder
+from headrace.observe.report import Lane, Report, ReportBuilder
 from headrace.observe.table import as_text, print_report
 
 
@@ -169,3 +171,21 @@ def test_a_pipe_gets_plain_text() -> None:
     report = report_of(*JOB)
     print_report(report, stream)
     assert stream.getvalue() == as_text(report)
+
+
+def test_workers_have_a_lane_each_and_busy_is_the_mean_of_theirs() -> None:
+    report = report_of(
+        JobStarted(None, 100, 0, at=0.0),
+        formed(0),
+        done(4.0, 4.0),  # what both observed side by side
+        PieceDone("2", 30, 1, 4, 5.0, at=5.0),
+        WorkerLost("2", 10, "killed", at=6.0),
+        PieceDone("1", 40, 0, 5, 4.0, at=7.0),
+        PieceDone("2", 30, 0, 4, 4.0, at=9.0),
+        JobDone("finished", at=10.0),
+    )
+    assert report.lanes == (Lane("1", 40, 0, 5, 0.4, 0), Lane("2", 60, 1, 8, 0.9, 1))
+    assert report.busy == pytest.approx(0.65)
+    text = as_text(report)
+    assert "worker 1            40 records, 5 batches, busy 40.0%\n" in text
+    assert "worker 2            60 records, 1 failed, 8 batches, busy 90.0%, died 1 ×\n" in text

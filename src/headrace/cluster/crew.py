@@ -1,0 +1,331 @@
+"""A job's records to workers and back: pieces go to whoever is free, and those of a dead worker to others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from headrace.cluster.pieces import IN_FLIGHT, Piece, PieceSize, after_death
+from headrace.errors import BrokenOffError, EngineDeadError, HeadraceError, StoppedError, WorkerDiedError
+from headrace.events import Event, Listener, PieceDone, RecordFailed, WorkerLost
+from headrace.jobs.job import StopRequest
+from headrace.jobs.stages import Work
+
+_DEATHS_IN_A_ROW = 8
+"""So many workers that die, none finishing anything in between, and the job ends: they do not die of single records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a worker made of a piece."""
+
+    results: Sequence[Any]
+    """Output or exception of each record."""
+    costs: Sequence[int]
+    """Of each record, in the engine's unit; 0 where it could not be prepared."""
+    events: Sequence[Event] = ()
+    """What was observed since the last reply, on the worker's clock."""
+    batches: int = 0
+    busy_s: float = 0.0
+    """Seconds in which its engine worked since the last reply."""
+
+
+class Worker(Protocol):
+    """A process that holds one engine and one batcher."""
+
+    async def load(self) -> float:
+        """Wait until its model is loaded; returns what must be added to its clock to have that of this process.
+
+        Raises:
+            WorkerDiedError: it died meanwhile.
+            NoRoomError: no machine has room for it.
+            HeadraceError: why it cannot load.
+        """
+        ...
+
+    async def work(self, payloads: list[bytes]) -> Reply:
+        """The results of a piece; several may be asked for at a time.
+
+        Raises:
+            WorkerDiedError: it is gone, and so is what it was working on.
+        """
+        ...
+
+    def kill(self) -> None:
+        """End it at once."""
+        ...
+
+
+class NoRoomError(HeadraceError):
+    """No machine has room for a worker now."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One worker after the other, in one place of the crew."""
+
+    name: str
+    size: PieceSize
+    worker: Worker
+    clock_offset_s: float = 0.0
+    running: dict[asyncio.Task[Reply], Piece] = field(default_factory=dict)
+    replied_at: float = 0.0
+
+
+class Crew:
+    """What a job needs of a batcher, with the batchers elsewhere.
+
+    Args:
+        workers: already begun.
+        hire: begins one more, for the place of a dead one.
+        least: records that keep one worker's engine busy.
+        stop: how the job is asked to stop.
+        listener: told all that workers observe, and what becomes of pieces.
+    """
+
+    def __init__(
+        self, workers: Sequence[Worker], hire: Callable[[], Worker], least: int, stop: StopRequest, listener: Listener
+    ) -> None:
+        self._hire = hire
+        self._stop = stop
+        self._listener = listener
+        self._lanes = [_Lane(str(index + 1), PieceSize(least), worker) for index, worker in enumerate(workers)]
+        self._waiting: deque[Work] = deque()
+        self._suspects: deque[Piece] = deque()
+        self._warden: _Lane | None = None
+        """The lane that alone deals with suspects, and takes nothing else until there are none; None for any."""
+        self._out: deque[tuple[Sequence[Work], Sequence[Any], bool]] = deque()
+        self._out_records = self._in_flight = self._serving = self._deaths_in_a_row = 0
+        self._fed = False
+        self._failure: BaseException | None = None
+        self._signals: list[asyncio.Future[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        for lane in self._lanes:
+            task = loop.create_task(self._staff(lane), name=f"headrace-worker-{lane.name}")
+            task.add_done_callback(self._unstaffed)
+            self._tasks.append(task)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def runs_as_completed(
+        self, runs: AsyncIterable[Sequence[Work]]
+    ) -> AsyncGenerator[tuple[Sequence[Work], Sequence[Any], bool], None]:
+        """See `Feeding`.
+
+        Raises:
+            BrokenOffError: the workers cannot go on.
+        """
+        feeder = asyncio.get_running_loop().create_task(self._feed(runs), name="headrace-cluster-feed")
+        try:
+            while True:
+                while self._out:
+                    done = self._out.popleft()
+                    self._out_records -= len(done[0])
+                    yield done
+                    self._notify()
+                if self._failure is not None:
+                    raise self._failure
+                self._hand_back()
+                if self._out:
+                    continue
+                if feeder.done():
+                    feeder.result()
+                    if not (self._waiting or self._suspects or self._in_flight):
+                        return
+                await self._change()
+        finally:
+            feeder.cancel()
+            await asyncio.wait({feeder})
+
+    # -- records in ------------------------------------------------------------------------------------------------
+
+    async def _feed(self, runs: AsyncIterable[Sequence[Work]]) -> None:
+        try:
+            async for run in runs:
+                self._waiting.extend(run)
+                self._notify()
+                while len(self._waiting) >= self._room:
+                    await self._change()
+        finally:
+            self._fed = True
+            self._notify()
+
+    @property
+    def _room(self) -> int:
+        """Records that may wait for a worker, or for the sink: the next piece of each, twice."""
+        return 2 * sum(lane.size.now(None, 1) for lane in self._lanes)
+
+    def _hand_back(self) -> None:
+        """Once the job is asked to stop, what no worker has goes back undone."""
+        if not self._stop.requested:
+            return
+        undone = [*self._waiting, *(work for piece in self._suspects for work in piece.work)]
+        self._waiting.clear()
+        self._suspects.clear()
+        self._warden = None
+        if undone:
+            self._put(undone, [_undone()] * len(undone), some_failed=True)
+
+    def _take(self, lane: _Lane) -> Piece | None:
+        """The next piece for this lane, if it may have one now."""
+        if self._suspects and self._warden in (None, lane):
+            self._warden = lane
+            return None if lane.running else self._suspects.popleft()
+        if self._warden is lane:
+            if lane.running:
+                return None  # the last suspect
+            self._warden = None
+        if not self._waiting or len(lane.running) >= IN_FLIGHT or self._out_records >= self._room:
+            return None
+        size = lane.size.now(len(self._waiting) if self._fed else None, len(self._lanes))
+        if len(self._waiting) < size and lane.running and not self._fed:
+            return None  # more is coming, and nobody waits for it
+        return Piece([self._waiting.popleft() for _ in range(min(size, len(self._waiting)))])
+
+    # -- workers ---------------------------------------------------------------------------------------------------
+
+    async def _staff(self, lane: _Lane) -> None:
+        """Keep a worker at work in this lane."""
+        while True:
+            try:
+                lane.clock_offset_s = await lane.worker.load()
+                lane.replied_at = asyncio.get_running_loop().time()
+                self._serving += 1
+                try:
+                    await self._serve(lane)
+                finally:
+                    self._serving -= 1
+            except NoRoomError as error:
+                if not self._serving:
+                    return self._fail(f"no worker is left, and there is no room for another: {error}")
+                if self._warden is lane:
+                    self._warden = None
+                    self._notify()
+            except WorkerDiedError as error:
+                self._deaths_in_a_row += 1
+                if self._deaths_in_a_row >= _DEATHS_IN_A_ROW:
+                    return self._fail(f"{self._deaths_in_a_row} workers died in a row, none finished anything: {error}")
+                if self._stop.requested:
+                    return None
+                lane.worker = self._hire()
+            except HeadraceError as error:
+                return self._fail(f"worker {lane.name} cannot load the model: {error}")
+
+    def _unstaffed(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
+            self._failure = error  # a bug: nobody may wait for this lane
+            self._notify()
+
+    def _fail(self, why: str) -> None:
+        self._failure = BrokenOffError(f"{why}; what is finished is kept, run again to continue")
+        self._notify()
+
+    async def _serve(self, lane: _Lane) -> None:
+        """Give the lane's worker pieces until it dies."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._hand_back()
+                while (piece := self._take(lane)) is not None:
+                    payloads = [work.payload for work in piece.work]
+                    lane.running[loop.create_task(lane.worker.work(payloads))] = piece
+                    self._in_flight += 1
+                waiting: set[asyncio.Future[Any]] = {*lane.running, self._change()}
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in lane.running if task.done()]:
+                    self._returned(lane, task)
+        except WorkerDiedError as error:
+            await self._lost(lane, error)
+            raise
+        finally:
+            for task in lane.running:
+                task.cancel()
+
+    def _returned(self, lane: _Lane, task: asyncio.Task[Reply]) -> None:
+        """A piece came back.
+
+        Raises:
+            WorkerDiedError: or did not; it is then still among those that run.
+        """
+        piece = lane.running[task]
+        reply = task.result()
+        results: Sequence[Any] = reply.results
+        dead = next((result for result in results if isinstance(result, EngineDeadError)), None)
+        if dead is not None and not self._stop.requested:
+            lane.worker.kill()
+            raise WorkerDiedError(f"the engine of worker {lane.name} cannot go on: {dead}")
+        if dead is not None:  # the signal that asked the job to stop has reached the engine's own processes too
+            results = [_undone() if isinstance(result, EngineDeadError) else result for result in results]
+        del lane.running[task]
+        self._in_flight -= 1
+        self._deaths_in_a_row = 0
+        now = asyncio.get_running_loop().time()
+        lane.size.learn(len(piece.work), now - lane.replied_at)
+        lane.replied_at = now
+        for event in reply.events:
+            self._listener(
+                event if isinstance(event, RecordFailed) else replace(event, at=event.at + lane.clock_offset_s)
+            )
+        failed = sum(isinstance(result, Exception) for result in results)
+        self._listener(PieceDone(lane.name, len(piece.work), failed, reply.batches, reply.busy_s, now))
+        work = [item._replace(cost=cost) for item, cost in zip(piece.work, reply.costs, strict=True)]
+        self._put(work, results, some_failed=failed > 0)
+
+    async def _lost(self, lane: _Lane, error: WorkerDiedError) -> None:
+        """The lane's worker is dead: what had come back by then counts, the rest is for others."""
+        await asyncio.wait(set(lane.running))
+        for task in [task for task in lane.running if task.exception() is None]:
+            try:
+                self._returned(lane, task)
+            except WorkerDiedError:
+                pass  # another answer of an engine that cannot go on
+        pieces = list(lane.running.values())
+        lane.running.clear()
+        self._in_flight -= len(pieces)
+        if self._warden is None:
+            self._warden = lane  # what comes after the dead one tries them: the others' workers are not put at risk
+        records = sum(len(piece.work) for piece in pieces)
+        self._listener(WorkerLost(lane.name, records, str(error), asyncio.get_running_loop().time()))
+        for piece in reversed(pieces):
+            again = after_death(piece, alone=len(pieces) == 1)
+            self._suspects.extendleft(reversed(again))
+            if not again:
+                poison = WorkerDiedError(f"{piece.deaths + 1} workers died with this record, the last one: {error}")
+                self._put(piece.work, [poison], some_failed=True)
+        self._notify()
+
+    # -- results out -----------------------------------------------------------------------------------------------
+
+    def _put(self, work: Sequence[Work], results: Sequence[Any], *, some_failed: bool) -> None:
+        self._out.append((work, results, some_failed))
+        self._out_records += len(work)
+        self._notify()
+
+    def _change(self) -> asyncio.Future[None]:
+        """A future that is done once something has changed."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._signals.append(future)
+        return future
+
+    def _notify(self) -> None:
+        signals, self._signals = self._signals, []
+        for future in signals:
+            if not future.done():
+                future.set_result(None)
+
+
+def _undone() -> StoppedError:
+    return StoppedError("the job was asked to stop")

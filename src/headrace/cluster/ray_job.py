@@ -1,0 +1,74 @@
+"""`headrace run --on ray`: main path, ledger and sink stay here; engines and batchers are on the cluster's workers."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import headrace
+from headrace import wiring
+from headrace.cluster.crew import Crew
+from headrace.cluster.desk import Facts, Spec
+from headrace.cluster.ray_workers import Place, Staff, connected
+from headrace.engines.base import Prepared
+from headrace.errors import RecordError
+from headrace.jobs.job import JobEnd, StopRequest
+from headrace.jobs.settings import JobSettings
+from headrace.observe.report import Report
+
+
+class RemoteEngine:
+    """What a job needs of an engine whose model is elsewhere; a record's own cost is known there."""
+
+    counts_tokens = False
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+
+    def describe(self) -> Mapping[str, Any]:
+        """As the engine itself does: so a job can begin here and go on there."""
+        return self._facts.engine
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[bytes] | Exception]:
+        """Each record as it travels."""
+        return [_packed(value) for value in inputs]
+
+    def close(self) -> None:
+        """The workers end with the connection."""
+
+
+def _packed(value: Any) -> Prepared[bytes] | Exception:
+    try:
+        return Prepared(pickle.dumps(value, protocol=5), 1)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        return RecordError(f"cannot be sent to a worker: {error}")
+
+
+def execute(settings: JobSettings, place: Place, stop: StopRequest, *, progress: bool) -> tuple[JobEnd, Report]:
+    """`wiring.execute` with workers on a Ray cluster. Blocks.
+
+    Raises:
+        ConfigError: also no cluster at the address, or one with too little room.
+        JobError: also when workers die again and again.
+    """
+    plan = wiring.check(settings)
+    chosen = plan.settings
+    spec = Spec(
+        task=chosen.task or "",
+        model=chosen.model,
+        engine=chosen.engine,
+        engine_options=chosen.engine_options,
+        batch_tokens=chosen.batch_tokens,
+        batch_size=chosen.batch_size,
+        version=headrace.__version__,
+    )
+    with connected(place):
+        staff = Staff(spec, place)
+        try:
+            crew = functools.partial(Crew, staff.workers, staff.hire, staff.facts.keeps_busy, stop)
+            return wiring.carry_out(plan, RemoteEngine(staff.facts), stop, progress=progress, batcher=crew)
+        finally:
+            for worker in staff.workers:
+                worker.kill()

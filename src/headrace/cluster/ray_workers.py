@@ -1,0 +1,201 @@
+"""Ray: a connection, and worker processes on its machines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.cluster.crew import NoRoomError, Reply
+from headrace.cluster.desk import Desk, Facts, Portable, Spec, unpack
+from headrace.cluster.pieces import IN_FLIGHT
+from headrace.errors import ConfigError, EngineError, HeadraceError, MissingExtraError, WorkerDiedError
+
+try:
+    import ray
+    from ray.exceptions import RayActorError, RayError
+except ModuleNotFoundError as error:
+    raise MissingExtraError('a cluster needs ray, which is not installed: pip install "headrace[ray]"') from error
+
+_REACH_S = 5.0
+"""How long the cluster's address may take to answer at all."""
+_PLACE_S = 60.0
+"""How long a worker may wait for room on a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where workers are to run, and what each is to have."""
+
+    address: str | None = None
+    """`host:port` or `ray://host:port`; None for the cluster that RAY_ADDRESS names, or else one on this machine."""
+    replicas: int = 1
+    gpus: float | None = None
+    """Of each worker; None for one where the cluster has any at all."""
+    cpus: float = 1.0
+
+
+@contextmanager
+def connected(place: Place) -> Iterator[None]:
+    """Be a client of the cluster; one that was begun here ends here.
+
+    Raises:
+        ConfigError: no cluster at the address, or one of another version.
+    """
+    if ray.is_initialized():
+        yield  # the caller's own connection: it stays
+        return
+    address = place.address or os.environ.get("RAY_ADDRESS")
+    if address is not None:
+        _check_reachable(address)
+    handlers = _signal_handlers()
+    try:
+        ray.init(
+            address=address or "local",
+            log_to_driver=False,
+            logging_level="ERROR",
+            **({} if address else {"include_dashboard": False}),
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:  # what Ray raises, a wrong version included
+        raise ConfigError(f"cannot use the Ray cluster at {address or 'this machine'}: {error}") from error
+    finally:
+        for number, handler in handlers.items():  # Ray sets its own
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _signal_handlers() -> dict[int, Any]:
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        if address in ("auto", "local"):
+            return
+        raise ConfigError(f"{address!r} is no address of a Ray cluster; it must be host:port or ray://host:port")
+    try:
+        with closing(socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S)):
+            pass
+    except OSError as error:
+        raise ConfigError(f"no Ray cluster answers at {address}: {error}") from error
+
+
+class Staff:
+    """The workers of one job: all begin at once, and the first to have loaded says what the engine is."""
+
+    def __init__(self, spec: Spec, place: Place) -> None:
+        self._spec = spec
+        self._options = _options(place)
+        self.workers = [self.hire() for _ in range(place.replicas)]
+        self.facts = self._first_facts()
+
+    def hire(self) -> RayWorker:
+        """Begin another worker."""
+        return RayWorker(self._spec, self._options)
+
+    def _first_facts(self) -> Facts:
+        """Wait for the first worker.
+
+        Raises:
+            HeadraceError: none could be started, or why the first of them cannot load.
+        """
+        loads = [worker.loading for worker in self.workers]
+        placed, _ = ray.wait([worker.greeting for worker in self.workers], num_returns=1, timeout=_PLACE_S)
+        if not placed:
+            raise ConfigError(
+                f"no worker could be placed within {_PLACE_S:g} s: {_described(ray.available_resources())} is free"
+            )
+        done, _ = ray.wait(loads, num_returns=1)
+        try:
+            return _facts(ray.get(done[0]))
+        except RayError as error:
+            raise EngineError(f"a worker died while it loaded the model: {_brief(error)}") from error
+
+
+def _options(place: Place) -> dict[str, Any]:
+    """What each worker asks of the cluster.
+
+    Raises:
+        ConfigError: the cluster as a whole has less than all of them need.
+    """
+    total = ray.cluster_resources()
+    gpus = place.gpus if place.gpus is not None else float(total.get("GPU", 0) >= 1)
+    for name, each in (("GPU", gpus), ("CPU", place.cpus)):
+        there = total.get(name, 0.0)
+        if each * place.replicas > there:
+            raise ConfigError(
+                f"{place.replicas} replicas with {each:g} {name} each need {each * place.replicas:g}, and the cluster "
+                f"has {there:g}: ask for fewer replicas, or fewer {name}s for each"
+            )
+    return {"num_cpus": place.cpus, "num_gpus": gpus, "max_restarts": 0, "max_concurrency": IN_FLIGHT + 2}
+
+
+def _described(resources: dict[str, float]) -> str:
+    return f"{resources.get('CPU', 0):g} CPU and {resources.get('GPU', 0):g} GPU"
+
+
+class RayWorker:
+    """A `Worker` that is an actor."""
+
+    def __init__(self, spec: Spec, options: dict[str, Any]) -> None:
+        self._actor = ray.remote(Desk).options(**options).remote(spec)
+        self.greeting = self._actor.hello.remote()
+        self.loading = self._actor.load.remote()
+        self._place = "a worker"
+
+    async def load(self) -> float:
+        """See `Worker.load`."""
+        try:
+            placed, _ = await asyncio.wait({asyncio.ensure_future(_awaited(self.greeting))}, timeout=_PLACE_S)
+            if not placed:
+                raise NoRoomError(f"{_described(ray.available_resources())} is free")
+            self._place = placed.pop().result()
+            facts = _facts(await self.loading)
+        except RayError as error:
+            raise self._died(error) from error
+        return time.monotonic() - facts.clock
+
+    async def work(self, payloads: list[bytes]) -> Reply:
+        """See `Worker.work`."""
+        try:
+            return unpack(await self._actor.work.remote(payloads))
+        except RayActorError as error:
+            raise self._died(error) from error
+
+    def kill(self) -> None:
+        """See `Worker.kill`."""
+        ray.kill(self._actor)
+
+    def _died(self, error: Exception) -> WorkerDiedError:
+        return WorkerDiedError(f"{self._place} died: {_brief(error)}")
+
+
+async def _awaited(reference: Any) -> Any:
+    return await reference
+
+
+def _facts(answer: Facts | Portable) -> Facts:
+    if isinstance(answer, Facts):
+        return answer
+    error = answer.unpacked()
+    raise error if isinstance(error, HeadraceError) else EngineError(f"{answer.kind}: {answer.text}") from error
+
+
+def _brief(error: Exception) -> str:
+    """Ray's words for a death in one line, without its identifiers and its guesses."""
+    lines = [line.strip() for line in str(error).splitlines() if line and not line.startswith("\t")]
+    return " ".join(lines).partition(" Some common causes")[0][:300]

@@ -1,0 +1,42 @@
+"""One small Ray cluster on this machine for all tests here."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """The address of a cluster that this process is connected to."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray = pytest.importorskip("ray", reason='needs Ray: pip install "headrace[ray]"')
+    ray.init(
+        num_cpus=4,  # of which none is really taken
+        object_store_memory=80 * 1024 * 1024,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    yield ray.get_runtime_context().gcs_address
+    ray.shutdown()
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Callable[..., Path]:
+    """Writes an input of so many rows."""
+
+    def write(count: int, **special: Any) -> Path:
+        path = tmp_path / "in.jsonl"
+        texts = (special.get(f"row{n}", f"text number {n}" + " more" * (n % 7)) for n in range(count))
+        path.write_text("".join(json.dumps({"id": f"r{n}", "text": text}) + "\n" for n, text in enumerate(texts)))
+        return path
+
+    return write

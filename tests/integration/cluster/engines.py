@@ -1,0 +1,81 @@
+"""Engines that workers load: some of them die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def lengths(texts: list[str]) -> list[int]:
+    """As quick as can be."""
+    return [len(text) for text in texts]
+
+
+class Journal:
+    """Writes down which process has done which text; waits as a GPU does."""
+
+    def __init__(self, model: str) -> None:
+        self._file = Path(model) / f"{os.getpid()}.txt"
+
+    def run(self, texts: list[str]) -> list[int]:
+        """Lengths."""
+        time.sleep(0.004)
+        with self._file.open("a") as file:
+            file.writelines(f"{text}\n" for text in texts)
+        return lengths(texts)
+
+
+def journal(model: str) -> Callable[[list[str]], list[int]]:
+    """Keeps a journal in the folder `model`."""
+    return Journal(model).run
+
+
+def deadly(texts: list[str]) -> list[int]:
+    """Ends its process at the first sight of poison."""
+    if any("poison" in text for text in texts):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return lengths(texts)
+
+
+def dies_once(model: str) -> Callable[[list[str]], list[int]]:
+    """The first process to come to the 20th batch is killed there."""
+    batches = 0
+
+    def run(texts: list[str]) -> list[int]:
+        nonlocal batches
+        batches += 1
+        if batches == 20:
+            try:
+                (Path(model) / "died").touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.002)
+        return lengths(texts)
+
+    return run
+
+
+class OddError(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+def odd(texts: list[str]) -> list[Any]:
+    """Fails in ways that do not travel well."""
+    answers: dict[str, Any] = {"exception": OddError("ab"), "result": lambda: 0}
+    return [answers.get(text, len(text)) for text in texts]
+
+
+def broken(model: str) -> Callable[[list[str]], list[int]]:
+    """Cannot be loaded."""
+    raise OSError(f"no weights in {model}")
