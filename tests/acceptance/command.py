@@ -25,9 +25,9 @@ def start(*arguments: str | Path, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+def end(process: subprocess.Popen[str], seconds: float = 60) -> tuple[int, str]:
     """Exit status, and all it said."""
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=seconds)
     assert "Traceback" not in errors
     return process.returncode, output + errors
 

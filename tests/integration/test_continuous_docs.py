@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "continuous.md").read_text(encoding="utf-8")
 
@@ -29,6 +31,16 @@ def test_the_solver_solves_and_keeps_its_slots_full() -> None:
     assert steps < 330  # batches of 16 that wait for their slowest take 391
     assert full > 80
     assert float(residual.split()[-1]) < 1e-6
+
+
+@pytest.mark.timeout(120)
+def test_the_arithmetic_model_answers_what_it_has_never_seen_as_the_page_says() -> None:
+    [shown] = re.findall(r"and counts:\n\n```\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    printed = run(str(ROOT / "examples" / "sums.py"), "40")
+    assert re.sub(r"\d+ of \d+", "all", printed) == re.sub(r"\d+ of \d+", "all", shown).replace(
+        "16\n", "16 --limit 40\n"
+    )
+    assert "words: 20 of 20 right" in printed
 
 
 def test_the_links_lead_somewhere() -> None:

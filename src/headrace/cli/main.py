@@ -15,3 +15,7 @@ def main() -> None:
     from headrace.cli.app import app
 
     app()
+
+
+if __name__ == "__main__":
+    main()
