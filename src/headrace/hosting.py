@@ -17,6 +17,7 @@ from headrace.batching.streaming import StreamBatcher
 from headrace.bulk import BulkDesk
 from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
+from headrace.engines.local_model import pickled_weights
 from headrace.errors import ConfigError
 from headrace.events import Listener
 from headrace.observe.prometheus import PrometheusListener
@@ -54,6 +55,10 @@ class ServerSettings:
     """Folder of the Batch API's files and jobs; None for no Batch API."""
     latency_target_s: float | None = None
     """What a request may take beside bulk work; None promises nothing."""
+    trust_remote_code: bool = False
+    """Run code that the model's folder brings."""
+    pickled_weights: bool = False
+    """Load weights that are kept as Python's pickle, which can run code too; otherwise safetensors alone."""
 
 
 def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
@@ -133,9 +138,12 @@ def build(settings: ServerSettings) -> tuple[FastAPI, Host]:
 
 def _service(settings: ServerSettings, host: Host) -> Service:
     """Load the model. Blocks."""
-    engine: Engine[Any, Any] = registry.create(
-        settings.task, settings.model, engine=settings.engine, **settings.engine_options
-    )
+    if not settings.pickled_weights:
+        _refuse_pickles(settings.model)
+    options = dict(settings.engine_options)
+    if settings.trust_remote_code:
+        options["trust_remote_code"] = True
+    engine: Engine[Any, Any] = registry.create(settings.task, settings.model, engine=settings.engine, **options)
     name = settings.name or (Path(settings.model).name if settings.model else _DEFAULT_NAMES.get(settings.task))
     return Service(
         name or settings.task,
@@ -145,6 +153,18 @@ def _service(settings: ServerSettings, host: Host) -> Service:
         settings.limits,
         host.engine_died,
     )
+
+
+def _refuse_pickles(model: str | None) -> None:
+    """Raise ConfigError for a folder whose weights are kept as pickle."""
+    if model is None or not Path(model).is_dir():
+        return
+    found = pickled_weights(Path(model))
+    if found:
+        raise ConfigError(
+            f"model {model!r} keeps its weights as pickle ({found[0].name}), which can run code when it is read; "
+            "use its safetensors, or say --allow-pickled-weights if you trust it"
+        )
 
 
 def _batcher(settings: ServerSettings, engine: Engine[Any, Any], listener: Listener) -> DynamicBatcher[Any, Any]:

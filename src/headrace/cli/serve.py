@@ -32,6 +32,13 @@ StateDir = Annotated[Path | None, typer.Option(help="Folder of the Batch API's f
 LatencyTarget = Annotated[
     float | None, typer.Option(min=0.001, help="What a request may take beside batches. Default: no promise.")
 ]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder brings.")
+]
+PickledWeights = Annotated[
+    bool,
+    typer.Option("--allow-pickled-weights", help="Load weights that are no safetensors: they can run code as well."),
+]
 TlsFile = Annotated[Path | None, typer.Option(help="As uvicorn's.")]
 
 
@@ -51,6 +58,8 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     api_key_file: KeyFile = None,
     state_dir: StateDir = None,
     latency_target_ms: LatencyTarget = None,
+    trust_remote_code: TrustRemoteCode = False,
+    allow_pickled_weights: PickledWeights = False,
     ssl_keyfile: TlsFile = None,
     ssl_certfile: TlsFile = None,
 ) -> None:
@@ -80,6 +89,8 @@ def serve(  # noqa: PLR0913 - one parameter per flag
             limits=ServeLimits(max_requests=max_requests, timeout_s=timeout, drain_s=drain_timeout),
             state=state_dir,
             latency_target_s=None if latency_target_ms is None else latency_target_ms / 1000,
+            trust_remote_code=trust_remote_code,
+            pickled_weights=allow_pickled_weights,
             keys=read_keys(api_key_file, os.environ.get("HEADRACE_API_KEYS")),
         )
         app, state = build(settings)

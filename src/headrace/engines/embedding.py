@@ -29,6 +29,7 @@ class EmbeddingEngine(TextEngine):
         max_model_len: in tokens; None for the model's own limit.
         on_too_long: cut a longer text, or fail its record.
         truncate_dim: keep the first so many components (Matryoshka models); not normalised again.
+        trust_remote_code: run Python code that the model's folder brings, where it brings any.
 
     Raises:
         ConfigError: no such folder, or a parameter the model cannot follow.
@@ -44,11 +45,12 @@ class EmbeddingEngine(TextEngine):
         max_model_len: int | None = None,
         on_too_long: TooLong = "truncate",
         truncate_dim: int | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
         folder = find_folder(model)
         check_tokenizer(folder)
         place = choose_device(device)
-        module = _load(folder, place, dtype)
+        module = _load(folder, place, dtype, trust_remote_code=trust_remote_code)
         self.dimension = _choose_dimension(module, truncate_dim)
         tokenizer = module.tokenizer
         length = choose_length(
@@ -81,11 +83,15 @@ class _Pooled:
         return vectors
 
 
-def _load(folder: Path, device: torch.device, dtype: str) -> SentenceTransformer:
+def _load(folder: Path, device: torch.device, dtype: str, *, trust_remote_code: bool) -> SentenceTransformer:
     numbers = choose_dtype(dtype, device)
     with loading(folder):
         module = SentenceTransformer(
-            str(folder), device=str(device), local_files_only=True, model_kwargs={"dtype": numbers}
+            str(folder),
+            device=str(device),
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            model_kwargs={"dtype": numbers},
         )
     if not isinstance(module[0], Transformer) or not getattr(module.tokenizer, "is_fast", False):
         raise EngineError(f"the model in {folder} is not a transformer with a fast tokenizer (tokenizer.json)")

@@ -19,6 +19,9 @@ _DECIDING = frozenset({".bin", ".jinja", ".json", ".model", ".pt", ".safetensors
 _OTHER_RUNTIMES = frozenset({"onnx", "openvino"})
 _WEIGHTS = frozenset({".bin", ".pt", ".safetensors"})
 _TOKENIZERS = frozenset({"tokenizer.json", "tekken.json", "vocab.txt", "vocab.json"})
+# Weights that Python's pickle reads, which can run whatever they like: those of a training's state are never loaded.
+_PICKLED = frozenset({".bin", ".ckpt", ".pt", ".pth"})
+_NOT_WEIGHTS = frozenset({"optimizer", "rng_state", "scaler", "scheduler", "training_args"})
 _READ_BYTES = 1 << 20
 
 
@@ -83,6 +86,18 @@ def digest(folder: Path, also: Iterable[Path] = ()) -> str:
             while block := file.read(_READ_BYTES):
                 total.update(block)
     return total.hexdigest()
+
+
+def pickled_weights(folder: Path) -> list[Path]:
+    """Weights that exist as pickle alone: in their folder is no safetensors file, which would be loaded instead."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix in _PICKLED
+        and path.stem.rpartition("_")[0] not in _NOT_WEIGHTS
+        and path.stem not in _NOT_WEIGHTS
+        and not any(path.parent.glob("*.safetensors"))
+    )
 
 
 def _deciding_files(folder: Path) -> list[Path]:
