@@ -1,70 +1,112 @@
-"""The server under load: overhead of a request, overload, and bulk work beside requests.
+"""The server under load: overhead of a request, other servers, overload, and bulk work beside requests.
 
-    python -m benchmarks.serving [--quick] [overhead | overload | backfill]
+    python -m benchmarks.serving [--quick] [overhead | embedding | overload | backfill]
 
-Each server and the load are processes of their own, on loopback.
+Each server and the load are processes of their own, on loopback. Other batching servers take part where
+`scripts/install-peers` has been run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from benchmarks.common import quick, ratio, report, rounds
+from benchmarks.serving_apps import BASE_S, UNIT_S
+from examples.docstrings import collect
+from headrace.engines.local_model import find_folder
 
 PATH = "/v1/embeddings"
 BODY = json.dumps({"input": "a short text"})
-CAPACITY = 32 / 0.042
+JSON = {"content-type": "application/json"}
+FULL = 32
+CAPACITY = FULL / (BASE_S + UNIT_S * FULL)
 """Records a second that the timed engine can do: full batches without a gap."""
+CALLERS = 64
+PEERS = Path(os.environ.get("PEERS_PYTHON", ".venv-peers/bin/python"))
+PEER_NAMES = {"mosec": "mosec", "litserve": "litserve", "bentoml": "bentoml", "ray": "ray", "infinity": "infinity_emb"}
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int, body: str = BODY, **environment: str) -> Iterator[int]:
+    """Serve while the body runs; the process's id."""
+    quiet = None if command[0] == sys.executable else subprocess.DEVNULL
+    process = subprocess.Popen(
+        command, env=os.environ | environment, stdout=quiet, stderr=quiet, start_new_session=True
+    )
+    try:
+        _wait(process, port, body)
+        yield process.pid
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            pass
+        with contextlib.suppress(ProcessLookupError):  # its workers too, if they are still there
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextlib.contextmanager
 def serving(name: str, *arguments: str) -> Iterator[tuple[int, int]]:
-    """Serve while the body runs; the port and the process's id."""
+    """One of `serving_apps`; its port and the process's id."""
+    port = _free_port()
+    with running([sys.executable, "-m", "benchmarks.serving_apps", name, str(port), *arguments], port) as pid:
+        yield port, pid
+
+
+@contextlib.contextmanager
+def peer(name: str, model: str, body: str) -> Iterator[int]:
+    """One of the other servers; its port."""
+    port = _free_port()
+    with running([str(PEERS), "-m", "benchmarks.peers", name, str(port)], port, body, MODEL=model):
+        yield port
+
+
+def peers(*names: str) -> dict[str, str]:
+    """Those of them that are installed, with their versions."""
+    if not PEERS.exists():
+        print(f"no other servers: {PEERS} is not there (scripts/install-peers makes it)", file=sys.stderr)
+        return {}
+    code = "import sys; from importlib.metadata import version; print(*(version(name) for name in sys.argv[1:]))"
+    command = [str(PEERS), "-c", code, *(PEER_NAMES[name] for name in names)]
+    versions = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return {name: f"{name} {version}" for name, version in zip(names, versions, strict=True)}
+
+
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.serving_apps", name, str(port), *arguments])
-    try:
-        _wait(port)
-        yield port, process.pid
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        return int(probe.getsockname()[1])
 
 
-def _wait(port: int) -> None:
-    ends = time.monotonic() + 60
-    while time.monotonic() < ends:
-        try:
-            if httpx.post(f"http://127.0.0.1:{port}{PATH}", content=BODY, headers=JSON).status_code == 200:
+def _wait(process: subprocess.Popen[bytes], port: int, body: str) -> None:
+    ends = time.monotonic() + 120
+    while time.monotonic() < ends and process.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.post(f"http://127.0.0.1:{port}{PATH}", content=body, headers=JSON, timeout=30).is_success:
                 return
-        except httpx.TransportError:
-            time.sleep(0.1)
-    raise SystemExit("the server does not answer")
+        time.sleep(0.2)
+    raise SystemExit(f"the server does not answer: {process.args!r}")
 
 
-JSON = {"content-type": "application/json"}
-
-
-def load(port: int, callers: int, seconds: float, rate: float | None = None) -> dict[str, Any]:
+def load(port: int, callers: int, seconds: float, *, rate: float | None = None, body: str = BODY) -> dict[str, Any]:
     """What the load generator says."""
-    command = [sys.executable, "-m", "benchmarks.serving_load", str(port), PATH, str(callers), str(seconds), BODY]
+    command = [sys.executable, "-m", "benchmarks.serving_load", str(port), PATH, str(callers), str(seconds), body]
     if rate is not None:
         command.append(str(rate))
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -88,40 +130,109 @@ def memory_mb(pid: int) -> float:
     return pages * 4096 / 1e6
 
 
+def compared(
+    names: tuple[str, ...], own: Mapping[str, str], model: str, seconds: float, count: int, bodies: Callable[[str], str]
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Answers per second of our servers and the others in turn, each alone on the machine, and the last p99 of each."""
+    late: dict[str, float] = {}
+
+    def measured(title: str, port: int, body: str) -> float:
+        load(port, CALLERS, min(seconds, 2), body=body)
+        result = load(port, CALLERS, seconds, body=body)
+        late[title] = p99(result)
+        return per_s(result)
+
+    def ours(title: str, app: str) -> float:
+        with serving(app) as (port, _):
+            return measured(title, port, bodies("headrace"))
+
+    def theirs(title: str, name: str) -> float:
+        with peer(name, model, _ready(bodies(name))) as port:
+            return measured(title, port, bodies(name))
+
+    variants: dict[str, Callable[[], float]] = {title: partial(ours, title, app) for title, app in own.items()}
+    for name, title in peers(*names).items():
+        variants[title] = partial(theirs, title, name)
+    return rounds(count, variants), late
+
+
+def _ready(body: str) -> str:
+    """A body that shows whether a server is up."""
+    return Path(body[1:]).read_text().splitlines()[0] if body.startswith("@") else body
+
+
+def _as(name: str, text: str) -> str:
+    """A text as a request: BentoML batches along lists."""
+    return json.dumps({"input": [text] if name == "bentoml" else text})
+
+
 def overhead() -> None:
-    """A no-op engine against a bare route."""
-    seconds, count = (1.0, 1) if quick() else (4.0, 5)
-    with serving("bare") as (bare, _), serving("noop") as (ours, _):
-        for port in (bare, ours):
-            load(port, 64, 1)
-        figures = rounds(
-            count,
-            {
-                "bare FastAPI": lambda: per_s(load(bare, 64, seconds)),
-                "Headrace": lambda: per_s(load(ours, 64, seconds)),
-            },
-        )
-    rows = [[name, max(found), ratio(found, figures["bare FastAPI"])] for name, found in figures.items()]
-    report(
-        "serving_overhead",
-        "A no-op engine, 64 callers, one record per request",
-        ("server", "requests/s, best", "ratio"),
-        rows,
+    """A no-op engine against a bare route and other servers."""
+    seconds, count = (1.0, 1) if quick() else (4.0, 3)
+    figures, late = compared(
+        ("mosec", "litserve", "bentoml", "ray"),
+        {"bare FastAPI route": "bare", "Headrace": "noop"},
+        "noop",
+        seconds,
+        count,
+        partial(_as, text="a short text"),
     )
+    rows = [
+        [title, max(found), ratio(found, figures["bare FastAPI route"]), late[title]]
+        for title, found in figures.items()
+    ]
+    title = f"A no-op engine, {CALLERS} callers, one record per request"
+    report("serving_overhead", title, ("server", "requests/s, best", "x bare route", "p99, ms"), rows)
+
+
+def embedding() -> None:
+    """Texts of mixed length to vectors, on a CPU."""
+    seconds, count = (2.0, 1) if quick() else (12.0, 2)
+    docstrings = list(collect().values())
+    texts = docstrings[:: len(docstrings) // 600][:600]
+    with tempfile.TemporaryDirectory() as folder:
+
+        def bodies(name: str) -> str:
+            file = Path(folder) / name
+            file.write_text("\n".join(_as(name, text) for text in texts))
+            return f"@{file}"
+
+        figures, late = compared(
+            ("litserve", "bentoml", "infinity"), {"Headrace": "embed"}, str(find_folder(None)), seconds, count, bodies
+        )
+    rows = [[title, max(found), ratio(figures["Headrace"], found), late[title]] for title, found in figures.items()]
+    title = f"all-MiniLM-L6-v2 on a CPU, {CALLERS} callers, docstrings of mixed length, one per request"
+    report("serving_embedding", title, ("server", "texts/s, best", "Headrace is x as fast", "p99, ms"), rows)
 
 
 def overload() -> None:
     """Three times what the engine can do."""
     seconds = 5.0 if quick() else 60.0
+    target_ms = 2.5 * FULL / CAPACITY * 1000
     with serving("timed") as (port, pid):
-        load(port, 32, 2)
+        load(port, 2 * FULL, 2)
+        capacity = per_s(load(port, 2 * FULL, seconds / 6))
+        load(port, 0, 2, rate=3 * capacity)
         before = memory_mb(pid)
-        result = load(port, 0, seconds, rate=3 * CAPACITY)
+        result = load(port, 0, seconds, rate=3 * capacity)
         after = memory_mb(pid)
     refused = result["statuses"].get("429", 0)
-    row = [per_s(result), per_s(result) / CAPACITY, p99(result), refused, after - before]
-    columns = ("answers/s", "of capacity", "p99 of answers, ms", "refused with 429", "memory grown, MB")
-    report("serving_overload", f"{seconds:.0f} s at 3 x capacity, 64 records accepted at most", columns, [row])
+    rows = [[capacity, per_s(result), per_s(result) / capacity, p99(result), target_ms, refused, after - before]]
+    columns = (
+        "capacity, answers/s",
+        "answers/s",
+        "of capacity",
+        "p99 of answers, ms",
+        "target, ms",
+        "refused with 429",
+        "memory grown, MB",
+    )
+    note = (
+        f"The engine waits {BASE_S * 1000:.0f} ms a batch and {UNIT_S * 1000:.0f} ms a record, {FULL} at most: "
+        f"{CAPACITY:.0f} a second without any gap. Capacity is what {2 * FULL} callers get who ask again after each "
+        f"answer. {2 * FULL} records are accepted at most; the target is two and a half full batches."
+    )
+    report("serving_overload", f"{seconds:.0f} s at 3 x capacity", columns, rows, [note])
 
 
 def _upload(port: int, records: int) -> None:
@@ -145,8 +256,8 @@ def _beside(target_ms: float, seconds: float, *, bulk: bool) -> list[Any]:
     rate = 0.3 * CAPACITY
     with tempfile.TemporaryDirectory() as folder, serving("mixed", folder, str(target_ms)) as (port, _):
         if bulk:
-            _upload(port, int(CAPACITY * (seconds + 15)))
-            time.sleep(3)
+            _upload(port, int(CAPACITY * (seconds + 30)))
+            load(port, 0, 8.0, rate=rate)  # until it is learned how long batches take, and what delays requests
         names = ("headrace_records_total", "headrace_batch_seconds_sum")
         done, busy = (_metric(port, name) for name in names)
         began = time.monotonic()
@@ -159,7 +270,7 @@ def _beside(target_ms: float, seconds: float, *, bulk: bool) -> list[Any]:
 
 def backfill() -> None:
     """What bulk work gets, by what requests are promised."""
-    seconds = 4.0 if quick() else 20.0
+    seconds = 4.0 if quick() else 30.0
     alone = _beside(0, seconds, bulk=False)
     rows = [["no bulk work", *alone]]
     for factor in (1.5,) if quick() else (1.0, 1.5, 2.0, 3.0):
@@ -167,12 +278,17 @@ def backfill() -> None:
         rows.append([f"{target:.0f} ms ({factor:g} x)", *_beside(target, seconds, bulk=True)])
     rows.append(["none", *_beside(0, seconds, bulk=True)])
     columns = ("latency target", "online p99, ms", "online, of capacity", "bulk, of capacity", "engine busy")
-    report("serving_backfill", "Requests at 30 % of capacity, bulk work without end", columns, rows)
+    note = (
+        f"The engine waits {BASE_S * 1000:.0f} ms a batch and {UNIT_S * 1000:.0f} ms a record, {FULL} at most. "
+        "A request that comes just after a batch has begun waits for that one and its own: within a target, no batch "
+        "may take longer than half of it."
+    )
+    report("serving_backfill", "Requests at 30 % of capacity, bulk work without end", columns, rows, [note])
 
 
 def main() -> None:
     """Those that are named, or all."""
-    known = {"overhead": overhead, "overload": overload, "backfill": backfill}
+    known = {"overhead": overhead, "embedding": embedding, "overload": overload, "backfill": backfill}
     for name in [name for name in sys.argv[1:] if name in known] or known:
         known[name]()
 

@@ -17,8 +17,8 @@ from headrace.serving.limits import ServeLimits
 from headrace.serving.schemas import EmbeddingList, EmbeddingRequest
 from headrace.serving.server import Server
 
-BASE_S, UNIT_S = 0.010, 0.001
-"""A batch of the timed engine takes 10 ms, and 1 ms for each record."""
+BASE_S, UNIT_S = 0.040, 0.002
+"""A batch of the timed engine takes 40 ms, and 2 ms for each record."""
 
 
 class Noop:
@@ -48,7 +48,7 @@ class Noop:
 
 
 class Timed(Noop):
-    """An engine whose batches take a known time: 32 records at most, 42 ms."""
+    """An engine whose batches take a known time: 32 records at most, 104 ms."""
 
     default_batch_cost = 32
     default_batch_size = 32
@@ -88,6 +88,8 @@ def main() -> None:
             bare(int(port))
         case "noop":
             headrace(int(port), "Noop")
+        case "embed":
+            headrace(int(port), None)
         case "timed":
             headrace(int(port), "Timed", limits=ServeLimits(max_requests=64, timeout_s=5))
         case "mixed":

@@ -1,34 +1,39 @@
 """A load generator in a process of its own: so many callers on keep-alive connections, raw sockets under asyncio.
 
 `python -m benchmarks.serving_load PORT PATH CALLERS SECONDS BODY [RATE]` prints JSON: answers by status, seconds,
-latencies (sorted, milliseconds). With a rate, requests begin at that many per second whatever became of the others.
+latencies (sorted, milliseconds). BODY is a request's, or `@FILE` with one on each line, taken in turn. With a rate,
+requests begin at that many per second whatever became of the others; 0 callers then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Load:
     """What is sent, and what came of it."""
 
-    def __init__(self, port: int, path: str, body: bytes) -> None:
+    def __init__(self, port: int, path: str, bodies: Sequence[bytes]) -> None:
         self._port = port
-        head = (
-            f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        self._request = head.encode() + body
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+        requests = [head.encode() + str(len(body)).encode() + b"\r\n\r\n" + body for body in bodies]
+        self._requests = itertools.cycle(requests)
         self.statuses: Counter[int] = Counter()
         self.latencies: list[float] = []
 
     async def ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request and its answer."""
         began = time.monotonic()
-        writer.write(self._request)
+        writer.write(next(self._requests))
         head = await reader.readuntil(b"\r\n\r\n")
         lower = head.lower()
         at = lower.index(b"content-length: ") + 16
@@ -38,23 +43,27 @@ class Load:
         if status == 200:
             self.latencies.append(time.monotonic() - began)
 
+    async def connect(self) -> Pair:
+        """A new connection."""
+        return await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 20)
+
     async def caller(self, ends: float) -> None:
         """Ask again and again, each time after the answer."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = await self.connect()
         while time.monotonic() < ends:
             await self.ask(reader, writer)
         writer.close()
 
     async def open_loop(self, rate: float, ends: float) -> None:
         """Begin requests at a rate, on connections that are free."""
-        free: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        free: list[Pair] = []
         began, number = time.monotonic(), 0
         tasks: set[asyncio.Task[None]] = set()
 
         async def one() -> None:
-            pair = free.get_nowait() if free.qsize() else await asyncio.open_connection("127.0.0.1", self._port)
+            pair = free.pop() if free else await self.connect()
             await self.ask(*pair)
-            free.put_nowait(pair)
+            free.append(pair)
 
         while time.monotonic() < ends:
             due = int((time.monotonic() - began) * rate)
@@ -63,16 +72,16 @@ class Load:
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
             number = due
-            await asyncio.sleep(0.005)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        while free.qsize():
-            free.get_nowait()[1].close()
+            await asyncio.sleep(0.002)
+        await asyncio.gather(*tasks)
+        for _, writer in free:
+            writer.close()
 
 
-async def main() -> None:
+async def main(bodies: Sequence[bytes]) -> None:
     """Load, then print."""
-    port, path, callers, seconds, body, *rate = sys.argv[1:]
-    load = Load(int(port), path, body.encode())
+    port, path, callers, seconds, _, *rate = sys.argv[1:]
+    load = Load(int(port), path, bodies)
     began = time.monotonic()
     ends = began + float(seconds)
     if rate:
@@ -85,4 +94,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    given = sys.argv[5]
+    asyncio.run(main(Path(given[1:]).read_bytes().splitlines() if given.startswith("@") else [given.encode()]))
