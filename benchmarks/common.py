@@ -36,10 +36,11 @@ def version(package: str) -> str:
 
 
 def rounds(count: int, variants: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Each variant's figure, `count` times, the variants in turn: what disturbs the machine disturbs them all."""
+    """Each variant's figure, `count` times, there and back in turn: what disturbs the machine disturbs them all."""
     figures: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(count):
-        for name, measure in variants.items():
+    turn = list(variants.items())
+    for number in range(count):
+        for name, measure in turn[:: -1 if number % 2 else 1]:
             figures[name].append(measure())
     return figures
 
@@ -50,9 +51,9 @@ def ratio(of: Sequence[float], to: Sequence[float]) -> float:
 
 
 def report(
-    name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: Sequence[str] = ()
+    name: str | None, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: Sequence[str] = ()
 ) -> None:
-    """Print a Markdown table and write `results/NAME.json`."""
+    """Print a Markdown table and write `results/NAME.json`; where there is no name, only print."""
     here = machine()
     cells = [[_text(cell) for cell in row] for row in (columns, *rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
@@ -64,6 +65,8 @@ def report(
     for note in notes:
         print(f"\n{note}")
     print(f"\n{here['cpu']}, {here['cores']} cores, Python {here['python']}, {here['system']}", flush=True)
+    if name is None:
+        return
     RESULTS.mkdir(exist_ok=True)
     table = [dict(zip(columns, row, strict=True)) for row in rows]
     content = {"benchmark": title, "machine": here, "rows": table, "notes": list(notes)}

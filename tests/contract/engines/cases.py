@@ -94,7 +94,8 @@ def torch(task: str, model: Any = None, **options: Any) -> Maker:
 
     def make(place: Place) -> Any:
         folder = model(place.folder) if callable(model) else model
-        return create(task, folder, device=place.device, **options)
+        # The weights' own numbers, which a device takes by default, may be too coarse for what is compared.
+        return create(task, folder, device=place.device, dtype="float32", **options)
 
     return make
 
