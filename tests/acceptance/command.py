@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ PROGRAM = (sys.executable, "-c", "import sys; sys.argv[0] = 'headrace'; from hea
 FAKE = ("--engine", "headrace.testing:FakeEngine")
 
 
-def start(*arguments: str | Path, folder: Path) -> subprocess.Popen[str]:
-    """Begin `headrace` with these arguments in a folder."""
+def start(*arguments: str | Path, folder: Path, file_bytes: int | None = None) -> subprocess.Popen[str]:
+    """Begin `headrace` with these arguments in a folder; it can write no file longer than `file_bytes`."""
+    limits = None if file_bytes is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     return subprocess.Popen(
         [*PROGRAM, *map(str, arguments)],
@@ -22,6 +24,7 @@ def start(*arguments: str | Path, folder: Path) -> subprocess.Popen[str]:
         text=True,
         cwd=folder,
         env=os.environ | {"PYTHONPATH": path, "COLUMNS": "100"},
+        preexec_fn=limits,
     )
 
 

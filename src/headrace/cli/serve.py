@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -40,6 +41,10 @@ PickledWeights = Annotated[
     typer.Option("--allow-pickled-weights", help="Load weights that are no safetensors: they can run code as well."),
 ]
 TlsFile = Annotated[Path | None, typer.Option(help="As uvicorn's.")]
+TlsPassword = Annotated[str | None, typer.Option(help="Of the key file, where it is encrypted.")]
+ClientCa = Annotated[
+    Path | None, typer.Option("--ssl-ca-certs", help="Let in only clients with a certificate signed by one of these.")
+]
 
 
 def serve(  # noqa: PLR0913 - one parameter per flag
@@ -62,6 +67,8 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     allow_pickled_weights: PickledWeights = False,
     ssl_keyfile: TlsFile = None,
     ssl_certfile: TlsFile = None,
+    ssl_keyfile_password: TlsPassword = None,
+    ssl_ca_certs: ClientCa = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's routes, and /generate, /health, /ready, /metrics, /docs.
 
@@ -76,7 +83,14 @@ def serve(  # noqa: PLR0913 - one parameter per flag
         from headrace.serving.server import Server
     except ModuleNotFoundError as error:
         _stop(f'the server needs {error.name}, which is not installed: pip install "headrace[serve]"')
-    tls: dict[str, Any] = {"ssl_keyfile": ssl_keyfile, "ssl_certfile": ssl_certfile}
+    tls: dict[str, Any] = {
+        "ssl_keyfile": ssl_keyfile,
+        "ssl_certfile": ssl_certfile,
+        # Rather a wrong one than none, for which it would be asked on the terminal.
+        "ssl_keyfile_password": ssl_keyfile_password or " ",
+        "ssl_ca_certs": None if ssl_ca_certs is None else str(ssl_ca_certs),
+        "ssl_cert_reqs": ssl.CERT_NONE if ssl_ca_certs is None else ssl.CERT_REQUIRED,
+    }
     try:
         settings = ServerSettings(
             task=task,
@@ -96,6 +110,8 @@ def serve(  # noqa: PLR0913 - one parameter per flag
         app, state = build(settings)
         if (ssl_keyfile is None) != (ssl_certfile is None):
             raise ConfigError("--ssl-keyfile and --ssl-certfile go together; one is missing")
+        if ssl_ca_certs is not None and ssl_certfile is None:
+            raise ConfigError("--ssl-ca-certs needs a certificate of the server's own: --ssl-keyfile, --ssl-certfile")
         status = Server(app, state, {"host": host, "port": port, **tls}).run_app()
     except HeadraceError as error:
         _stop(str(error))

@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from headrace.errors import ConfigError
 from headrace.serving.host import Host
 from headrace.serving.protocol import protocol_options
 
@@ -59,8 +60,18 @@ class Server(uvicorn.Server):
             The exit status: 0 after a drain, 1 if the engine died, so that a supervisor starts another server.
 
         Raises:
-            HeadraceError: the model cannot be loaded.
+            HeadraceError: the model cannot be loaded, or a TLS file cannot be used.
         """
+        try:
+            self.config.load()
+        except OSError as error:  # as ssl's are too; they do not say which file
+            given = (self.config.ssl_certfile, self.config.ssl_keyfile, self.config.ssl_ca_certs)
+            files = ", ".join(str(file) for file in given if file)
+            reason = error.strerror or str(error)
+            raise ConfigError(
+                f"TLS does not work with {files}: {reason}; see that they are PEM, belong together and need no other "
+                "password"
+            ) from error
         sys.setswitchinterval(_SWITCH_S)
         with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
             runner.run(self._live())

@@ -21,10 +21,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(*arguments: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`headrace serve` with these arguments, ready; its process and its address."""
+def server(*arguments: str, folder: Path, file_bytes: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`headrace serve` with these arguments, ready; its process and its address. See `start` for `file_bytes`."""
     port = free_port()
-    process = start("serve", "--port", str(port), *arguments, folder=folder)
+    process = start("serve", "--port", str(port), *arguments, folder=folder, file_bytes=file_bytes)
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until_ready(process, url)
