@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +16,14 @@ import pytest
 import torch
 
 import headrace
+from headrace import wiring
 from headrace.engines.base import Prepared
 from headrace.engines.registry import create
 from headrace.errors import BadResultError, ConfigError, EngineError, RecordError
+from headrace.events import BatchDone, Event
+from headrace.jobs.job import StopRequest
+from headrace.jobs.stages import Work
+from headrace.records import Record
 
 # TorchScript is what TorchServe's users have on disk.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -214,6 +221,32 @@ def test_an_archive_runs_as_it_is_and_a_job_obeys_its_settings(folder: Path, tmp
     assert [row[:2] for row in written] == [[2.0 * n, 2.0 * n + 2] for n in range(10)]
     assert max(row[2] for row in written) == 4
     assert (report.ok, report.failed) == (10, 1)
+
+
+def test_a_record_waits_for_company_as_long_as_the_settings_say(folder: Path) -> None:
+    (folder / "model-config.yaml").write_text("batchSize: 4\nmaxBatchDelay: 400\n")
+    engine = serve(handler=folder / "my_handler.py")
+    settings = wiring.JobSettings(source=[], sink=folder / "out.jsonl", task="custom")
+    works = [Work(Record(n, n, None), None, one.payload, 1) for n, one in enumerate(engine.prepare([[1, 2]] * 6))]
+    formed: list[tuple[int, float]] = []
+
+    def listener(event: Event) -> None:
+        if isinstance(event, BatchDone):
+            formed.append((event.size, time.monotonic()))
+
+    async def run() -> float:
+        async with wiring.build_batcher(settings, engine, StopRequest(), listener) as batcher:
+            await batcher.submit(works[0])  # engine free: this one begins to wait
+            began = time.monotonic()
+            await asyncio.gather(*[await batcher.submit(work) for work in works[1:]])
+            await asyncio.sleep(0)
+        return began
+
+    began = asyncio.run(run())
+    (first, at_once), (second, after_the_delay) = formed
+    assert (first, second) == (4, 2)
+    assert at_once - began < 0.3
+    assert after_the_delay - began > 0.35
 
 
 def test_a_folder_of_an_archive_runs_too(folder: Path, tmp_path: Path) -> None:
