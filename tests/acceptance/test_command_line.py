@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,25 @@ def test_a_bug_is_one_line_too(tmp_path: Path) -> None:
     assert status == 1
     assert "unexpected KeyError at" in said
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-", "2>&1 | true"])
+def test_a_job_does_not_end_for_want_of_somebody_to_tell(tmp_path: Path, stderr: str) -> None:
+    write(tmp_path, *GOOD)
+    command = shlex.join([*PROGRAM, "run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE])
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    shell = ["bash", "-o", "pipefail", "-c", f"{command} {stderr}"]
+    ended = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert ended.returncode == 0
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == len(GOOD)
+
+
+def test_a_name_that_no_file_can_have_is_one_clear_line(tmp_path: Path) -> None:
+    write(tmp_path, *GOOD)
+    for option in ("-i", "-o"):
+        named = (option, f"{'n' * 300}.jsonl")
+        status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE, *named, folder=tmp_path)
+        assert (status, "File name too long" in said, len(said.splitlines())) == (2, True, 1)
 
 
 def test_version_and_help(tmp_path: Path) -> None:

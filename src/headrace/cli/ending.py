@@ -57,6 +57,9 @@ def guarded(command: Callable[[], int]) -> int:
         if isinstance(error, _NOT_STARTED):
             return 2
         return TRY_AGAIN if isinstance(error, BrokenOffError) else 1
+    except OSError as error:  # a job's own are BrokenOffError by now
+        say(f"cannot go on: {error}")
+        return 2
     except Exception as error:  # noqa: BLE001 - the edge of the program: a user is never shown a traceback
         place = traceback.extract_tb(error.__traceback__)[-1]
         say(f"unexpected {type(error).__name__} at {place.filename}:{place.lineno}: {error}; what is committed is kept")
