@@ -40,15 +40,19 @@ PEERS = Path(os.environ.get("PEERS_PYTHON", ".venv-peers/bin/python"))
 PEER_NAMES = {"mosec": "mosec", "litserve": "litserve", "bentoml": "bentoml", "ray": "ray", "infinity": "infinity_emb"}
 
 
+class NotUpError(Exception):
+    """A server cannot be measured."""
+
+
 @contextlib.contextmanager
-def running(command: list[str], port: int, body: str = BODY, **environment: str) -> Iterator[int]:
-    """Serve while the body runs; the process's id."""
+def running(command: list[str], url: str, body: str, **environment: str) -> Iterator[int]:
+    """Serve while the body runs, once a request with `body` is answered; the process's id."""
     quiet = None if command[0] == sys.executable else subprocess.DEVNULL
     process = subprocess.Popen(
         command, env=os.environ | environment, stdout=quiet, stderr=quiet, start_new_session=True
     )
     try:
-        _wait(process, port, body)
+        _wait(process, url, body)
         yield process.pid
     finally:
         process.send_signal(signal.SIGTERM)
@@ -62,10 +66,11 @@ def running(command: list[str], port: int, body: str = BODY, **environment: str)
 
 
 @contextlib.contextmanager
-def serving(name: str, *arguments: str) -> Iterator[tuple[int, int]]:
-    """One of `serving_apps`; its port and the process's id."""
+def serving(name: str, *arguments: str, path: str = PATH, body: str = BODY) -> Iterator[tuple[int, int]]:
+    """One of `serving_apps`, up once it answers `body`; its port and the process's id."""
     port = _free_port()
-    with running([sys.executable, "-m", "benchmarks.serving_apps", name, str(port), *arguments], port) as pid:
+    command = [sys.executable, "-m", "benchmarks.serving_apps", name, str(port), *arguments]
+    with running(command, f"http://127.0.0.1:{port}{path}", body) as pid:
         yield port, pid
 
 
@@ -73,7 +78,8 @@ def serving(name: str, *arguments: str) -> Iterator[tuple[int, int]]:
 def peer(name: str, model: str, body: str) -> Iterator[int]:
     """One of the other servers; its port."""
     port = _free_port()
-    with running([str(PEERS), "-m", "benchmarks.peers", name, str(port)], port, body, MODEL=model):
+    command = [str(PEERS), "-m", "benchmarks.peers", name, str(port)]
+    with running(command, f"http://127.0.0.1:{port}{PATH}", body, MODEL=model):
         yield port
 
 
@@ -94,14 +100,14 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait(process: subprocess.Popen[bytes], port: int, body: str) -> None:
+def _wait(process: subprocess.Popen[bytes], url: str, body: str) -> None:
     ends = time.monotonic() + 120
     while time.monotonic() < ends and process.poll() is None:
         with contextlib.suppress(httpx.TransportError):
-            if httpx.post(f"http://127.0.0.1:{port}{PATH}", content=body, headers=JSON, timeout=30).is_success:
+            if httpx.post(url, content=body, headers=JSON, timeout=30).is_success:
                 return
         time.sleep(0.2)
-    raise SystemExit(f"the server does not answer: {process.args!r}")
+    raise NotUpError(f"the server does not answer: {process.args!r}")
 
 
 def load(port: int, callers: int, seconds: float, *, rate: float | None = None, body: str = BODY) -> dict[str, Any]:
@@ -147,8 +153,13 @@ def compared(
             return measured(title, port, bodies("headrace"))
 
     def theirs(title: str, name: str) -> float:
-        with peer(name, model, _ready(bodies(name))) as port:
-            return measured(title, port, bodies(name))
+        try:
+            with peer(name, model, _ready(bodies(name))) as port:
+                return measured(title, port, bodies(name))
+        except NotUpError as error:
+            print(error, file=sys.stderr)
+            late[title] = float("nan")
+            return float("nan")
 
     variants: dict[str, Callable[[], float]] = {title: partial(ours, title, app) for title, app in own.items()}
     for name, title in peers(*names).items():
@@ -168,7 +179,7 @@ def _as(name: str, text: str) -> str:
 
 def overhead() -> None:
     """A no-op engine against a bare route and other servers."""
-    seconds, count = (1.0, 1) if quick() else (4.0, 3)
+    seconds, count = (1.0, 1) if quick() else (3.0, 3)
     figures, late = compared(
         ("mosec", "litserve", "bentoml", "ray"),
         {"bare FastAPI route": "bare", "Headrace": "noop"},
@@ -246,7 +257,8 @@ def _upload(port: int, records: int) -> None:
     httpx.post(f"{base}/batches", json={"input_file_id": file["id"], "endpoint": PATH}).raise_for_status()
 
 
-def _metric(port: int, name: str) -> float:
+def metric(port: int, name: str) -> float:
+    """What `/metrics` says, all labels together."""
     page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
     return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name))
 
@@ -259,11 +271,11 @@ def _beside(target_ms: float, seconds: float, *, bulk: bool) -> list[Any]:
             _upload(port, int(CAPACITY * (seconds + 30)))
             load(port, 0, 8.0, rate=rate)  # until it is learned how long batches take, and what delays requests
         names = ("headrace_records_total", "headrace_batch_seconds_sum")
-        done, busy = (_metric(port, name) for name in names)
+        done, busy = (metric(port, name) for name in names)
         began = time.monotonic()
         result = load(port, 0, seconds, rate=rate)
         spent = time.monotonic() - began
-        done, busy = (_metric(port, name) - before for name, before in zip(names, (done, busy), strict=True))
+        done, busy = (metric(port, name) - before for name, before in zip(names, (done, busy), strict=True))
     share = (done - len(result["latencies_ms"])) / spent / CAPACITY
     return [p99(result), per_s(result) / CAPACITY, share, busy / spent]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from headrace.engines.base import Prepared
+from headrace.engines.requests import Generation
 from headrace.hosting import ServerSettings, build
 from headrace.serving.limits import ServeLimits
 from headrace.serving.schemas import EmbeddingList, EmbeddingRequest
@@ -59,6 +61,74 @@ class Timed(Noop):
         return super().forward(batch)
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request that `Talk` answers with so many words."""
+
+    most: int
+    listener: Callable[[str], None] | None = None
+
+
+class Talk:
+    """A generator for thousands of streams: a step takes a second and gives each of them a word."""
+
+    max_slots = 4_096
+    max_cost = 10_000_000
+
+    def __init__(self, model: str | None = None) -> None:
+        del model
+        self._said: dict[int, tuple[Turn, int]] = {}
+
+    def describe(self) -> Mapping[str, Any]:
+        """Nothing decides the output."""
+        return {"engine": "talk"}
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Turn] | Exception]:
+        """Whatever is asked."""
+        return [Prepared(Turn(asked["max_tokens"]), 1) for asked in inputs]
+
+    def follow(self, payload: Turn, listener: Callable[[str], None]) -> Turn:
+        """Told every word."""
+        return replace(payload, listener=listener)
+
+    def span(self, record: Turn) -> tuple[float, float]:
+        """One, whatever it grows to."""
+        del record
+        return 1, 1
+
+    def add(self, key: int, record: Turn) -> None:
+        """Joins the next step."""
+        self._said[key] = record, 0
+
+    def step(self) -> list[tuple[int, Generation | Exception]]:
+        """One word more for each."""
+        time.sleep(1.0)
+        ended: list[tuple[int, Generation | Exception]] = []
+        for key, (turn, count) in list(self._said.items()):
+            text = "word " * (count + 1)
+            self._said[key] = turn, count + 1
+            if turn.listener is not None:
+                turn.listener(text)
+            if count + 1 == turn.most:
+                whole = Generation(text=text, finish_reason="stop", prompt_tokens=1, completion_tokens=turn.most)
+                ended.append((key, whole))
+                self.remove(key)
+        return ended
+
+    def needs(self, key: int) -> float:
+        """See `span`."""
+        del key
+        return 1
+
+    def remove(self, key: int) -> Turn | None:
+        """It is wanted no more."""
+        self._said.pop(key, None)
+        return None
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
 def bare(port: int) -> None:
     """The same route without Headrace: the same parsing, the same reply, nothing in between."""
     app = FastAPI()
@@ -92,6 +162,8 @@ def main() -> None:
             headrace(int(port), None)
         case "timed":
             headrace(int(port), "Timed", limits=ServeLimits(max_requests=64, timeout_s=5))
+        case "talk":
+            headrace(int(port), "Talk", task="generate")
         case "mixed":
             state, target = rest
             target_s = float(target) / 1000 if float(target) else None

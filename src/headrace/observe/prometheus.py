@@ -33,6 +33,11 @@ class PrometheusListener:
             "headrace_batch_seconds", "Batches or steps in the engine.", buckets=_SECONDS, registry=registry
         )
         self._records = counter("headrace_records", "Records that left the engine.", ("result",), registry=registry)
+        self._stepped = counter(
+            "headrace_stepped_records",
+            "Records in each step, added up: the work of a step-wise engine.",
+            registry=registry,
+        )
         self._cost = counter("headrace_batch_cost", "Cost of all batches.", registry=registry)
         self._padded = counter("headrace_batch_padded_cost", "The same with padding.", registry=registry)
         self._starved = counter("headrace_starved_seconds", "A slot stood free.", registry=registry)
@@ -57,6 +62,7 @@ class PrometheusListener:
                 self._left(event.size - event.failed, event.failed)
             case StepDone():
                 self._batch_s.observe(event.duration_s)
+                self._stepped.inc(event.size)
                 self._starved.inc(event.starved_s)
                 self._left(event.finished - event.failed, event.failed)
             case BatchSplit():

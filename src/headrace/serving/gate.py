@@ -15,29 +15,34 @@ _SMOOTHING = 0.3
 
 
 class Rate:
-    """Cost finished per second while there is work, smoothed. Told the time, reads no clock."""
+    """Cost finished per second while the engine has all it can take, smoothed. Told the time, reads no clock."""
 
     def __init__(self) -> None:
         self.per_s = 0.0
         """0 while it is not known."""
         self._since: float | None = None
         self._done = 0.0
+        self._full = True
 
     def busy(self, now: float) -> None:
         """There is work from now on."""
         if self._since is None:
             self._since = now
 
-    def finished(self, cost: float, now: float, *, idle: bool) -> None:
-        """So much more is done; `idle` if nothing is left."""
+    def finished(self, cost: float, now: float, *, full: bool, idle: bool) -> None:
+        """So much more is done; `full` if the engine could not have taken more, `idle` if nothing is left."""
         self._done += cost
+        self._full = self._full and full
         elapsed = now - self._since if self._since is not None else 0.0
         if elapsed >= _SAMPLE_S:
             measured = self._done / elapsed
-            self.per_s += (measured - self.per_s) * (_SMOOTHING if self.per_s else 1.0)
-            self._since, self._done = now, 0.0
+            if self._full:
+                self.per_s += (measured - self.per_s) * (_SMOOTHING if self.per_s else 1.0)
+            elif self.per_s:  # it could have been more, but has been so much
+                self.per_s = max(self.per_s, measured)
+            self._since, self._done, self._full = now, 0.0, True
         if idle:
-            self._since, self._done = None, 0.0
+            self._since, self._done, self._full = None, 0.0, True
 
 
 class Gate:
@@ -46,10 +51,20 @@ class Gate:
     Args:
         max_requests: records.
         max_cost: in the estimated unit of `reserve`.
+        width: records that the engine takes at once; with fewer, it does less than it could.
+        width_cost: or what they cost together.
         clock: monotonic seconds.
     """
 
-    def __init__(self, max_requests: int, max_cost: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_requests: int,
+        max_cost: float,
+        width: int = 1,
+        width_cost: float = float("inf"),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.max_requests = max_requests
         self.max_cost = max_cost
         self.requests = 0
@@ -58,6 +73,8 @@ class Gate:
         """Their estimated cost."""
         self.refused = 0
         """Records refused so far."""
+        self._width = width
+        self._width_cost = width_cost
         self._clock = clock
         self._rate = Rate()
 
@@ -94,6 +111,7 @@ class Gate:
 
     def release(self, requests: int, cost: float, *, done: bool) -> None:
         """Give back what `reserve` took; `done` if the engine has worked on it."""
+        full = self.requests >= self._width or self.cost >= self._width_cost
         self.requests -= requests
         self.cost = self.cost - cost if self.requests else 0.0
-        self._rate.finished(cost if done else 0.0, self._clock(), idle=not self.requests)
+        self._rate.finished(cost if done else 0.0, self._clock(), full=full, idle=not self.requests)

@@ -64,7 +64,8 @@ class Service:
         self.engine = engine
         self.batcher = batcher
         self.limits = limits
-        self.gate = Gate(limits.max_requests, limits.max_cost or _GATE_BATCHES * _full_batch(engine))
+        full = _full_batch(engine)
+        self.gate = Gate(limits.max_requests, limits.max_cost or _GATE_BATCHES * full, _width(engine), full)
         self.cancelled = 0
         """Records whose client left before they were answered."""
         # Asked here once: looking through a protocol's methods takes longer than a small request.
@@ -146,3 +147,10 @@ def _full_batch(engine: Engine[Any, Any]) -> float:
     if isinstance(engine, StepEngine):
         return engine.max_cost
     return engine.default_batch_cost if isinstance(engine, BatchEngine) else 65_536
+
+
+def _width(engine: Engine[Any, Any]) -> int:
+    """Records that it takes at once."""
+    if isinstance(engine, StepEngine):
+        return engine.max_slots
+    return engine.default_batch_size if isinstance(engine, BatchEngine) else int(getattr(engine, "max_in_flight", 1))

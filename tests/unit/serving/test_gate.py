@@ -55,7 +55,7 @@ def test_what_alone_is_more_than_allowed_goes_alone() -> None:
 def busy_gate(per_s: float, held: float) -> Gate:
     """A gate that has measured a rate, and holds so much."""
     clock = Clock()
-    gate = Gate(1000, held, clock)
+    gate = Gate(1000, held, clock=clock)
     gate.reserve(1, per_s, 1e9)
     clock.now = 1.0
     gate.release(1, per_s, done=True)
@@ -78,7 +78,7 @@ def test_what_cannot_be_finished_in_its_time_is_told_at_once() -> None:
 
 def test_idle_time_is_no_slow_rate() -> None:
     clock = Clock()
-    gate = Gate(10, 1000, clock)
+    gate = Gate(10, 1000, clock=clock)
     for start in (0.0, 100.0):
         clock.now = start
         gate.reserve(1, 50, 1e9)
@@ -90,10 +90,41 @@ def test_idle_time_is_no_slow_rate() -> None:
 
 def test_what_was_given_up_is_no_work_done() -> None:
     clock = Clock()
-    gate = Gate(10, 1000, clock)
+    gate = Gate(10, 1000, clock=clock)
     gate.reserve(2, 100, 1e9)
     clock.now = 1.0
     gate.release(1, 50, done=True)
     gate.release(1, 50, done=False)
     gate.reserve(1, 100, 1e9)
+    assert gate.wait_s() == pytest.approx(2)
+
+
+def test_an_engine_that_could_do_more_says_nothing_of_how_much() -> None:
+    """One request at a time, of which the engine takes four in the same time."""
+    clock = Clock()
+    gate = Gate(100, 10_000, width=4, clock=clock)
+    for _ in range(3):
+        gate.reserve(1, 10, 1e9)
+        clock.now += 1.0
+        gate.release(1, 10, done=True)
+    gate.reserve(50, 5_000, 1.0)  # not refused for a time that nobody knows
+    assert gate.wait_s() == 0
+    gate.release(50, 5_000, done=False)
+    gate.reserve(20, 200, 1e9)
+    for _ in range(4):
+        clock.now += 1.0
+        for _ in range(4):
+            gate.release(1, 10, done=True)
+    assert gate.wait_s() == pytest.approx(1, rel=0.4)  # 40 left, of which it has been seen to do 40 a second
+    clock.now += 1.0
+    gate.release(1, 10, done=True)  # the last few are slower, as they are few
+    assert gate.wait_s() == pytest.approx(0.75, rel=0.4)
+
+
+def test_a_batch_is_also_full_by_its_cost() -> None:
+    clock = Clock()
+    gate = Gate(100, 10_000, width=64, width_cost=100, clock=clock)
+    gate.reserve(3, 300, 1e9)
+    clock.now = 1.0
+    gate.release(1, 100, done=True)
     assert gate.wait_s() == pytest.approx(2)
