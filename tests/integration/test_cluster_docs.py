@@ -1,7 +1,8 @@
-"""What docs/cluster.md shows is run, so that it cannot rot."""
+"""What docs/cluster.md and docs/flyte.md show is run, so that it cannot rot."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -10,19 +11,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
-SHOWN = re.findall(r"^```python\n(.*?)^```\n\nprints\n\n```\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+PAGES = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("cluster.md", "flyte.md")]
+EXAMPLE = re.compile(r"^```python\n(.*?)^```\n\nprints\n\n```\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+SHOWN = [example for page in PAGES for example in EXAMPLE.findall(page)]
 
 
 @pytest.mark.parametrize("number", range(len(SHOWN)))
-def test_the_examples_print_what_the_page_says(number: int) -> None:
+def test_the_examples_print_what_the_page_says(number: int, tmp_path: Path) -> None:
     code, printed = SHOWN[number]
-    environment = {"PYTHONPATH": str(ROOT / "src")}
+    if "flyte" in code:
+        pytest.importorskip("fastapi")
+        if importlib.util.find_spec("flyte") is None:
+            pytest.skip('needs Flyte: pip install "headrace[flyte]"')
+    environment = {"PYTHONPATH": str(ROOT / "src"), "HOME": str(tmp_path)}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert ended.stdout == printed
 
 
 def test_the_links_lead_somewhere() -> None:
-    assert len(SHOWN) == PAGE.count("\nprints\n")
-    links = re.findall(r"\]\(([\w./-]+)\)", PAGE)
+    assert len(SHOWN) == sum(page.count("\nprints\n") for page in PAGES)
+    links = [link for page in PAGES for link in re.findall(r"\]\(([\w./-]+)[#)]", page)]
+    assert links
     assert [link for link in links if not (ROOT / "docs" / link).exists()] == []

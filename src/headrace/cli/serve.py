@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import ssl
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from headrace.errors import ConfigError, HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.hosting import ServerSettings
 
 Task = Annotated[str, typer.Option(help="What the model does: embed, generate, classify.")]
 Model = Annotated[str | None, typer.Option(help="A local model folder. Default: the task's own model.")]
@@ -46,6 +51,24 @@ ClientCa = Annotated[
     Path | None, typer.Option("--ssl-ca-certs", help="Let in only clients with a certificate signed by one of these.")
 ]
 
+On = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ray[://HOST:PORT]",
+        help="Serve with replicas on a Ray cluster, as many as requests call for; addresses as in headrace run --on.",
+    ),
+]
+MinReplicas = Annotated[int, typer.Option(min=0, help="With --on: the first request to none waits for one to load.")]
+MaxReplicas = Annotated[int, typer.Option(min=1, help="With --on.")]
+TargetOngoing = Annotated[
+    float, typer.Option(min=0.001, help="With --on: requests under way in a replica; with more, there are to be more.")
+]
+ScaledownAfter = Annotated[float, typer.Option(min=0, help="With --on: seconds that fewer replicas must be enough.")]
+GpusPerReplica = Annotated[
+    float | None, typer.Option(min=0, help="With --on: of each replica. Default: 1 where the cluster has any.")
+]
+CpusPerReplica = Annotated[float, typer.Option(min=0, help="With --on: of each replica.")]
+
 
 def serve(  # noqa: PLR0913 - one parameter per flag
     task: Task = "embed",
@@ -69,6 +92,13 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     ssl_certfile: TlsFile = None,
     ssl_keyfile_password: TlsPassword = None,
     ssl_ca_certs: ClientCa = None,
+    on: On = None,
+    min_replicas: MinReplicas = 0,
+    max_replicas: MaxReplicas = 2,
+    target_ongoing_requests: TargetOngoing = 10.0,
+    scaledown_after: ScaledownAfter = 300.0,
+    gpus_per_replica: GpusPerReplica = None,
+    cpus_per_replica: CpusPerReplica = 1.0,
 ) -> None:
     """Serve a model over HTTP: OpenAI's routes, and /generate, /health, /ready, /metrics, /docs.
 
@@ -76,46 +106,76 @@ def serve(  # noqa: PLR0913 - one parameter per flag
 
     Exit status: 0 after SIGTERM or Ctrl-C, 1 if the model died, 2 if it could not be started.
     """
+    given = SimpleNamespace(**locals())
     try:
-        from headrace.hosting import ServerSettings, build
-        from headrace.serving.auth import read_keys
-        from headrace.serving.limits import ServeLimits
-        from headrace.serving.server import Server
+        sys.exit(_serve(given) if on is None else _serve_on(on, given))
     except ModuleNotFoundError as error:
         _stop(f'the server needs {error.name}, which is not installed: pip install "headrace[serve]"')
-    tls: dict[str, Any] = {
-        "ssl_keyfile": ssl_keyfile,
-        "ssl_certfile": ssl_certfile,
-        # Rather a wrong one than none, for which it would be asked on the terminal.
-        "ssl_keyfile_password": ssl_keyfile_password or " ",
-        "ssl_ca_certs": None if ssl_ca_certs is None else str(ssl_ca_certs),
-        "ssl_cert_reqs": ssl.CERT_NONE if ssl_ca_certs is None else ssl.CERT_REQUIRED,
-    }
-    try:
-        settings = ServerSettings(
-            task=task,
-            model=model,
-            name=name,
-            engine=engine,
-            engine_options={} if max_model_len is None else {"max_model_len": max_model_len},
-            batch_tokens=batch_tokens,
-            batch_timeout_s=batch_timeout_ms / 1000,
-            limits=ServeLimits(max_requests=max_requests, timeout_s=timeout, drain_s=drain_timeout),
-            state=state_dir,
-            latency_target_s=None if latency_target_ms is None else latency_target_ms / 1000,
-            trust_remote_code=trust_remote_code,
-            pickled_weights=allow_pickled_weights,
-            keys=read_keys(api_key_file, os.environ.get("HEADRACE_API_KEYS")),
-        )
-        app, state = build(settings)
-        if (ssl_keyfile is None) != (ssl_certfile is None):
-            raise ConfigError("--ssl-keyfile and --ssl-certfile go together; one is missing")
-        if ssl_ca_certs is not None and ssl_certfile is None:
-            raise ConfigError("--ssl-ca-certs needs a certificate of the server's own: --ssl-keyfile, --ssl-certfile")
-        status = Server(app, state, {"host": host, "port": port, **tls}).run_app()
     except HeadraceError as error:
         _stop(str(error))
-    sys.exit(status)
+
+
+def _settings(given: SimpleNamespace) -> ServerSettings:
+    """What the flags say, by their parameters' names."""
+    from headrace.hosting import ServerSettings
+    from headrace.serving.auth import read_keys
+    from headrace.serving.limits import ServeLimits
+
+    limits = ServeLimits(max_requests=given.max_requests, timeout_s=given.timeout, drain_s=given.drain_timeout)
+    return ServerSettings(
+        task=given.task,
+        model=given.model,
+        name=given.name,
+        engine=given.engine,
+        engine_options={} if given.max_model_len is None else {"max_model_len": given.max_model_len},
+        batch_tokens=given.batch_tokens,
+        batch_timeout_s=given.batch_timeout_ms / 1000,
+        limits=limits,
+        state=given.state_dir,
+        latency_target_s=None if given.latency_target_ms is None else given.latency_target_ms / 1000,
+        trust_remote_code=given.trust_remote_code,
+        pickled_weights=given.allow_pickled_weights,
+        keys=read_keys(given.api_key_file, os.environ.get("HEADRACE_API_KEYS")),
+    )
+
+
+def _serve(given: SimpleNamespace) -> int:
+    """Serve in this process until told to stop; returns the exit status."""
+    from headrace.hosting import build
+    from headrace.serving.server import Server
+
+    tls: dict[str, Any] = {
+        "ssl_keyfile": given.ssl_keyfile,
+        "ssl_certfile": given.ssl_certfile,
+        # Rather a wrong one than none, for which it would be asked on the terminal.
+        "ssl_keyfile_password": given.ssl_keyfile_password or " ",
+        "ssl_ca_certs": None if given.ssl_ca_certs is None else str(given.ssl_ca_certs),
+        "ssl_cert_reqs": ssl.CERT_NONE if given.ssl_ca_certs is None else ssl.CERT_REQUIRED,
+    }
+    app, state = build(_settings(given))
+    if (given.ssl_keyfile is None) != (given.ssl_certfile is None):
+        raise ConfigError("--ssl-keyfile and --ssl-certfile go together; one is missing")
+    if given.ssl_ca_certs is not None and given.ssl_certfile is None:
+        raise ConfigError("--ssl-ca-certs needs a certificate of the server's own: --ssl-keyfile, --ssl-certfile")
+    return Server(app, state, {"host": given.host, "port": given.port, **tls}).run_app()
+
+
+def _serve_on(on: str, given: SimpleNamespace) -> int:
+    """Serve on a cluster until told to stop; returns the exit status."""
+    kind, _, place = on.partition(":")
+    if kind != "ray":
+        raise ConfigError(f"--on is {on!r}; it must be ray, ray:HOST:PORT or ray://HOST:PORT")
+    if given.ssl_certfile is not None:
+        raise ConfigError("Ray Serve's own proxy takes the requests: leave out --ssl-certfile, or --on")
+    from headrace.cluster.ray_serve import Replicas, serve_until_stopped
+    from headrace.cluster.ray_workers import Place
+
+    replicas = Replicas(given.min_replicas, given.max_replicas, given.target_ongoing_requests, given.scaledown_after)
+    address = on if place.startswith("//") else place
+    cluster = Place(address or None, gpus=given.gpus_per_replica, cpus=given.cpus_per_replica)
+    say = functools.partial(print, "headrace:", file=sys.stderr)
+    serve_until_stopped(_settings(given), replicas, cluster, (given.host, given.port), say)
+    return 0
 
 
 def _stop(line: str) -> NoReturn:

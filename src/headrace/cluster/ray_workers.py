@@ -99,7 +99,12 @@ class Staff:
 
     def __init__(self, spec: Spec, place: Place) -> None:
         self._spec = spec
-        self._options = _options(place)
+        self._options = {
+            "num_cpus": place.cpus,
+            "num_gpus": check_room(place, place.replicas),
+            "max_restarts": 0,
+            "max_concurrency": IN_FLIGHT + 2,
+        }
         self.workers = [self.hire() for _ in range(place.replicas)]
         self.facts = self._first_facts()
 
@@ -126,22 +131,22 @@ class Staff:
             raise EngineError(f"a worker died while it loaded the model: {_brief(error)}") from error
 
 
-def _options(place: Place) -> dict[str, Any]:
-    """What each worker asks of the cluster.
+def check_room(place: Place, replicas: int) -> float:
+    """See that the cluster has room for so many; returns the GPUs each is to have.
 
     Raises:
-        ConfigError: the cluster as a whole has less than all of them need.
+        ConfigError: as a whole it has less.
     """
     total = ray.cluster_resources()
     gpus = place.gpus if place.gpus is not None else float(total.get("GPU", 0) >= 1)
     for name, each in (("GPU", gpus), ("CPU", place.cpus)):
         there = total.get(name, 0.0)
-        if each * place.replicas > there:
+        if each * replicas > there:
             raise ConfigError(
-                f"{place.replicas} replicas with {each:g} {name} each need {each * place.replicas:g}, and the cluster "
+                f"{replicas} replicas with {each:g} {name} each need {each * replicas:g}, and the cluster "
                 f"has {there:g}: ask for fewer replicas, or fewer {name}s for each"
             )
-    return {"num_cpus": place.cpus, "num_gpus": gpus, "max_restarts": 0, "max_concurrency": IN_FLIGHT + 2}
+    return gpus
 
 
 def _described(resources: dict[str, float]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,12 @@ ROOT = Path(__file__).resolve().parents[3]
 def cluster() -> Iterator[str]:
     """The address of a cluster that this process is connected to."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    for counted_by in ("REPLICA", "HANDLE"):  # how often Ray Serve hears how many requests there are
+        os.environ[f"RAY_SERVE_{counted_by}_AUTOSCALING_METRIC_PUSH_INTERVAL_S"] = "0.5"
     ray = pytest.importorskip("ray", reason='needs Ray: pip install "headrace[ray]"')
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray Serve's own, of what it uses in an old way
+        importlib.import_module("ray.serve")
     ray.init(
         num_cpus=4,  # of which none is really taken
         object_store_memory=80 * 1024 * 1024,

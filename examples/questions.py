@@ -1,0 +1,69 @@
+"""Questions in chunks of 50 to a model that a cluster scales: retries, a cap on concurrency, a batcher in each replica.
+
+python examples/questions.py            # Ray Serve, on a cluster on this machine
+python examples/questions.py URL        # any server that speaks OpenAI's API
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from headrace import map_concurrent
+
+UNSEEN = Path(__file__).parent / "unseen_sums.jsonl"
+CHUNK = 50
+
+
+def fetch(limit: int = 400) -> list[dict[str, str]]:
+    """Sums that the arithmetic model has never seen, with their answers."""
+    return [json.loads(line) for line in UNSEEN.read_text().splitlines()[:limit]]
+
+
+def chunks(rows: Sequence[dict[str, str]]) -> list[list[str]]:
+    """The prompts, 50 together."""
+    prompts = [row["prompt"] for row in rows]
+    return [prompts[start : start + CHUNK] for start in range(0, len(prompts), CHUNK)]
+
+
+async def ask(url: str, prompts: list[str]) -> list[str]:
+    """The answers to one chunk; an error is worth another try."""
+    async with httpx.AsyncClient(timeout=120) as client:
+        reply = await client.post(f"{url}/v1/completions", json={"prompt": prompts, "max_tokens": 16, "temperature": 0})
+    reply.raise_for_status()
+    return [choice["text"] for choice in sorted(reply.json()["choices"], key=lambda choice: int(choice["index"]))]
+
+
+async def answer_all(call: Callable[[list[str]], Any], rows: Sequence[dict[str, str]]) -> str:
+    """All answers, eight chunks at a time, and how many of them are right."""
+    started = time.monotonic()
+    answers: list[str] = []
+    async for given in map_concurrent(call, chunks(rows), concurrency=8, retries=20):
+        answers += given
+    right = sum(row["answer"] == answer for row, answer in zip(rows, answers, strict=True))
+    return f"{right} of {len(rows)} right, {len(rows) / (time.monotonic() - started):.0f} answers/s"
+
+
+def main() -> None:
+    """Ask the server at the address given, or one on a local Ray cluster."""
+    rows = fetch()
+    if sys.argv[1:]:
+        print(asyncio.run(answer_all(lambda prompts: ask(sys.argv[1], prompts), rows)))
+        return
+    from headrace.cluster.ray_serve import Replicas, served
+    from headrace.cluster.ray_workers import Place
+    from headrace.hosting import ServerSettings
+
+    with served(ServerSettings(task="generate"), Replicas(0, 2), Place(cpus=0.5), "127.0.0.1", 8011) as url:
+        print(asyncio.run(answer_all(lambda prompts: ask(url, prompts), rows)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Headrace in Flyte: what its backend would be told, and its local mode."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConfigError
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # flyte's own, of what it uses in an old way
+    flyte = pytest.importorskip("flyte", reason='needs Flyte: pip install "headrace[flyte]"')
+    importlib.import_module("flyte.app.extras")
+    importlib.import_module("flyte.extras")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_an_app_environment_is_scaled_as_asked() -> None:
+    from headrace.cluster.flyte_app import app_environment
+
+    resources = flyte.Resources(cpu=2, memory="4Gi", gpu=1)
+    app = app_environment(
+        "vectors", "embed", replicas=(0, 3), concurrency=7, scaledown_after_s=60, environment={"resources": resources}
+    )
+    assert app.scaling.replicas == (0, 3)
+    assert app.scaling.metric == flyte.app.Scaling.Concurrency(val=7)
+    assert app.scaling.scaledown_after.total_seconds() == 60
+    assert app.resources == resources
+    assert "/v1/embeddings" in {getattr(route, "path", "") for route in app.app.routes}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"name": "No Spaces"}, "No Spaces"),
+        ({"concurrency": 0}, "Concurrency must be"),
+        ({"replicas": (3, 1)}, "vectors"),
+        ({"task": "dance"}, "unknown task 'dance'"),
+        ({"environment": {"wings": 2}}, "wings"),
+    ],
+)
+def test_what_flyte_refuses_is_a_configuration_error(wrong: dict[str, object], named: str) -> None:
+    from headrace.cluster.flyte_app import app_environment
+
+    with pytest.raises(ConfigError, match=named):
+        app_environment(**({"name": "vectors", "task": "embed"} | wrong))  # type: ignore[arg-type]
+
+
+def test_the_example_s_workers_are_reused_as_its_task_specifications_say() -> None:
+    from flyte.extras import serialize
+
+    from examples import questions_flyte
+
+    policy = serialize(questions_flyte.from_worker).task_template.reuse_policy
+    assert (policy.min_replicas, policy.max_replicas, policy.concurrency) == (2, 2, 8)
+    assert policy.idle_ttl.seconds == 300
+    assert questions_flyte.app in questions_flyte.env.depends_on
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes minutes: scripts/test-cluster runs it")
+@pytest.mark.parametrize(("example", "answers"), [("questions_flyte", 2), ("questions", 1)])
+def test_the_examples_answer_every_question_right(example: str, answers: int, tmp_path: Path) -> None:
+    environment = os.environ | {"HOME": str(tmp_path), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    command = [sys.executable, str(ROOT / "examples" / f"{example}.py")]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert ended.stdout.count("400 of 400 right") == answers, ended.stderr
