@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -93,6 +94,16 @@ def test_what_is_no_http_is_refused(server: Running) -> None:
     with connect(server) as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert b" 400 " in answer(connection).splitlines()[0]
+
+
+def test_idle_connections_keep_nobody_out(server: Running) -> None:
+    with contextlib.ExitStack() as crowd:
+        for _ in range(300):  # both ends are files of this process, which may have 1,024
+            crowd.enter_context(connect(server))
+        answers = [server.post("/generate", {"prompts": ["one two"]}) for _ in range(20)]
+        assert [answer.json()["results"] for answer in answers] == [["one two"]] * 20
+        until(lambda: len(server.server.server_state.connections) > 300)
+    until(lambda: len(server.server.server_state.connections) < 30)
 
 
 def test_a_half_closed_connection_is_given_up(server: Running) -> None:
