@@ -45,6 +45,16 @@ class Target:
             return self.work / "errors.jsonl"
         return self.place.with_name(_split(self.place.name)[0] + ".errors.jsonl")
 
+    @property
+    def siblings(self) -> list[Target]:
+        """The other outputs that would have the same file of dead letters."""
+        if self.is_folder:
+            return []
+        stem = _split(self.place.name)[0]
+        endings = [("jsonl", packing) for packing in ("", *compression.SUFFIXES)] + [("parquet", "")]
+        others = [Target(self.place.with_name(f"{stem}.{kind}{end}"), False, kind, end) for kind, end in endings]
+        return [other for other in others if other.place.name != self.place.name]
+
     def writer(self, column: str) -> PartWriter:
         """What writes an output named `column` in this format.
 

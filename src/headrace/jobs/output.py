@@ -64,6 +64,7 @@ class JobOutput:
                 raise ConfigError(f"cannot write {target}: it is a file; name a folder")
         self.target = place
         self.errors = target.errors
+        self._siblings = target.siblings
         self.writer = writer
         self.is_folder = target.is_folder
         self.work = target.work
@@ -103,6 +104,18 @@ class JobOutput:
                 raise ConfigError(
                     f"{path} exists and no job here says how it was made; pass --overwrite to replace it, "
                     "or choose another output"
+                )
+
+    def _check_errors(self) -> None:
+        """Another output here may differ from this one in its format alone; its dead letters must not be lost."""
+        if not exists(self.errors):
+            return
+        for other in self._siblings:
+            state = _read_state(other.work / "job.json")
+            if state and state["finished"] and state["finished"]["failed"]:
+                raise ConfigError(
+                    f"{self.errors} holds the dead letters of {other}: give this output another name, or retry those "
+                    "first; what is committed is kept"
                 )
 
     @property
@@ -145,10 +158,12 @@ class JobOutput:
 
         Raises:
             ResumeMismatchError: the output was begun with something else; each difference is named.
-            ConfigError: the output file is not the one the finished job wrote.
+            ConfigError: the output file is not the one the finished job wrote, or its errors file is another's.
             JobError: the parts contradict each other.
         """
         state = None if begun.changes == "overwrite" else self.read_state()
+        if state is None or state["finished"] is None:
+            self._check_errors()
         if state is None:
             self._retrying.clear()
             self.parts.clear()  # first, so that no kill leaves old parts under the new fingerprint
@@ -235,6 +250,7 @@ class JobOutput:
         if not ledger.is_whole:
             raise JobError(f"{self.parts.path} has a gap at record {ledger.next_todo(0)}: run again to fill it")
         failed = self.parts.count_errors()
+        self._check_errors()
         self.parts.merge_errors(self.errors)
         if self.is_folder:
             finished = Finished(ledger.done, failed, 0)
@@ -258,12 +274,7 @@ class JobOutput:
         Raises:
             JobError: it cannot be read.
         """
-        try:
-            return json.loads(as_os_errors(self._state.read_text)(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise JobError(f"{self._state} is damaged ({error}); begin anew with --overwrite") from error
+        return _read_state(self._state)
 
     def _write_state(self, begun: Beginning, finished: Finished | None, *, swap: bool = False) -> None:
         state = {
@@ -274,3 +285,13 @@ class JobOutput:
         }
         with atomic_file(self._state) as file:
             file.write(json.dumps(state, indent=1).encode())
+
+
+def _read_state(path: Path) -> Any:
+    """What a job has written down there, if anything."""
+    try:
+        return json.loads(as_os_errors(path.read_text)(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise JobError(f"{path} is damaged ({error}); begin anew with --overwrite") from error

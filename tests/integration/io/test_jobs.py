@@ -185,6 +185,23 @@ def test_a_job_that_was_killed_before_it_could_say_anything_begins_again(source:
     assert headrace.run(source, sink=tmp_path / "out", **FAKE).ok == 400
 
 
+def test_outputs_of_one_stem_do_not_lose_each_others_dead_letters(tmp_path: Path) -> None:
+    bad = write(tmp_path, [*ROWS[:100], {"id": "bad", "text": None}])
+    good = write(tmp_path, ROWS, "good.jsonl")
+    sinks = tmp_path / "out.jsonl", tmp_path / "out.parquet"
+    headrace.run(bad, sink=sinks[0], **FAKE)
+    with pytest.raises(ConfigError, match=r"out\.errors\.jsonl exists and no job here"):
+        headrace.run(good, sink=sinks[1], **FAKE)
+    (tmp_path / "out.errors.jsonl").rename(tmp_path / "kept")
+    headrace.run(good, sink=sinks[1], **FAKE)
+    (tmp_path / "kept").rename(tmp_path / "out.errors.jsonl")
+    assert headrace.run(good, sink=sinks[1], **FAKE).ok == 0, "it is finished"
+    with pytest.raises(ConfigError, match=r"holds the dead letters of .*out\.jsonl"):
+        headrace.run(good, sink=sinks[1], overwrite=True, **FAKE)
+    assert [letter["id"] for letter in read(tmp_path / "out.errors.jsonl")] == ["bad"]
+    assert headrace.run(bad, sink=sinks[0], **FAKE).failed == 0, "it is finished"
+
+
 def test_a_function_takes_the_results(tmp_path: Path) -> None:
     source = write(tmp_path, [*ROWS[:200], b"nope", *ROWS[200:]])
     rows: list[dict[str, Any]] = []
