@@ -14,6 +14,7 @@ from headrace.errors import ConfigError
 from headrace.io.locations import as_os_errors, is_remote
 from headrace.io.parts import PartFolder
 from headrace.io.targets import Target, find_target
+from headrace.jobs.output import read_state
 from headrace.jobs.spent import Spent, TimeSpent
 
 State: TypeAlias = Literal["running", "not running", "finished"]
@@ -45,14 +46,15 @@ def state_of(name: str | Path) -> tuple[Target, dict[str, Any]]:
 
     Raises:
         ConfigError: no job has written there.
+        JobError: what it has written down is damaged.
     """
     target = find_target(name) if _has_format(name) else find_target(name, "jsonl")
     try:
-        state: dict[str, Any] = json.loads(as_os_errors((target.work / "job.json").read_text)(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"no job has written {name}: there is no {target.work / 'job.json'}") from None
-    except (OSError, ValueError) as error:
+        state = read_state(target.work / "job.json")
+    except OSError as error:
         raise ConfigError(f"cannot read {target.work / 'job.json'}: {error}") from error
+    if state is None:
+        raise ConfigError(f"no job has written {name}: there is no {target.work / 'job.json'}")
     chosen = (state.get("settings") or {}).get("output_format")
     return find_target(name, chosen or target.format), state
 

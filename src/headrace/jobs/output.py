@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
@@ -111,7 +111,7 @@ class JobOutput:
         if not exists(self.errors):
             return
         for other in self._siblings:
-            state = _read_state(other.work / "job.json")
+            state = read_state(other.work / "job.json")
             if state and state["finished"] and state["finished"]["failed"]:
                 raise ConfigError(
                     f"{self.errors} holds the dead letters of {other}: give this output another name, or retry those "
@@ -120,8 +120,11 @@ class JobOutput:
 
     @property
     def is_finished(self) -> bool:
-        """Whether a job has come to its end here, whichever it was."""
-        state = self.read_state()
+        """Whether a job has come to its end here, whichever it was, as far as can be read."""
+        try:
+            state = self.read_state()
+        except JobError:
+            return False
         return state is not None and state["finished"] is not None
 
     @contextlib.contextmanager
@@ -268,13 +271,13 @@ class JobOutput:
     def _clear_scratch(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def read_state(self) -> Any:
+    def read_state(self) -> dict[str, Any] | None:
         """What the job knows of itself; None where there is none.
 
         Raises:
             JobError: it cannot be read.
         """
-        return _read_state(self._state)
+        return read_state(self._state)
 
     def _write_state(self, begun: Beginning, finished: Finished | None, *, swap: bool = False) -> None:
         state = {
@@ -287,11 +290,18 @@ class JobOutput:
             file.write(json.dumps(state, indent=1).encode())
 
 
-def _read_state(path: Path) -> Any:
-    """What a job has written down there, if anything."""
+def read_state(path: Path) -> dict[str, Any] | None:
+    """What a job has written down there; None where there is none.
+
+    Raises:
+        JobError: it cannot be read.
+    """
     try:
-        return json.loads(as_os_errors(path.read_text)(encoding="utf-8"))
+        state = json.loads(as_os_errors(path.read_text)(encoding="utf-8"))
+        if not {"fingerprint", "finished"} <= state.keys():
+            raise ValueError("it is not as a job writes it")
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:
         raise JobError(f"{path} is damaged ({error}); begin anew with --overwrite") from error
+    return cast("dict[str, Any]", state)

@@ -99,6 +99,18 @@ def test_a_retry_without_its_output_is_one_clear_line(folder: Path) -> None:
     assert (status, said.startswith("headrace: out.jsonl is gone, or is not the file")) == (2, True)
 
 
+@pytest.mark.parametrize("content", ["", "{}", "[]"])
+def test_a_damaged_state_is_named_and_can_be_overwritten(folder: Path, content: str) -> None:
+    command = ("run", "-i", "in.jsonl", "-o", "out/", *FAKE)
+    assert headrace(*command, folder=folder)[0] == 0
+    (folder / "out" / "_headrace" / "job.json").write_text(content)
+    for verb in (command, ("inspect", "out/"), ("retry", "out/"), ("merge", "out/", "-o", "all.jsonl")):
+        status, said = headrace(*verb, folder=folder)
+        assert status == 1
+        assert "job.json is damaged" in said.splitlines()[-1]
+    assert headrace(*command, "--overwrite", folder=folder)[0] == 0
+
+
 @pytest.mark.parametrize("change", [("-i", ""), ("-o", "")])
 def test_an_empty_name_is_no_name(folder: Path, change: tuple[str, str]) -> None:
     status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE, *change, folder=folder)
