@@ -29,6 +29,7 @@ from benchmarks.gpu_models import FLOPS, bert, photographs, prompts, qwen, texts
 from benchmarks.streaming import streamed
 from headrace import ContinuousBatcher
 from headrace.engines import registry
+from headrace.engines.segments import NAME
 
 ROUNDS = 3
 COLUMNS = [
@@ -202,6 +203,7 @@ def generation(setting: Setting) -> Contest:
     model = engine._lm.model  # one copy of the weights is enough for both
     name = version("transformers")
     clock = Clock(engine, "step")
+    attention = model.config._attn_implementation
     return Contest(
         "Qwen2.5-7B",
         "answer tokens",
@@ -209,16 +211,21 @@ def generation(setting: Setting) -> Contest:
         FLOPS["qwen"](model, [len(ask.prompt) + ask.sampling.max_tokens for ask in asks]),
         {
             **{f"{name}, generate, batches of {size}": partial(static, model, asks, size) for size in (16, slots)},
-            f"headrace, continuous, {slots} slots": lambda: asyncio.run(continuous(engine, asks)),
+            f"headrace, continuous, {slots} slots": lambda: continuous(engine, asks, attention),
         },
         clock,
     )
 
 
-async def continuous(engine: Any, asks: Sequence[Any]) -> list[Any]:
+def continuous(engine: Any, asks: Sequence[Any], attention: str) -> list[Any]:
     """All answers, as many at a time as there are slots."""
-    async with ContinuousBatcher(engine, max_slots=engine.max_slots, max_cost=engine.max_cost) as batcher:
-        return [answer async for answer in batcher.map(asks)]
+
+    async def run() -> list[Any]:
+        async with ContinuousBatcher(engine, max_slots=engine.max_slots, max_cost=engine.max_cost) as batcher:
+            return [answer async for answer in batcher.map(asks)]
+
+    engine._lm.model.set_attn_implementation(attention)
+    return asyncio.run(run())
 
 
 @torch.inference_mode()
@@ -226,6 +233,8 @@ def static(model: Any, asks: Sequence[Any], size: int) -> None:
     """`model.generate` on padded batches as they come, each to its longest answer."""
     from transformers import GenerationConfig
 
+    if model.config._attn_implementation == NAME:  # headrace's on a CPU, for continuous batches alone
+        model.set_attn_implementation("sdpa")
     for start in range(0, len(asks), size):
         batch = asks[start : start + size]
         width = max(len(ask.prompt) for ask in batch)

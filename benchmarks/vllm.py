@@ -172,8 +172,8 @@ def compare(folder: Path) -> None:
         rows,
         [
             f"{len(asks)} prompts, {tokens:,} answer tokens, greedy; a Llama of 4 million random weights, float32.",
-            f"{SLOTS} slots, one core for the model, the rest for what feeds it; medians of {ROUNDS} rounds (chunks:",
-            f"{OF_CHUNKS}), the variants in turn, there and back.",
+            f"{SLOTS} slots, one core for the model, the rest for what feeds it.",
+            f"Medians of {ROUNDS} rounds, of {OF_CHUNKS} of the chunks, the variants in turn, there and back.",
         ],
     )
 

@@ -112,6 +112,40 @@ def test_answers_are_the_same_whatever_the_batching(folder: Path, sampling: Any)
     assert answers(engine, [inputs[place] for place in order]) == [expected[place] for place in order]
 
 
+@pytest.mark.parametrize("kind", ["grouped", "sliding"])
+def test_answers_are_the_same_where_heads_share_keys_and_where_layers_see_a_window(tmp_path: Path, kind: str) -> None:
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+    from headrace.engines.causal_lm import ARITHMETIC
+    from headrace.engines.segments import NAME
+
+    torch.manual_seed(0)
+    words = AutoTokenizer.from_pretrained(str(ARITHMETIC))
+    sizes: dict[str, Any] = {
+        "vocab_size": len(words),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 800,
+        "initializer_range": 0.4,
+    }
+    model: Any = (
+        LlamaForCausalLM(LlamaConfig(**sizes))
+        if kind == "grouped"
+        else MistralForCausalLM(MistralConfig(**sizes, sliding_window=40))
+    )
+    model.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    long = {"prompt": LETTERS * 19, "max_tokens": 20, "ignore_eos": True}  # read in several steps, beside the others
+    inputs = [*requests(9), long, *requests(3)]
+    engine = registry.create("generate", tmp_path, max_num_seqs=8)
+    assert (engine._lm.model.config._attn_implementation == NAME) is (kind == "grouped")
+    assert answers(engine, inputs) == alone(registry.create("generate", tmp_path, engine="static"), inputs)
+
+
 def test_answers_that_were_sent_back_are_the_same_too(folder: Path) -> None:
     inputs = [{**request, "max_tokens": 90} if number > 20 else {**request, "max_tokens": 90, "stop": list(LETTERS)}
               for number, request in enumerate(requests(36, temperature=0.5))]  # fmt: skip

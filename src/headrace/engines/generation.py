@@ -18,6 +18,7 @@ from headrace.engines.base import Prepared
 from headrace.engines.causal_lm import Ask, CausalLM, Prompting
 from headrace.engines.requests import Generation, default_sampling
 from headrace.engines.sampling import Draw
+from headrace.engines.segments import use_segments
 from headrace.errors import ConfigError, EngineDeadError, EngineError
 
 _PAGE = 32
@@ -120,7 +121,7 @@ class GenerationEngine:
         try:
             manager = self._lm.model.init_continuous_batching(ends, config)
             manager.logit_processor = self._sampler
-            return manager, manager._create_batch_processor()
+            processor = manager._create_batch_processor()
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise EngineError(
                 f"{self._lm.device} has no room for a cache of {pages * _PAGE:,} tokens; lower kv_cache_tokens, "
@@ -131,6 +132,9 @@ class GenerationEngine:
                 f"transformers cannot batch this model continuously: {error}; "
                 "use engine headrace.engines.static_generation:StaticGenerationEngine, or vllm"
             ) from error
+        if self._lm.device.type == "cpu":
+            use_segments(self._lm.model, processor.cache)
+        return manager, processor
 
     def describe(self) -> Mapping[str, Any]:
         """Model digest and every parameter that changes an answer."""
