@@ -109,7 +109,6 @@ def application(settings: ServerSettings, replicas: Replicas, place: Place) -> A
             "target_ongoing_requests": replicas.target_ongoing_requests,
             "upscale_delay_s": replicas.scaleup_after_s,
             "downscale_delay_s": replicas.scaledown_after_s,
-            "look_back_period_s": min(max(replicas.scaledown_after_s, 2.0), 30.0),
         },
     )
     return deployed.bind(settings)
