@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.common import quick, ratio, report, rounds
+from benchmarks.common import quick, report, rounds
 from benchmarks.serving_apps import BASE_S, UNIT_S
 from examples.docstrings import collect
 from headrace.engines.local_model import find_folder
@@ -137,34 +138,32 @@ def memory_mb(pid: int) -> float:
 
 
 def compared(
-    names: tuple[str, ...], own: Mapping[str, str], model: str, seconds: float, count: int, bodies: Callable[[str], str]
-) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Answers per second of our servers and the others in turn, each alone on the machine, and the last p99 of each."""
+    names: tuple[str, ...], own: Mapping[str, str], model: str, seconds: float, bodies: Callable[[str], str]
+) -> dict[str, tuple[list[float], float]]:
+    """Answers per second and p99: of our servers three times in turn, then of each other server, alone, once."""
     late: dict[str, float] = {}
 
     def measured(title: str, port: int, body: str) -> float:
-        load(port, CALLERS, min(seconds, 2), body=body)
         result = load(port, CALLERS, seconds, body=body)
         late[title] = p99(result)
+        print(f"{title}: {per_s(result):.1f} a second", file=sys.stderr, flush=True)
         return per_s(result)
 
-    def ours(title: str, app: str) -> float:
-        with serving(app) as (port, _):
-            return measured(title, port, bodies("headrace"))
-
-    def theirs(title: str, name: str) -> float:
+    with contextlib.ExitStack() as up:
+        variants: dict[str, Callable[[], float]] = {}
+        for title, app in own.items():
+            port, _ = up.enter_context(serving(app))
+            load(port, CALLERS, 2, body=bodies("headrace"))
+            variants[title] = partial(measured, title, port, bodies("headrace"))
+        figures = rounds(1 if quick() else 3, variants)
+    for name, title in peers(*names).items():
         try:
             with peer(name, model, _ready(bodies(name))) as port:
-                return measured(title, port, bodies(name))
+                load(port, CALLERS, 2, body=bodies(name))
+                figures[title] = [measured(title, port, bodies(name))]
         except NotUpError as error:
-            print(error, file=sys.stderr)
-            late[title] = float("nan")
-            return float("nan")
-
-    variants: dict[str, Callable[[], float]] = {title: partial(ours, title, app) for title, app in own.items()}
-    for name, title in peers(*names).items():
-        variants[title] = partial(theirs, title, name)
-    return rounds(count, variants), late
+            print(error, file=sys.stderr, flush=True)
+    return {title: (found, late[title]) for title, found in figures.items()}
 
 
 def _ready(body: str) -> str:
@@ -179,26 +178,24 @@ def _as(name: str, text: str) -> str:
 
 def overhead() -> None:
     """A no-op engine against a bare route and other servers."""
-    seconds, count = (1.0, 1) if quick() else (3.0, 3)
-    figures, late = compared(
+    bare = "bare FastAPI route"
+    found = compared(
         ("mosec", "litserve", "bentoml", "ray"),
-        {"bare FastAPI route": "bare", "Headrace": "noop"},
+        {bare: "bare", "Headrace": "noop"},
         "noop",
-        seconds,
-        count,
+        1.0 if quick() else 4.0,
         partial(_as, text="a short text"),
     )
+    base = statistics.median(found[bare][0])
     rows = [
-        [title, max(found), ratio(found, figures["bare FastAPI route"]), late[title]]
-        for title, found in figures.items()
+        [title, statistics.median(per), statistics.median(per) / base, late] for title, (per, late) in found.items()
     ]
     title = f"A no-op engine, {CALLERS} callers, one record per request"
-    report("serving_overhead", title, ("server", "requests/s, best", "x bare route", "p99, ms"), rows)
+    report("serving_overhead", title, ("server", "requests/s", "x bare route", "p99, ms"), rows)
 
 
 def embedding() -> None:
     """Texts of mixed length to vectors, on a CPU."""
-    seconds, count = (2.0, 1) if quick() else (12.0, 2)
     docstrings = list(collect().values())
     texts = docstrings[:: len(docstrings) // 600][:600]
     with tempfile.TemporaryDirectory() as folder:
@@ -208,12 +205,19 @@ def embedding() -> None:
             file.write_text("\n".join(_as(name, text) for text in texts))
             return f"@{file}"
 
-        figures, late = compared(
-            ("litserve", "bentoml", "infinity"), {"Headrace": "embed"}, str(find_folder(None)), seconds, count, bodies
+        found = compared(
+            ("litserve", "bentoml", "infinity"),
+            {"Headrace": "embed"},
+            str(find_folder(None)),
+            2.0 if quick() else 15.0,
+            bodies,
         )
-    rows = [[title, max(found), ratio(figures["Headrace"], found), late[title]] for title, found in figures.items()]
+    ours = statistics.median(found["Headrace"][0])
+    rows = [
+        [title, statistics.median(per), ours / statistics.median(per), late] for title, (per, late) in found.items()
+    ]
     title = f"all-MiniLM-L6-v2 on a CPU, {CALLERS} callers, docstrings of mixed length, one per request"
-    report("serving_embedding", title, ("server", "texts/s, best", "Headrace is x as fast", "p99, ms"), rows)
+    report("serving_embedding", title, ("server", "texts/s", "Headrace is x as fast", "p99, ms"), rows)
 
 
 def overload() -> None:
@@ -239,7 +243,7 @@ def overload() -> None:
         "memory grown, MB",
     )
     note = (
-        f"The engine waits {BASE_S * 1000:.0f} ms a batch and {UNIT_S * 1000:.0f} ms a record, {FULL} at most: "
+        f"The engine waits {BASE_S * 1000:.0f} ms a batch and {UNIT_S * 1000:.2f} ms a record, {FULL} at most: "
         f"{CAPACITY:.0f} a second without any gap. Capacity is what {2 * FULL} callers get who ask again after each "
         f"answer. {2 * FULL} records are accepted at most; the target is two and a half full batches."
     )
@@ -291,7 +295,7 @@ def backfill() -> None:
     rows.append(["none", *_beside(0, seconds, bulk=True)])
     columns = ("latency target", "online p99, ms", "online, of capacity", "bulk, of capacity", "engine busy")
     note = (
-        f"The engine waits {BASE_S * 1000:.0f} ms a batch and {UNIT_S * 1000:.0f} ms a record, {FULL} at most. "
+        f"The engine waits {BASE_S * 1000:.0f} ms a batch and {UNIT_S * 1000:.2f} ms a record, {FULL} at most. "
         "A request that comes just after a batch has begun waits for that one and its own: within a target, no batch "
         "may take longer than half of it."
     )
@@ -300,6 +304,7 @@ def backfill() -> None:
 
 def main() -> None:
     """Those that are named, or all."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
     known = {"overhead": overhead, "embedding": embedding, "overload": overload, "backfill": backfill}
     for name in [name for name in sys.argv[1:] if name in known] or known:
         known[name]()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import signal
+import sys
 import time
 from typing import Any
 
@@ -111,6 +113,7 @@ def main() -> None:
         if hard != resource.RLIM_INFINITY and hard < wanted:
             raise SystemExit(f"{wanted} open files are needed, the limit is {hard}: ulimit -n")
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))  # the server inherits it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
     with serving("talk", path=PATH, body=json.dumps({"prompt": "x", "max_tokens": 1})) as (port, pid):
         crowd = Crowd(port, pid)
         asyncio.run(crowd.play())
