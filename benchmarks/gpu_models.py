@@ -69,6 +69,8 @@ def qwen(folder: Path, setting: Any) -> Path:
     finally:
         torch.set_default_dtype(before)
     model.save_pretrained(folder)
+    del model  # the engine loads its own from the files
+    torch.cuda.empty_cache()
     AutoTokenizer.from_pretrained(str(ARITHMETIC), model_max_length=32_768).save_pretrained(folder)
     return folder
 

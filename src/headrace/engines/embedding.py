@@ -36,7 +36,7 @@ class EmbeddingEngine(TextEngine):
         EngineError: the files cannot be loaded.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # keyword-only options, each with a flag
         self,
         model: str | Path | None = None,
         *,
