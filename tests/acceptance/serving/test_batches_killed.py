@@ -26,16 +26,18 @@ def test_a_batch_survives_kills(tmp_path: Path) -> None:
     identity = ""
     for _ in range(3):
         with server(*SERVE, folder=tmp_path) as (process, url):
-            client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
             if not identity:
-                file = client.files.create(file=tmp_path / "in.jsonl", purpose="batch")
-                identity = client.batches.create(
-                    input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
-                ).id
+                with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+                    file = client.files.create(file=tmp_path / "in.jsonl", purpose="batch")
+                    identity = client.batches.create(
+                        input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
+                    ).id
             time.sleep(moments.uniform(0.5, 2.0))
             process.kill()
-    with server(*SERVE, folder=tmp_path) as (_, url):
-        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    with (
+        server(*SERVE, folder=tmp_path) as (_, url),
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
         before = client.batches.retrieve(identity)
         assert before.status == "in_progress"
         end = time.monotonic() + 60

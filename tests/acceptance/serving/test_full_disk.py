@@ -18,8 +18,10 @@ LIMIT = 250_000
 
 
 def test_a_batch_that_fills_the_disk_fails_alone(tmp_path: Path) -> None:
-    with server(*FAKE, "--state-dir", "state", folder=tmp_path, file_bytes=LIMIT) as (process, url):
-        client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    with (
+        server(*FAKE, "--state-dir", "state", folder=tmp_path, file_bytes=LIMIT) as (process, url),
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
         failed = _run(client, tmp_path, 1_200)  # of which the output is several times as long
         assert failed.status == "failed"
         assert failed.errors is not None

@@ -29,8 +29,20 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+_clients: dict[str, openai.OpenAI] = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def closed_clients() -> Iterator[None]:
+    yield
+    for used in _clients.values():
+        used.close()
+
+
 def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    if url not in _clients:
+        _clients[url] = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    return _clients[url]
 
 
 def test_completions(talker: str) -> None:
