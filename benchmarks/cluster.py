@@ -214,6 +214,7 @@ def main() -> None:
     for counted_by in ("REPLICA", "HANDLE"):  # how often Ray Serve hears how many requests there are
         os.environ[f"RAY_SERVE_{counted_by}_AUTOSCALING_METRIC_PUSH_INTERVAL_S"] = "1"
     ray.init(
+        address="local",  # whatever else runs on this machine
         num_cpus=4,
         object_store_memory=200 * 1024 * 1024,
         include_dashboard=False,

@@ -72,6 +72,8 @@ class _Lane:
     size: PieceSize
     worker: Worker
     clock_offset_s: float = 0.0
+    serving: bool = False
+    """Whether its worker has loaded and lives."""
     running: dict[asyncio.Task[Reply], Piece] = field(default_factory=dict)
     replied_at: float = 0.0
 
@@ -99,7 +101,7 @@ class Crew:
         self._warden: _Lane | None = None
         """The lane that alone deals with suspects, and takes nothing else until there are none; None for any."""
         self._out: deque[tuple[Sequence[Work], Sequence[Any], bool]] = deque()
-        self._out_records = self._in_flight = self._serving = self._deaths_in_a_row = 0
+        self._out_records = self._in_flight = self._deaths_in_a_row = 0
         self._fed = False
         self._failure: BaseException | None = None
         self._signals: list[asyncio.Future[None]] = []
@@ -181,6 +183,8 @@ class Crew:
 
     def _take(self, lane: _Lane) -> Piece | None:
         """The next piece for this lane, if it may have one now."""
+        if self._warden is not None and not self._warden.serving and self._fed and not (self._waiting or lane.running):
+            self._warden = None  # its worker is being replaced, and nothing else is left: this one need not be spared
         if self._suspects and self._warden in (None, lane):
             self._warden = lane
             return None if lane.running else self._suspects.popleft()
@@ -203,13 +207,13 @@ class Crew:
             try:
                 lane.clock_offset_s = await lane.worker.load()
                 lane.replied_at = asyncio.get_running_loop().time()
-                self._serving += 1
+                lane.serving = True
                 try:
                     await self._serve(lane)
                 finally:
-                    self._serving -= 1
+                    lane.serving = False
             except NoRoomError as error:
-                if not self._serving:
+                if not any(other.serving for other in self._lanes):
                     return self._fail(f"no worker is left, and there is no room for another: {error}")
                 if self._warden is lane:
                     self._warden = None

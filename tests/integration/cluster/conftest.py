@@ -26,6 +26,7 @@ def cluster() -> Iterator[str]:
         warnings.simplefilter("ignore")  # Ray Serve's own, of what it uses in an old way
         importlib.import_module("ray.serve")
     ray.init(
+        address="local",  # whatever else runs on this machine
         num_cpus=4,  # of which none is really taken
         object_store_memory=80 * 1024 * 1024,
         include_dashboard=False,

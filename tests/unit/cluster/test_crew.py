@@ -191,6 +191,17 @@ def test_while_one_worker_looks_for_the_culprit_the_others_go_on(virtual: Virtua
     virtual(main())
 
 
+def test_at_the_end_nobody_waits_for_a_replacement(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        workers = Workers()
+        workers.dies_after = {0: 137}
+        workers.load = lambda worker: 1.0 if worker.index < 2 else 1000.0
+        assert (await carry(workers)).results == good(1000)
+        assert now() < 15
+
+    virtual(main())
+
+
 def test_workers_that_die_of_everything_end_the_job(virtual: VirtualTime) -> None:
     async def main() -> None:
         workers = Workers(deadly=range(1000))
