@@ -36,8 +36,11 @@ class Load:
         writer.write(next(self._requests))
         head = await reader.readuntil(b"\r\n\r\n")
         lower = head.lower()
-        at = lower.index(b"content-length: ") + 16
-        await reader.readexactly(int(lower[at : lower.index(b"\r\n", at)]))
+        at = lower.find(b"content-length: ") + 16
+        if at > 15:
+            await reader.readexactly(int(lower[at : lower.index(b"\r\n", at)]))
+        else:
+            await reader.readuntil(b"0\r\n\r\n")  # in chunks
         status = int(head[9:12])
         self.statuses[status] += 1
         if status == 200:

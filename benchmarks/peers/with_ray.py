@@ -37,7 +37,12 @@ def serve(port: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     runtime = {"env_vars": {"MODEL": os.environ["MODEL"], "PYTHONPATH": os.getcwd()}}  # noqa: PTH109 - as a string
     ray.init(
-        num_cpus=2, object_store_memory=100_000_000, include_dashboard=False, log_to_driver=False, runtime_env=runtime
+        address="local",  # never a cluster that somebody else has begun
+        num_cpus=2,
+        object_store_memory=100_000_000,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env=runtime,
     )
     ray_serve.start(http_options={"host": "127.0.0.1", "port": port})
     ray_serve.run(Embedder.bind(), route_prefix=PATH)
