@@ -102,7 +102,6 @@ class Crew:
         """The lane that alone deals with suspects, and takes nothing else until there are none; None for any."""
         self._out: deque[tuple[Sequence[Work], Sequence[Any], bool]] = deque()
         self._out_records = self._in_flight = self._deaths_in_a_row = 0
-        self._fed = False
         self._failure: BaseException | None = None
         self._signals: list[asyncio.Future[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -162,13 +161,12 @@ class Crew:
                 while len(self._waiting) >= self._room:
                     await self._change()
         finally:
-            self._fed = True
             self._notify()
 
     @property
     def _room(self) -> int:
         """Records that may wait for a worker, or for the sink: the next piece of each, twice."""
-        return 2 * sum(lane.size.now(None, 1) for lane in self._lanes)
+        return 2 * sum(lane.size.full for lane in self._lanes)
 
     def _hand_back(self) -> None:
         """Once the job is asked to stop, what no worker has goes back undone."""
@@ -183,8 +181,8 @@ class Crew:
 
     def _take(self, lane: _Lane) -> Piece | None:
         """The next piece for this lane, if it may have one now."""
-        if self._warden is not None and not self._warden.serving and self._fed and not (self._waiting or lane.running):
-            self._warden = None  # its worker is being replaced, and nothing else is left: this one need not be spared
+        if self._warden is not None and not self._warden.serving and not (self._waiting or lane.running):
+            self._warden = None  # its worker is being replaced, and this one has nothing else it could lose
         if self._suspects and self._warden in (None, lane):
             self._warden = lane
             return None if lane.running else self._suspects.popleft()
@@ -194,9 +192,9 @@ class Crew:
             self._warden = None
         if not self._waiting or len(lane.running) >= IN_FLIGHT or self._out_records >= self._room:
             return None
-        size = lane.size.now(len(self._waiting) if self._fed else None, len(self._lanes))
-        if len(self._waiting) < size and lane.running and not self._fed:
-            return None  # more is coming, and nobody waits for it
+        size = lane.size.now(len(self._waiting), len(self._lanes))
+        if len(self._waiting) < size and lane.running:
+            return None  # more may come, and nobody waits for these
         return Piece([self._waiting.popleft() for _ in range(min(size, len(self._waiting)))])
 
     # -- workers ---------------------------------------------------------------------------------------------------

@@ -68,10 +68,14 @@ class PieceSize:
             self._rate = rate if self._rate is None else (self._rate + rate) / 2
             self._records, self._seconds = 0, 0.0
 
-    def now(self, left: int | None, workers: int) -> int:
-        """The size of the next piece; `left` is what is left of the whole job, once that is known.
+    @property
+    def full(self) -> int:
+        """The size where there is enough."""
+        return self.least if self._rate is None else max(self.least, min(int(self._rate * _PIECE_S), MOST))
 
-        Towards the end pieces become smaller, so that the workers end together.
+    def now(self, waiting: int, workers: int) -> int:
+        """The size of the next piece, of so many records that wait.
+
+        Where the input ends or is slow few wait, and pieces become smaller, so that all workers have some.
         """
-        size = self.least if self._rate is None else max(self.least, min(int(self._rate * _PIECE_S), MOST))
-        return size if left is None else min(size, max(self.least, -(-left // (2 * workers))))
+        return min(self.full, max(self.least, -(-waiting // (2 * workers))))

@@ -103,6 +103,14 @@ class Outcome:
         self.events: list[Event] = []
 
 
+async def until_settled(source: AsyncIterator[list[Work]], outcome: Outcome, count: int) -> AsyncIterator[list[Work]]:
+    """As a job's feed: it ends only when all that is under way has come back, as some may be tried again."""
+    async for run in source:
+        yield run
+    while len(outcome.results) < count:  # noqa: ASYNC110 - as the feed does
+        await asyncio.sleep(0.25)
+
+
 async def carry(
     workers: Workers, count: int = 1000, *, replicas: int = 2, stop: StopRequest | None = None, pause: float = 0.0
 ) -> Outcome:
@@ -111,7 +119,9 @@ async def carry(
         [workers.hire() for _ in range(replicas)], workers.hire, 10, stop or StopRequest(), outcome.events.append
     )
     async with crew:
-        async for work, results, some_failed in crew.runs_as_completed(runs(count, pause=pause)):
+        async for work, results, some_failed in crew.runs_as_completed(
+            until_settled(runs(count, pause=pause), outcome, 0 if stop else count)
+        ):
             assert some_failed == any(isinstance(result, Exception) for result in results)
             for item, result in zip(work, results, strict=True):
                 assert item.record.position not in outcome.results, "a record came back twice"

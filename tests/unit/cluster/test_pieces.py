@@ -63,20 +63,20 @@ def test_a_bad_record_costs_four_workers_at_most_and_nobody_else_anything(count:
 
 def test_pieces_are_as_long_as_half_a_second_and_bounded() -> None:
     size = PieceSize(32)
-    assert size.now(None, 2) == 32
+    assert size.full == 32
     size.learn(200, 1.0)
-    assert size.now(None, 2) == 100
+    assert size.full == 100
     for _ in range(50):
         size.learn(100_000, 1.0)
-    assert size.now(None, 2) == MOST
+    assert size.full == MOST
     for _ in range(100):
         size.learn(1, 10.0)
-    assert size.now(None, 2) == 32  # smaller would make the engine's batches smaller
+    assert size.full == 32  # smaller would make the engine's batches smaller
     size.learn(5, 0.0)
 
 
-@pytest.mark.parametrize(("left", "expected"), [(10_000, 500), (1_000, 250), (100, 25), (10, 20), (1, 20)])
-def test_towards_the_end_pieces_become_smaller(left: int, expected: int) -> None:
+@pytest.mark.parametrize(("waiting", "expected"), [(10_000, 500), (1_000, 250), (100, 25), (10, 20), (1, 20)])
+def test_where_few_wait_pieces_are_smaller(waiting: int, expected: int) -> None:
     size = PieceSize(20)
     size.learn(1000, 1.0)
-    assert size.now(left, 2) == expected
+    assert size.now(waiting, 2) == expected
