@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import time
@@ -79,7 +80,13 @@ class Server(uvicorn.Server):
 
     async def _live(self) -> None:
         async with self._app.router.lifespan_context(self._app):
-            await self.serve()
+            # What is there now stays: looking through it for garbage would hold up all requests, now and then.
+            gc.collect()
+            gc.freeze()
+            try:
+                await self.serve()
+            finally:
+                gc.unfreeze()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's shape
         """Drain; at the second signal end at once, which is safe at any moment: batch jobs are continued."""
