@@ -35,10 +35,16 @@ class BulkDesk:
         task: of the model.
         target_s: what requests may take beside bulk work.
         listeners: of the server; the backfill becomes one.
+
+    Raises:
+        ConfigError: the folder cannot be made.
     """
 
     def __init__(self, state: Path, task: str, target_s: float | None, listeners: list[Listener]) -> None:
-        self.files = FileStore(state / "files")
+        try:
+            self.files = FileStore(state / "files")
+        except OSError as error:
+            raise ConfigError(f"cannot keep files in {state}: {error.strerror}; choose a folder to write to") from error
         self._state = state
         self._task = task
         self._target_s = target_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -61,7 +62,7 @@ class Server(uvicorn.Server):
             The exit status: 0 after a drain, 1 if the engine died, so that a supervisor starts another server.
 
         Raises:
-            HeadraceError: the model cannot be loaded, or a TLS file cannot be used.
+            HeadraceError: the model cannot be loaded, or the address or a TLS file cannot be used.
         """
         try:
             self.config.load()
@@ -74,17 +75,33 @@ class Server(uvicorn.Server):
                 "password"
             ) from error
         sys.setswitchinterval(_SWITCH_S)
-        with asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
-            runner.run(self._live())
+        with self._bound() as place, asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+            runner.run(self._live(place))
         return 1 if self._host.dead else 0
 
-    async def _live(self) -> None:
+    def _bound(self) -> socket.socket:
+        """The address, taken before a model is loaded; nobody is listened to yet.
+
+        Raises:
+            ConfigError: it cannot be had.
+        """
+        host, port = self.config.host, self.config.port
+        place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            place.bind((host, port))
+        except OSError as error:
+            place.close()
+            raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
+        return place
+
+    async def _live(self, place: socket.socket) -> None:
         async with self._app.router.lifespan_context(self._app):
             # What is there now stays: looking through it for garbage would hold up all requests, now and then.
             gc.collect()
             gc.freeze()
             try:
-                await self.serve()
+                await self.serve(sockets=[place])
             finally:
                 gc.unfreeze()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from tests.acceptance.command import FAKE, headrace
 from tests.acceptance.serving.process import server
 
 TALK = ("--task", "generate", "--engine", "tests.integration.serving.engines:Talker", "--state-dir", "state")
@@ -126,9 +128,18 @@ def test_sigterm_ends_with_status_0_and_a_dead_engine_with_1(tmp_path: Path) -> 
 
 
 def test_a_model_that_cannot_be_loaded_is_told_in_one_line(tmp_path: Path) -> None:
-    from tests.acceptance.command import headrace
-
     status, said = headrace("serve", "--model", "no/such/folder", folder=tmp_path)
     assert status == 2
     assert "no/such/folder" in said
     assert said.count("\n") <= 2
+
+
+@pytest.mark.parametrize("flags", [("--port", "{taken}"), ("--host", "192.0.2.77"), ("--state-dir", "a-file")])
+def test_what_cannot_be_had_is_told_in_one_line(tmp_path: Path, flags: tuple[str, str]) -> None:
+    (tmp_path / "a-file").touch()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        value = flags[1].format(taken=other.getsockname()[1])
+        status, said = headrace("serve", "--port", "0", *FAKE, flags[0], value, folder=tmp_path)
+    assert status == 2
+    assert value in said
+    assert len(said.splitlines()) == 1
