@@ -144,7 +144,7 @@ class Preparation:
         identify, input_of = self.columns.identify, self.columns.input_of
         for row, mapped in self.user.prepared(rows):
             if isinstance(mapped, Exception):
-                done.refuse(row, mapped, attempts.get(row.position, 1))
+                done.refuse(self._named(row), mapped, attempts.get(row.position, 1))
                 continue
             kept = row
             try:
@@ -156,6 +156,13 @@ class Preparation:
                 selected.append((row, mapped, kept))
                 inputs.append(value)
         return selected, inputs
+
+    def _named(self, row: Record) -> Record:
+        """A row that user code has not got through, with its id where that is among its own columns."""
+        try:
+            return Record(row.position, self.columns.identify(row).id, row.data)
+        except RecordError:
+            return row
 
 
 def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:

@@ -35,6 +35,7 @@ def test_rows_are_prepared_and_outputs_finished_and_what_they_raise_is_their_rec
     ]
     letters = [(letter["reason"], letter["message"], letter["record"]) for letter in read_errors(runner.sink)]
     assert letters[0] == ("ValueError", "five is right out", ROWS[5])
+    assert [letter["id"] for letter in read_errors(runner.sink)] == ["q5", "q8"]
     assert letters[1][:2] == ("ZeroDivisionError", "eight")
     with pytest.raises(ResumeMismatchError, match=r"finish was 'tests\.integration\.jobs\.own:shorten', now None"):
         runner.run(prepare=own.ask)
