@@ -16,7 +16,7 @@ from headrace.jobs.coalescer import Coalescer
 from headrace.jobs.job import Job, Tally
 from headrace.jobs.passes import Pass
 from headrace.jobs.spent import Spent
-from headrace.jobs.stages import finish_all
+from headrace.jobs.stages import failure, finish_all
 from headrace.records import Failed, Ok, Outcome
 
 _BACKLOG_RUNS = 2
@@ -114,16 +114,12 @@ class Sink:
         unfinished: list[Failed] = []
         if self._user.finishes:
             outcomes, unfinished = finish_all(outcomes, self._user)
-        rows = [outcome for outcome in outcomes if type(outcome) is Ok]
+        encoded, unwritable = self._encode(interval, [outcome for outcome in outcomes if type(outcome) is Ok])
+        unfinished += unwritable
         failures = [outcome for outcome in outcomes if type(outcome) is Failed]
-        try:
-            encoded = self._output.writer.encode(rows)
-            dead_letters = self._output.writer.encode_failures(failures)
-        except (TypeError, ValueError) as error:
-            raise JobError(
-                f"an output between records {interval.start} and {interval.end} cannot be written as "
-                f"{self._output.target.suffix}: {error}"
-            ) from error
+        if unwritable:
+            failures = sorted([*failures, *unwritable], key=lambda failed: failed.record.position)
+        dead_letters = self._output.writer.encode_failures(failures)
         finished = time.monotonic()
         try:
             self._parts.commit(interval, encoded, dead_letters)
@@ -141,3 +137,26 @@ class Sink:
             PartCommitted(interval.start, interval.end, len(failures), size, ended),
         )
         return events, unfinished
+
+    def _encode(self, interval: Interval, rows: list[Ok]) -> tuple[bytes, list[Failed]]:
+        """The rows as they are written, and which of them cannot be."""
+        encode = self._output.writer.encode
+        try:
+            return encode(rows), []
+        except (TypeError, ValueError):
+            unwritable: list[Failed] = []
+            good: list[Ok] = []
+            for row in rows:
+                try:
+                    encode([row])
+                except (TypeError, ValueError) as error:
+                    unwritable.append(failure(row.record, error, 1))
+                else:
+                    good.append(row)
+        try:
+            return encode(good), unwritable
+        except (TypeError, ValueError) as error:  # each of them can be, and not together
+            raise JobError(
+                f"an output between records {interval.start} and {interval.end} cannot be written as "
+                f"{self._output.target.suffix}: {error}"
+            ) from error

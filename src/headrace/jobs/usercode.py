@@ -136,6 +136,8 @@ def _apply(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> li
     for arguments in calls:
         try:
             results.append(function(*arguments))
+        except SystemExit as error:
+            results.append(RecordError(f"{_name(function)} asked the process to exit with {error.code!r}"))
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is its record's
             results.append(error)
     return results

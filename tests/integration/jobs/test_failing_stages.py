@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.jobs.harness import Runner, read_rows, texts, write_rows
+from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts, write_rows
 
 from headrace.errors import EngineDeadError, JobError
 from headrace.events import BatchDone, JobDone, StageDone
@@ -96,6 +96,19 @@ def test_an_output_that_cannot_be_written_in_the_format(runner: Runner) -> None:
     runner.engine = Odd()
     with pytest.raises(JobError, match=r"type set cannot be written"):
         runner.run()
+
+
+def test_one_output_that_cannot_be_written_costs_its_record(runner: Runner) -> None:
+    class Odd(FakeEngine):
+        def vector(self, text: str) -> Any:
+            return {1, 2} if text.startswith("text 7 ") else super().vector(text)
+
+    write_rows(runner.source, [{"id": n, "text": None if n == 5 else f"text {n} x"} for n in range(700)])
+    runner.engine = Odd()
+    assert runner.run() == JobEnd("finished", 700, 2)
+    assert [identity for identity, _ in read_rows(runner.sink)] == [n for n in range(700) if n not in (5, 7)]
+    letters = read_errors(runner.sink)
+    assert [(letter["position"], letter["reason"]) for letter in letters] == [(5, "RecordError"), (7, "TypeError")]
 
 
 def test_an_engine_that_dies(runner: Runner) -> None:

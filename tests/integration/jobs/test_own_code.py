@@ -25,18 +25,19 @@ def runner(tmp_path: Path) -> Runner:
 @pytest.mark.parametrize("kind", ["thread", "process", "auto"])
 def test_rows_are_prepared_and_outputs_finished_and_what_they_raise_is_their_records(runner: Runner, kind: str) -> None:
     mine: dict[str, Any] = {"prepare": own.ask, "finish": "tests.integration.jobs.own:shorten", "worker_kind": kind}
-    assert runner.run(**mine) == JobEnd("finished", 40, 2)
+    assert runner.run(**mine) == JobEnd("finished", 40, 3)
     rows = [json.loads(line) for line in runner.sink.read_text().splitlines()]
     engine = FakeEngine()
     assert rows == [
         {"id": row["id"], "embedding": engine.vector(f"how many {row['n']}")[0] + row["n"]}
         for row in ROWS
-        if row["n"] not in (5, 8)
+        if row["n"] not in (5, 6, 8)
     ]
     letters = [(letter["reason"], letter["message"], letter["record"]) for letter in read_errors(runner.sink)]
     assert letters[0] == ("ValueError", "five is right out", ROWS[5])
-    assert [letter["id"] for letter in read_errors(runner.sink)] == ["q5", "q8"]
-    assert letters[1][:2] == ("ZeroDivisionError", "eight")
+    assert [letter["id"] for letter in read_errors(runner.sink)] == ["q5", "q6", "q8"]
+    assert letters[1][:2] == ("RecordError", "tests.integration.jobs.own:ask asked the process to exit with 0")
+    assert letters[2][:2] == ("ZeroDivisionError", "eight")
     with pytest.raises(ResumeMismatchError, match=r"finish was 'tests\.integration\.jobs\.own:shorten', now None"):
         runner.run(prepare=own.ask)
 
