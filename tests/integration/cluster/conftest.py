@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[3]
 def cluster() -> Iterator[str]:
     """The address of a cluster that this process is connected to."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Workers look for modules where the environment says, not where pytest has been told to look.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     for counted_by in ("REPLICA", "HANDLE"):  # how often Ray Serve hears how many requests there are
         os.environ[f"RAY_SERVE_{counted_by}_AUTOSCALING_METRIC_PUSH_INTERVAL_S"] = "0.5"
     ray = pytest.importorskip("ray", reason='needs Ray: pip install "headrace[ray]"')

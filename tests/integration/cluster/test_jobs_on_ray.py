@@ -73,7 +73,7 @@ def test_a_job_goes_on_elsewhere_and_computes_nothing_twice(first: str, rows: Ro
     options = {"engine": f"{ENGINES}:journal", "model": str(journals), "limits": Limits(part_records=256)}
     stop = StopRequest()
     begin, go_on = (here, on_ray) if first == "here" else (on_ray, here)
-    threading.Thread(target=_stop_at_first_part, args=(stop, sink)).start()
+    threading.Thread(target=_stop_at_first_part, args=(stop, sink), daemon=True).start()
     assert begin(source, sink, stop=stop, **options)[0].state == "interrupted"
     done_before = _journal(journals).total()
     assert 0 < done_before < 4000
