@@ -41,10 +41,12 @@ class _Holder:
     since: str
     token: str
     beat: int = 0
+    space: str = ""
+    """Where the number is that of a process: containers may share a host's name, and have numbers of their own."""
 
     def is_gone(self) -> bool:
         """Whether it was a process of this machine that is no more."""
-        return self.host == _host() and _started(self.pid) != self.started
+        return self.space == _space() != "" and self.host == _host() and _started(self.pid) != self.started
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
@@ -72,7 +74,7 @@ class Lease:
         self._output = output
         self._sleep = sleep
         self._clock = clock
-        self._me = _Holder(os.getpid(), _started(os.getpid()), _host(), _now(), secrets.token_hex(8))
+        self._me = _Holder(os.getpid(), _started(os.getpid()), _host(), _now(), secrets.token_hex(8), space=_space())
         self._renewed = 0.0
         self._followed: float | None = None
         self._ended = threading.Event()
@@ -202,6 +204,15 @@ def _started(pid: int) -> str:
     """When a process of this machine began; empty if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _space() -> str:
+    """What tells apart the process numbers of this boot and this container; empty where that is not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
 

@@ -195,7 +195,8 @@ def test_a_holder_without_life_is_followed_when_its_time_is_over(s3: Any) -> Non
 
 def test_a_holder_that_died_on_this_machine_is_followed_at_once(s3: Any) -> None:
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    s3.pipe_file("rows/out.parts/lock", stranger(pid=int(dead.stdout), host=lease.socket.gethostname()))
+    here = {"pid": int(dead.stdout), "host": lease.socket.gethostname()}
+    s3.pipe_file("rows/out.parts/lock", stranger(**here, space=lease._space()))
     clock = Clock()
     found = make_lease(clock)
     with found.held():
@@ -204,6 +205,13 @@ def test_a_holder_that_died_on_this_machine_is_followed_at_once(s3: Any) -> None
         assert clock.now == lease.ALONE_S, "what it had sent may come that late"
         found.wait_until_alone()
         assert clock.now == lease.ALONE_S
+
+
+def test_a_number_of_another_container_says_nothing(s3: Any) -> None:
+    s3.pipe_file("rows/out.parts/lock", stranger(pid=1, host=lease.socket.gethostname(), space="another"))
+    clock = Clock()
+    with make_lease(clock).held():
+        assert clock.now >= lease.EXPIRE_S
 
 
 def test_of_two_that_follow_only_one_does(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
