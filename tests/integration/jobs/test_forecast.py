@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.cli.run import _rehearse as tell_forecast
+from headrace.errors import ConfigError
 from headrace.jobs.job import StopRequest
 from headrace.testing import FakeEngine
 from headrace.wiring import JobSettings, execute, rehearse
+
+FAKE = "headrace.testing:FakeEngine"
 
 
 class Timed(FakeEngine):
@@ -39,3 +44,21 @@ def test_the_time_foreseen_is_within_a_quarter_of_the_real_one(
     assert forecast.seconds == pytest.approx(report.wall_s, rel=0.25)
     written = (tmp_path / "out.jsonl").stat().st_size
     assert forecast.bytes == pytest.approx(2 * written, rel=0.1)
+
+
+@pytest.mark.parametrize("left", [1_000_000, 20_000_000])
+def test_a_disk_that_is_too_small_is_told_before_anything_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(2000)))
+    settings = JobSettings(source, tmp_path / "out.jsonl", engine=FAKE, engine_options={"dimension": 2000})
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=left))
+    if left < 16_000_000:
+        with pytest.raises(ConfigError, match=r"cannot write .*out\.jsonl: its disk has 1\.0 MB left; make room"):
+            execute(settings, StopRequest(), progress=False)
+    else:
+        with pytest.raises(ConfigError, match=r"the disk of .*out\.jsonl has too little room"):
+            tell_forecast(settings, None)
+    assert list(tmp_path.iterdir()) == [source]
