@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -53,11 +54,15 @@ class Forecast:
 
 
 def check_room(output: Path) -> None:
-    """See that an output can be written at all.
+    """See that an output can be written at all, before a model is loaded.
 
     Raises:
-        ConfigError: its disk is full.
+        ConfigError: its folder may not be written, or its disk is full.
     """
+    if not is_remote(output):
+        folder = next(place for place in (output, *output.absolute().parents) if place.is_dir())
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"cannot write {output}: {folder} is read-only for this user; choose another output")
     free = free_bytes(output)
     if free is not None and free < _LEAST_FREE:
         raise ConfigError(f"cannot write {output}: its disk has {free / 1e6:.1f} MB left; make room, or choose another")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -52,3 +53,25 @@ def test_a_place_that_cannot_be_written_is_one_clear_line(folder: Path) -> None:
         assert status == 2, said
         assert f"cannot write {place}" in said
         assert len(said.splitlines()) == 1
+
+
+def test_a_folder_without_permission_is_told_before_a_model_is_loaded(folder: Path) -> None:
+    """Of root those powers are taken that let it write anywhere."""
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    if drop and shutil.which("setpriv") is None:
+        pytest.skip("root may write anywhere")
+    (folder / "fixed").mkdir(mode=0o555)
+    for place in ("fixed/out.jsonl", "fixed/"):
+        for more in ((), ("--dry-run",)):
+            command = ("run", "-i", "in.jsonl", "-o", place, "--engine", "tests.acceptance.engines:broken", *more)
+            ended = subprocess.run(
+                [*drop, *PROGRAM, *command],
+                cwd=folder,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert ended.returncode == 2
+            assert "fixed is read-only for this user; choose another output" in ended.stderr
+    assert list((folder / "fixed").iterdir()) == []
