@@ -59,9 +59,12 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
     if not committed:
         raise ConfigError(f"{folder} holds no parts: the job has committed none yet, or its output is one file already")
     writer: PartWriter = source.writer("output")
-    parts.merge_errors(target.errors, committed)
-    with atomic_file(target.place) as file:
-        writer.merge([parts.part_path(interval) for interval in committed], file)
+    try:
+        parts.merge_errors(target.errors, committed)
+        with atomic_file(target.place) as file:
+            writer.merge([parts.part_path(interval) for interval in committed], file)
+    except OSError as error:
+        raise ConfigError(f"cannot write {into}: {error.strerror or error}") from error
     ledger = Ledger(committed)
     return Merged(ledger.done, parts.count_errors(committed), ledger.is_whole, bool(state["finished"]), target.errors)
 

@@ -72,6 +72,8 @@ def test_parts_are_merged_into_one_file(folder: Path) -> None:
     assert (status, said) == (2, "headrace: merged.jsonl exists; pass --overwrite to replace it\n")
     status, said = headrace("merge", "parts/", "-o", "merged.parquet", folder=folder)
     assert (status, "must end in .jsonl" in said) == (2, True)
+    status, said = headrace("merge", "parts/", "-o", "none/merged.jsonl", folder=folder)
+    assert (status, said) == (2, "headrace: cannot write none/merged.jsonl: No such file or directory\n")
     status, said = headrace("merge", "whole.jsonl", "-o", "again.jsonl", folder=folder)
     assert (status, "holds no parts" in said) == (2, True)
 
