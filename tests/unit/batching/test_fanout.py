@@ -261,6 +261,28 @@ def test_asynchronous_items_are_asked_one_at_a_time_and_closed(virtual: VirtualT
     virtual(main())
 
 
+def test_asynchronous_items_are_closed_though_nobody_asks_for_one_just_then(virtual: VirtualTime) -> None:
+    closed = []
+
+    async def items() -> AsyncIterator[int]:
+        try:
+            for item in (1, 500, 600, 700):
+                yield item
+        finally:
+            closed.append(True)
+
+    async def main() -> None:
+        source = items()  # held here: else the event loop would close what it sees dropped
+        async for _ in map_concurrent(Calls(), source, concurrency=2, look_ahead=2):
+            break
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert closed == [True]
+        await source.aclose()  # type: ignore[attr-defined]
+
+    virtual(main())
+
+
 def test_the_context_is_that_of_the_caller(virtual: VirtualTime) -> None:
     variable = contextvars.ContextVar("variable", default="none")
 

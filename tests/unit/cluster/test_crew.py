@@ -169,6 +169,7 @@ def test_what_a_dead_worker_had_goes_to_others_and_nothing_is_lost_or_doubled(vi
         [lost] = [event for event in outcome.events if isinstance(event, WorkerLost)]
         assert lost.worker == "1"
         assert 0 < lost.records <= 3 * 50
+        assert all(piece in workers.hired[2].pieces for piece in workers.hired[0].pieces[-3:]), "cut up without need"
         assert sum(event.records for event in outcome.events if isinstance(event, PieceDone)) == 1000
         assert len([number for number, times in workers.done.items() if times > 1]) <= lost.records
 
@@ -236,6 +237,18 @@ def test_an_engine_that_cannot_go_on_costs_its_worker_not_the_records(virtual: V
         outcome = await carry(workers)
         assert outcome.results == good(1000)
         assert len(workers.hired) == 3
+        assert [worker.dead.is_set() for worker in workers.hired].count(True) == 1
+
+    virtual(main())
+
+
+def test_many_deaths_are_borne_while_work_gets_done_in_between(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        deadly = range(50, 1000, 200)
+        workers = Workers(deadly=deadly)
+        outcome = await carry(workers)
+        assert {n: r for n, r in outcome.results.items() if n not in deadly} == good(1000, without=deadly)
+        assert len(workers.hired) - 2 > 8
 
     virtual(main())
 
