@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headrace import DynamicBatcher, reusable
+
 
 def lengths(texts: list[str]) -> list[int]:
     """As quick as can be."""
@@ -79,3 +81,16 @@ def odd(texts: list[str]) -> list[Any]:
 def broken(model: str) -> Callable[[list[str]], list[int]]:
     """Cannot be loaded."""
     raise OSError(f"no weights in {model}")
+
+
+@reusable
+def shared() -> DynamicBatcher[str, tuple[int, int]]:
+    """One batcher in each process that asks: length, and how many were in the batch."""
+    with Path(os.environ["HEADRACE_TEST_LOADS"]).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+
+    def run(texts: list[str]) -> list[tuple[int, int]]:
+        time.sleep(0.05)
+        return [(len(text), len(texts)) for text in texts]
+
+    return DynamicBatcher(run, max_batch_size=64)
