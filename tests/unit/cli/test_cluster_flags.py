@@ -1,0 +1,36 @@
+"""Flags that go with --on, and those that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.app import app
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray Serve itself, when it is imported
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["run", "--replicas", "2"], "need it"),
+        (["run", "--cpus-per-replica", "2"], "need it"),
+        (["run", "--on", "ray", "--dry-run"], "leave out --on"),
+        (["run", "--on", "spark"], "--on is 'spark'; it must be ray"),
+        (["run", "--on", "ray:headnode"], "'headnode' is no address"),
+        (["serve", "--on", "k8s"], "--on is 'k8s'; it must be ray"),
+        (["serve", "--on", "ray", "--ssl-certfile", "cert.pem"], "leave out --ssl-certfile"),
+        (["serve", "--on", "ray", "--min-replicas", "3"], "3 to 2"),
+    ],
+)
+def test_what_does_not_go_together_is_said(flags: list[str], message: str, tmp_path: Path) -> None:
+    if "ray" in "".join(flags) and "leave out" not in message:
+        pytest.importorskip("ray", reason='needs Ray: pip install "headrace[ray]"')
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "a"}\n')
+    files = ["-i", str(source), "-o", str(tmp_path / "out.jsonl")] if flags[0] == "run" else []
+    ended = CliRunner().invoke(app, [flags[0], *files, *flags[1:]], env={"COLUMNS": "200"})
+    assert ended.exit_code == 2
+    assert message in " ".join(ended.output.replace("│", " ").split())
+    assert not (tmp_path / "out.jsonl.parts").exists()
