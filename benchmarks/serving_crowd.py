@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving_crowd [--quick]
 
-2,000 streams and 10,000 idle connections, two minutes; it needs 15,000 open files (`ulimit -n`) for each of its two
+2,000 streams and 10,000 idle connections, a minute; it needs 15,000 open files (`ulimit -n`) for each of its two
 processes.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.common import quick, report
 from benchmarks.serving import memory_mb, metric, serving
 
-STREAMS, IDLE, HOLD_S = (200, 1_000, 8.0) if quick() else (2_000, 10_000, 40.0)
+STREAMS, IDLE, HOLD_S = (200, 1_000, 8.0) if quick() else (2_000, 10_000, 12.0)
 PATH = "/v1/completions"
 BODY = json.dumps({"prompt": "talk", "stream": True, "max_tokens": 5_000}).encode()
 REQUEST = (
