@@ -1,0 +1,74 @@
+"""A stage of Ray Data: for those who live there, `dataset.map_batches(Stage, ...)`."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+
+import headrace
+from headrace.cluster.desk import Desk, Facts, Spec, unpack
+from headrace.errors import ConfigError, EngineDeadError, HeadraceError
+
+
+class Stage:
+    """One model and one batcher in each of Ray Data's actors; what Ray Data sends together or at once shares batches.
+
+        dataset.map_batches(
+            Stage,
+            fn_constructor_kwargs={"task": "embed", "column": "text"},
+            batch_size=1024,
+            compute=ray.data.ActorPoolStrategy(size=4),
+            num_gpus=1,
+        )
+
+    Each row gets two columns more: `output`, and `error`, which is None or why this row alone has failed.
+
+    Args:
+        task: what to do with each row; with `model`, `engine` and `options` as in `headrace.run`.
+        column: what is given to the model.
+    """
+
+    def __init__(
+        self, task: str, model: str | None = None, *, column: str = "text", engine: str | None = None, **options: Any
+    ) -> None:
+        tokens, size = options.pop("batch_tokens", None), options.pop("batch_size", None)
+        self._column = column
+        self._desk = Desk(Spec(task, model, engine, options, tokens, size, headrace.__version__))
+        self._loading: asyncio.Task[Facts] | None = None
+
+    async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The rows with their outputs.
+
+        Raises:
+            HeadraceError: the model cannot be loaded, or is gone; or there is no such column.
+        """
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load(), name="headrace-load")
+        await asyncio.shield(self._loading)
+        if self._column not in batch:
+            raise ConfigError(f"there is no column {self._column!r}; the rows have {', '.join(batch)}")
+        values = [value.item() if isinstance(value, np.generic) else value for value in batch[self._column]]
+        reply = unpack(await self._desk.work([pickle.dumps(value) for value in values]))
+        for result in reply.results:
+            if isinstance(result, EngineDeadError):
+                raise result
+        failed = [isinstance(result, Exception) for result in reply.results]
+        yield {
+            **batch,
+            "output": [None if bad else result for bad, result in zip(failed, reply.results, strict=True)],
+            "error": [
+                f"{type(result).__name__}: {result}" if bad else None
+                for bad, result in zip(failed, reply.results, strict=True)
+            ],
+        }
+
+    async def _load(self) -> Facts:
+        answer = await self._desk.load()
+        if isinstance(answer, Facts):
+            return answer
+        error = answer.unpacked()
+        raise error if isinstance(error, HeadraceError) else ConfigError(f"{answer.kind}: {answer.text}") from error
