@@ -35,7 +35,7 @@ def test_every_question_is_answered_once(engine: str, tmp_path: Path) -> None:
     process = start(*command, "--prompt-column", "question", "--max-tokens", "8", *FLAGS[engine], folder=tmp_path)
     status, said = end(process, seconds=850)
     assert status == 0
-    assert f"wrote out.jsonl: {count} of {count} records" in said
+    assert f"wrote out.jsonl: {count:,} of {count:,} records" in said
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["id"] for row in rows] == list(range(count))
     assert all(1 <= row["generation"]["completion_tokens"] <= 8 for row in rows)

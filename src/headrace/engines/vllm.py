@@ -108,12 +108,15 @@ class VllmEngine:
 
     def describe(self) -> Mapping[str, Any]:
         """What decides the answers."""
+        sampling = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self._defaults).items()
+        }
         return {
             "engine": "vllm",
             "version": vllm.__version__,
             "model": digest(self._folder),
             "max_model_len": self._max_model_len,
-            "sampling": asdict(self._defaults),
+            "sampling": sampling,
             "chat": self._chat,
             "system_prompt": self._system_prompt,
             "options": {name: value for name, value in self._engine_args.items() if name not in _RESOURCES},
