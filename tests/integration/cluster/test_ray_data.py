@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.usefixtures("cluster"),
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes minutes: scripts/test-cluster runs it"),
+]
 
 
 def test_rows_get_their_outputs_and_a_bad_one_its_error() -> None:

@@ -14,7 +14,10 @@ import pytest
 from headrace import map_concurrent
 from headrace.errors import ConfigError, WorkerDiedError
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [
+    pytest.mark.usefixtures("cluster"),
+    pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes minutes: scripts/test-cluster runs it"),
+]
 
 
 async def there(file: Path) -> None:
