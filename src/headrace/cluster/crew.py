@@ -74,6 +74,8 @@ class _Lane:
     clock_offset_s: float = 0.0
     serving: bool = False
     """Whether its worker has loaded and lives."""
+    homeless: bool = False
+    """Whether its worker waits for room on a machine."""
     running: dict[asyncio.Task[Reply], Piece] = field(default_factory=dict)
     replied_at: float = 0.0
 
@@ -205,13 +207,14 @@ class Crew:
             try:
                 lane.clock_offset_s = await lane.worker.load()
                 lane.replied_at = asyncio.get_running_loop().time()
-                lane.serving = True
+                lane.serving, lane.homeless = True, False
                 try:
                     await self._serve(lane)
                 finally:
                     lane.serving = False
             except NoRoomError as error:
-                if not any(other.serving for other in self._lanes):
+                lane.homeless = True
+                if all(other.homeless for other in self._lanes):
                     return self._fail(f"no worker is left, and there is no room for another: {error}")
                 if self._warden is lane:
                     self._warden = None

@@ -278,6 +278,16 @@ def test_one_that_finds_no_room_is_done_without_unless_it_was_the_last(virtual: 
     virtual(main())
 
 
+def test_one_that_finds_no_room_waits_for_the_other_that_is_being_loaded(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        workers = Workers()
+        workers.load = lambda worker: 300.0 if worker.index == 0 else NoRoomError("0 CPU is free")
+        assert (await carry(workers)).results == good(1000)
+        assert now() > 300
+
+    virtual(main())
+
+
 def test_when_the_job_is_asked_to_stop_what_no_worker_has_goes_back_undone(virtual: VirtualTime) -> None:
     async def main() -> None:
         workers, stop = Workers(), StopRequest()
