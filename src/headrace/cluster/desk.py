@@ -63,10 +63,6 @@ class Facts:
     """As `Engine.describe` has it."""
     keeps_busy: int
     """How many records its engine works on at one time, about."""
-    place: str
-    """Host and process."""
-    clock: float
-    """`time.monotonic()` there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +116,10 @@ class Desk:
         """That it has been placed, and where."""
         return f"{socket.gethostname()}, process {os.getpid()}"
 
+    async def clock(self) -> float:
+        """`time.monotonic()` here."""
+        return time.monotonic()
+
     async def load(self) -> Facts | Portable:
         """Load the model, or say why not."""
         try:
@@ -139,8 +139,6 @@ class Desk:
         return Facts(
             engine=dict(self._engine.describe()),
             keeps_busy=_keeps_busy(settings, self._engine),
-            place=await self.hello(),
-            clock=time.monotonic(),
         )
 
     async def work(self, payloads: list[bytes]) -> bytes:

@@ -70,5 +70,4 @@ def execute(settings: JobSettings, place: Place, stop: StopRequest, *, progress:
             crew = functools.partial(Crew, staff.workers, staff.hire, staff.facts.keeps_busy, stop)
             return wiring.carry_out(plan, RemoteEngine(staff.facts), stop, progress=progress, batcher=crew)
         finally:
-            for worker in staff.workers:
-                worker.kill()
+            staff.close()

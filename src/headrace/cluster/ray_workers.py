@@ -105,12 +105,19 @@ class Staff:
             "max_restarts": 0,
             "max_concurrency": IN_FLIGHT + 2,
         }
+        self._hired: list[RayWorker] = []
         self.workers = [self.hire() for _ in range(place.replicas)]
         self.facts = self._first_facts()
 
     def hire(self) -> RayWorker:
         """Begin another worker."""
-        return RayWorker(self._spec, self._options)
+        self._hired.append(RayWorker(self._spec, self._options))
+        return self._hired[-1]
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._hired:
+            worker.kill()
 
     def _first_facts(self) -> Facts:
         """Wait for the first worker.
@@ -169,10 +176,12 @@ class RayWorker:
             if not placed:
                 raise NoRoomError(f"{_described(ray.available_resources())} is free")
             self._place = placed.pop().result()
-            facts = _facts(await self.loading)
+            _facts(await self.loading)
+            asked = time.monotonic()
+            there = await self._actor.clock.remote()
+            return (asked + time.monotonic()) / 2 - float(there)
         except RayError as error:
             raise self._died(error) from error
-        return time.monotonic() - facts.clock
 
     async def work(self, payloads: list[bytes]) -> Reply:
         """See `Worker.work`."""

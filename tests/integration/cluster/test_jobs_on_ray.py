@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import headrace
 from headrace import wiring
 from headrace.errors import ConfigError, EngineError, UnknownOptionError
 from headrace.jobs.job import JobEnd, Limits, StopRequest
@@ -163,6 +165,16 @@ def test_workers_of_another_version_are_refused(rows: Rows, tmp_path: Path, monk
     monkeypatch.setattr("headrace.cluster.ray_job.headrace.__version__", "0.0.7")
     with pytest.raises(ConfigError, match=r"has Headrace [\d.]+, this job 0.0.7; install the same version"):
         on_ray(rows(10), tmp_path / "out.jsonl", engine=f"{ENGINES}:lengths", replicas=1)
+
+
+def test_the_clocks_are_compared_when_work_begins_not_when_the_model_was_loaded() -> None:
+    from headrace.cluster.desk import Spec
+    from headrace.cluster.ray_workers import Place, Staff
+
+    staff = Staff(Spec("custom", None, f"{ENGINES}:lengths", {}, None, None, headrace.__version__), Place(cpus=0.5))
+    time.sleep(0.5)
+    assert abs(asyncio.run(staff.workers[0].load())) < 0.3  # on one machine there is one clock
+    staff.close()
 
 
 def test_the_command_line_runs_on_a_cluster_by_its_address(cluster: str, rows: Rows, tmp_path: Path) -> None:
