@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,5 +252,7 @@ def test_a_script_that_ends_closes_it() -> None:
         "    print('closed')\n"
         "print(it.blocking(7))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True, env=environment)
     assert ended.stdout == "7\nclosed\n"
