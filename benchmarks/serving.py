@@ -209,7 +209,7 @@ def embedding() -> None:
             ("litserve", "bentoml", "infinity"),
             {"Headrace": "embed"},
             str(find_folder(None)),
-            2.0 if quick() else 15.0,
+            2.0 if quick() else 10.0,
             bodies,
         )
     ours = statistics.median(found["Headrace"][0])
