@@ -206,16 +206,19 @@ class _Digests:
             low, high = np.searchsorted(digests, older[0]), np.searchsorted(digests, older[-1], "right")
             mine = digests[low:high]
             known[low:high] |= older[np.minimum(np.searchsorted(older, mine), len(older) - 1)] == mine
-        self._recent = np.sort(np.concatenate((self._recent, digests)))
+        self._recent = np.concatenate((self._recent, digests))
+        self._recent.sort()
         return sorted(positions[known].tolist())
 
     def _older(self) -> Iterator[Any]:
         """Sorted arrays of all that has been looked for, a bounded part at a time."""
         if len(self._recent):
             yield self._recent
+        block = self._np.empty(_BLOCK, self._np.uint64)  # read into again and again
         for run in self._runs:
-            for first in range(0, run.count, _BLOCK):
-                yield self._np.fromfile(run.path, self._np.uint64, min(_BLOCK, run.count - first), offset=8 * first)
+            with run.path.open("rb", buffering=0) as file:
+                while size := file.readinto(block):
+                    yield block[: size // 8]
 
     def put_away(self) -> None:
         """Make a run of all that has been looked for."""
@@ -230,16 +233,19 @@ class _Digests:
                 run.path.unlink()
 
     def _merged(self, runs: Sequence[_Run]) -> Iterator[Any]:
-        """The digests of several runs as sorted arrays of about one run's size, the lowest first."""
+        """The digests of several runs as sorted arrays, the lowest first, each about a quarter of a run."""
         np = self._np
-        edges = np.linspace(0, 2.0**64, len(runs), endpoint=False).astype(np.uint64)[1:]  # digests are spread evenly
+        pieces = 4 * len(runs)
+        edges = np.linspace(0, 2.0**64, pieces, endpoint=False).astype(np.uint64)[1:]  # digests are spread evenly
         bounds = [[0, *np.searchsorted(np.memmap(run.path, np.uint64, "r"), edges), run.count] for run in runs]
-        for number in range(len(runs)):
+        for number in range(pieces):
             parts = [
                 np.fromfile(run.path, np.uint64, bound[number + 1] - bound[number], offset=8 * bound[number])
                 for run, bound in zip(runs, bounds, strict=True)
             ]
-            yield np.sort(np.concatenate(parts))
+            together = np.concatenate(parts)
+            together.sort()
+            yield together
 
     def _write(self, start: int, end: int, digests: Iterable[Any]) -> None:
         path = self._folder / f"ids-{start:012d}-{end:012d}.u64"

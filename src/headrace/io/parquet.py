@@ -15,6 +15,8 @@ from headrace.io.letters import encode_failures
 from headrace.records import Failed, Ok
 
 ROW_GROUP_BYTES = 16 * 1024 * 1024
+MOST_ROWS = 1 << 19
+"""Of a group, however small they are."""
 _TYPICAL_VALUE_BYTES = 1024
 """What a value without a fixed size is reckoned as: how many rows a group has may not depend on where parts end."""
 _INT64 = range(-(2**63), 2**63)
@@ -132,7 +134,7 @@ class ParquetWriter:
     def _write(self, batches: Iterable[Any], schema: Any, target: BinaryIO) -> None:
         pa, pq = self._pa, self._pq
         row_bytes = sum(4 * getattr(kind, "list_size", 0) or _value_bytes(pa, kind) for kind in schema.types)
-        group_rows = max(1, ROW_GROUP_BYTES // row_bytes)
+        group_rows = min(max(1, ROW_GROUP_BYTES // row_bytes), MOST_ROWS)
         with pq.ParquetWriter(target, schema, compression="zstd", use_dictionary=False) as writer:
             held: list[Any] = []
             held_rows = 0
@@ -141,6 +143,7 @@ class ParquetWriter:
                     take = group_rows - held_rows
                     writer.write_table(pa.Table.from_batches([*held, batch.slice(0, take)], schema).combine_chunks())
                     batch, held, held_rows = batch.slice(take), [], 0
+                    pa.default_memory_pool().release_unused()  # else each group adds to what the allocator keeps
                 held.append(batch)
                 held_rows += batch.num_rows
             if held_rows:
