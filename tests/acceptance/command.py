@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = (sys.executable, "-c", "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()")
+MAIN = "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()"
+PROGRAM = (sys.executable, "-c", MAIN)
+LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0})); " + MAIN
 FAKE = ("--engine", "headrace.testing:FakeEngine")
 
 
 def start(*arguments: str | Path, folder: Path, file_bytes: int | None = None) -> subprocess.Popen[str]:
     """Begin `headrace` with these arguments in a folder; it can write no file longer than `file_bytes`."""
-    limits = None if file_bytes is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    program = PROGRAM if file_bytes is None else (sys.executable, "-c", LIMITED.format(file_bytes))
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     return subprocess.Popen(
-        [*PROGRAM, *map(str, arguments)],
+        [*program, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
         env=os.environ | {"PYTHONPATH": path, "COLUMNS": "100"},
-        preexec_fn=limits,
     )
 
 
