@@ -49,12 +49,12 @@ def connected(place: Place) -> Iterator[None]:
     Raises:
         ConfigError: no cluster at the address, or one of another version.
     """
-    if ray.is_initialized():
-        yield  # the caller's own connection: it stays
-        return
     address = place.address or os.environ.get("RAY_ADDRESS")
     if address is not None:
         _check_reachable(address)
+    if ray.is_initialized():
+        yield  # the caller's own connection: it stays
+        return
     handlers = _signal_handlers()
     try:
         ray.init(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,14 +56,27 @@ def locate(name: str | Path) -> Path:
     try:
         from upath import UPath
 
-        place: Any = UPath(str(name), **_OPTIONS.get(scheme, {}))
-        place.fs  # noqa: B018 - imports the store's client, or says that it is missing
+        options = _OPTIONS.get(scheme, {})
+        place: Any = UPath(str(name), **options)
+        place._fs_cached = _client(scheme)(**options)  # and so all places made of this one
     except ImportError as error:
         package = _CLIENTS.get(scheme, '"headrace[io]"')
         raise MissingExtraError(
             f"{scheme}:// needs a client that is not installed ({error}): pip install {package}"
         ) from error
     return place  # type: ignore[no-any-return]  # has a path's methods, though it is none
+
+
+def _client(scheme: str) -> Any:
+    """fsspec's own class for a scheme, even where another library has put its own in that place, as flyte does.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    from fsspec.registry import known_implementations
+
+    module, _, name = known_implementations[scheme]["class"].rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def can_write(place: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 from pathlib import Path
 
@@ -15,6 +14,11 @@ COUNT = 2_000
 SERVE = ("--engine", "tests.acceptance.engines:slow", "--batch-tokens", "256", "--state-dir", "state")
 
 
+def completed(client: OpenAI, identity: str) -> int:
+    counts = client.batches.retrieve(identity).request_counts
+    return counts.completed if counts is not None else 0
+
+
 @pytest.mark.timeout(120)
 def test_a_batch_survives_kills(tmp_path: Path) -> None:
     rows = [
@@ -22,17 +26,19 @@ def test_a_batch_survives_kills(tmp_path: Path) -> None:
         for n in range(COUNT)
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    moments = random.Random(5)
     identity = ""
-    for _ in range(3):
-        with server(*SERVE, folder=tmp_path) as (process, url):
+    for enough in (1, COUNT // 4, COUNT // 2):
+        with (
+            server(*SERVE, folder=tmp_path) as (process, url),
+            OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        ):
             if not identity:
-                with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-                    file = client.files.create(file=tmp_path / "in.jsonl", purpose="batch")
-                    identity = client.batches.create(
-                        input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
-                    ).id
-            time.sleep(moments.uniform(0.5, 2.0))
+                file = client.files.create(file=tmp_path / "in.jsonl", purpose="batch")
+                identity = client.batches.create(
+                    input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
+                ).id
+            while completed(client, identity) < enough:
+                time.sleep(0.02)
             process.kill()
     with (
         server(*SERVE, folder=tmp_path) as (_, url),

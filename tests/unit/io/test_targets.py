@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.io.locations import locate
+from headrace.io.locations import locate, store
 from headrace.io.targets import find_target, refuse_output_in_input
 
 
@@ -92,3 +92,13 @@ def test_a_store_without_its_client_names_what_brings_it(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(MissingExtraError, match=r"gs:// needs a client .*gcsfs.*: pip install gcsfs"):
         locate("gs://bucket/in.jsonl")
+
+
+def test_another_library_may_have_put_its_own_client_in_a_stores_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As flyte does when it is imported: it knows neither our options nor a listing that is not cached."""
+    fsspec = pytest.importorskip("fsspec")
+    s3fs = pytest.importorskip("s3fs")
+    monkeypatch.setitem(fsspec.registry._registry, "s3", type("Other", (), {}))
+    place = locate("s3://bucket/in.jsonl")
+    assert type(store(place)[0]) is s3fs.S3FileSystem
+    assert type(store(place.parent / "out.jsonl")[0]) is s3fs.S3FileSystem
