@@ -98,7 +98,9 @@ def test_a_store_without_its_client_names_what_brings_it(monkeypatch: pytest.Mon
 def test_another_library_may_have_put_its_own_client_in_a_stores_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """As flyte does when it is imported: it knows neither our options nor a listing that is not cached."""
     s3fs = pytest.importorskip("s3fs")
-    monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "s3", type("Other", (), {}))
+    fsspec = importlib.import_module("fsspec")
+    other = type("Other", (fsspec.AbstractFileSystem,), {"protocol": "s3"})
+    monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "s3", other)
     place = locate("s3://bucket/in.jsonl")
     assert type(store(place)[0]) is s3fs.S3FileSystem
     assert type(store(place.parent / "out.jsonl")[0]) is s3fs.S3FileSystem
