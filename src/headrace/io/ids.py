@@ -237,7 +237,7 @@ class _Digests:
         np = self._np
         pieces = 4 * len(runs)
         edges = np.linspace(0, 2.0**64, pieces, endpoint=False).astype(np.uint64)[1:]  # digests are spread evenly
-        bounds = [[0, *np.searchsorted(np.memmap(run.path, np.uint64, "r"), edges), run.count] for run in runs]
+        bounds = [[0, *np.searchsorted(np.fromfile(run.path, np.uint64), edges), run.count] for run in runs]
         for number in range(pieces):
             parts = [
                 np.fromfile(run.path, np.uint64, bound[number + 1] - bound[number], offset=8 * bound[number])
