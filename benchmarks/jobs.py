@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -98,10 +99,10 @@ def durability(folder: Path) -> None:
     source = folder / "paced.jsonl"
     write_input(source, PACED)
 
+    outputs = itertools.count()
+
     def seconds(name: str) -> float:
-        for left in folder.glob("paced-out*"):
-            left.unlink()
-        return float(measured(name, source, folder / "paced-out.jsonl")["s"])
+        return float(measured(name, source, folder / f"paced-{next(outputs)}.jsonl")["s"])
 
     figures = rounds(ROUNDS, {name: (lambda name=name: seconds(name)) for name in ("plain_file", "paced")})
     names = {"plain_file": "batcher into a plain file", "paced": "headrace.run, parts made durable"}
@@ -127,12 +128,11 @@ def peers(folder: Path) -> None:
         "ray_data_checkpoint": f"{version('ray')} data, with its checkpoints",
         "datatrove": f"{version('datatrove')}, local executor",
     }
-    count = 0
+    outputs = itertools.count()
 
     def seconds(name: str) -> float:
-        nonlocal count
-        count += 1
-        return float(measured(name, source, folder / f"peer-{count}{'.jsonl' if name == 'headrace' else ''}")["s"])
+        suffix = ".jsonl" if name == "headrace" else ""  # for the others it names a folder
+        return float(measured(name, source, folder / f"peer-{next(outputs)}{suffix}")["s"])
 
     figures = rounds(ROUNDS, {name: (lambda name=name: seconds(name)) for name in names})
     rows = [
