@@ -49,10 +49,12 @@ def connected(place: Place) -> Iterator[None]:
     Raises:
         ConfigError: no cluster at the address, or one of another version.
     """
-    address = place.address or os.environ.get("RAY_ADDRESS")
+    there = ray.is_initialized()
+    # RAY_ADDRESS is for who is not connected yet: for `ray job submit` it is an address of another kind.
+    address = place.address or (None if there else os.environ.get("RAY_ADDRESS"))
     if address is not None:
         _check_reachable(address)
-    if ray.is_initialized():
+    if there:
         yield  # the caller's own connection: it stays
         return
     handlers = _signal_handlers()

@@ -105,10 +105,12 @@ class UniqueIds:
         """Read the input again up to this place.
 
         Raises:
-            JobError: its id is there before.
+            JobError: its id is there before, or the input has changed.
         """
-        at_second = (r for r in self._records(lambda place: max(place, second)) if r.position == second)
-        identity = next(at_second).data[self._column]
+        found = next((r for r in self._records(lambda place: max(place, second)) if r.position == second), None)
+        if found is None or self._column not in found.data:
+            raise JobError(f"the input is not what it was: record {second} had an id, and now has none; begin anew")
+        identity = found.data[self._column]
         for record in self._records(lambda place: place):
             if record.position >= second:
                 return  # another id with the same digest

@@ -271,6 +271,23 @@ def test_many_runs_are_merged_and_equal_digests_are_no_proof(tmp_path: Path, mon
         list(repeated.chunks(lambda position: position))
 
 
+def test_an_input_that_is_another_at_its_second_reading_is_said(tmp_path: Path) -> None:
+    readings = iter([[{"id": "a"}, {"id": "a"}], [{"id": "a"}]])
+
+    class Changing:
+        total_bytes = total_records = None
+
+        def describe(self) -> dict[str, Any]:
+            return {}
+
+        def chunks(self, next_todo: Any) -> Any:
+            yield from open_source(next(readings)).chunks(next_todo)
+
+    source = ids.UniqueIds(Changing(), "id", lambda: tmp_path / "runs")
+    with pytest.raises(JobError, match="the input is not what it was: record 1 had an id"):
+        list(source.chunks(lambda position: position))
+
+
 # --- bad input ------------------------------------------------------------------------------------------------------
 
 
