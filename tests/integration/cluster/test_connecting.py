@@ -38,3 +38,18 @@ def test_what_is_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ray_workers.connected(ray_workers.Place("head-node")),
     ):
         pass
+
+
+@pytest.mark.usefixtures("cluster")
+def test_who_is_connected_is_not_asked_for_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ray job submit` leaves that of its own server in the environment."""
+    from headrace.cluster import ray_workers
+
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
+    with ray_workers.connected(ray_workers.Place()):
+        pass
+    with (
+        pytest.raises(ConfigError, match="'head-node' is no address"),
+        ray_workers.connected(ray_workers.Place("head-node")),
+    ):
+        pass
