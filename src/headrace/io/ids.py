@@ -21,9 +21,10 @@ from headrace.io.base import Chunk, Source
 from headrace.io.parts import atomic_file
 from headrace.records import Record
 
-RUN_RECORDS = 1 << 18
-"""Digests in memory; more make a run of them."""
-MERGED_RUNS = 8
+RUN_RECORDS = 1 << 17
+"""Digests in memory; more make a run of them. As few as come in about two seconds, so that a long job needs no more
+memory than a short one."""
+MERGED_RUNS = 16
 """So many runs are merged into one: fewer to search."""
 LOOK_EVERY_S = 1.0
 """New ids are looked for so often; less often where looking takes more than a twentieth of the time."""
