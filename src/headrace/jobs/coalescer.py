@@ -25,13 +25,13 @@ class Coalescer:
     """Holds finished outcomes by position and gives out runs without a gap. Pure: told the time, reads no clock.
 
     A run is given out when it has `part_records` rows, or when its oldest row has waited `interval_s` seconds (longer
-    if it has fewer than 32 rows). `place` numbers the positions that come, where these have gaps. A run has fewer rows
-    than 2 × `part_records` and those added last.
+    if it has fewer than 32 rows); the interval may be changed at any time. `place` numbers the positions that come, where
+    these have gaps. A run has fewer rows than 2 × `part_records` and those added last.
     """
 
     def __init__(self, part_records: int, interval_s: float, place: Callable[[int], int] | None = None) -> None:
         self._part_records = part_records
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._place = place
         self._rows: dict[int, Outcome] = {}
         self._by_start: dict[int, _Run] = {}
@@ -91,7 +91,7 @@ class Coalescer:
         return None
 
     def _due(self, run: _Run) -> float:
-        return run.oldest + self._interval_s * max(1.0, SMALL_RUN / (run.end - run.start))
+        return run.oldest + self.interval_s * max(1.0, SMALL_RUN / (run.end - run.start))
 
     def _close(self, run: _Run) -> None:
         del self._by_start[run.start]

@@ -21,6 +21,14 @@ from headrace.records import Failed, Ok, Outcome
 
 _BACKLOG_RUNS = 2
 """Full runs that may wait for the disk; with more, `put` waits."""
+_SHARE_AT_RISK = 0.01
+"""A kill costs at most so much of the run so far: the interval grows with it, for each part of a slow engine is a file."""
+_LONGEST_INTERVAL_S = 60.0
+
+
+def grown(interval_s: float, age_s: float) -> float:
+    """How long a row may wait to be committed, in a run of that age."""
+    return max(interval_s, min(age_s * _SHARE_AT_RISK, _LONGEST_INTERVAL_S))
 
 
 class Sink:
@@ -34,7 +42,8 @@ class Sink:
         self._user = job.user
         self._listener = job.listener
         self._tally = tally
-        self._tick_s = limits.commit_interval_s / 2
+        self._interval_s = limits.commit_interval_s
+        self._began = time.monotonic()
         self._coalescer = Coalescer(limits.part_records, limits.commit_interval_s, todo.place)
         self._thread = ThreadPoolExecutor(1, "headrace-sink")
         self._wake = asyncio.Event()
@@ -88,11 +97,12 @@ class Sink:
             self._committer.result()
 
     async def _commit_all(self) -> None:
-        """Commit runs as they fall due, looked for twice per interval."""
+        """Commit runs as they fall due, looked for twice per shortest interval."""
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
             closing = self._closing
+            self._coalescer.interval_s = grown(self._interval_s, time.monotonic() - self._began)
             while run := self._coalescer.take(float("inf") if closing else time.monotonic()):
                 events, unfinished = await loop.run_in_executor(self._thread, self._commit, *run)
                 for event in events:
@@ -103,7 +113,7 @@ class Sink:
             if closing:
                 return
             try:
-                async with asyncio.timeout(self._tick_s):
+                async with asyncio.timeout(self._interval_s / 2):
                     await self._wake.wait()
             except TimeoutError:
                 pass

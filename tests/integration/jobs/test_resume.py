@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from headrace.errors import ConfigError, JobError, OutputLockedError, ResumeMism
 from headrace.events import BatchDone, Event, JobDone, JobStarted, PartCommitted
 from headrace.io import parts
 from headrace.io.parts import PartFolder
+from headrace.jobs import sink
 from headrace.jobs.job import JobEnd, Limits, StopRequest
 from headrace.jobs.output import Beginning, JobOutput
 from headrace.jobs.passes import Pass
@@ -89,6 +92,22 @@ def test_rows_are_committed_while_the_job_runs(tmp_path: Path) -> None:
     runner.run()
     first = next(number for number, event in enumerate(runner.events) if isinstance(event, PartCommitted))
     assert any(isinstance(event, BatchDone) for event in runner.events[first:])
+
+
+def test_a_longer_run_makes_longer_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a slow engine makes a file every two seconds for days."""
+    monkeypatch.setattr(sink, "_SHARE_AT_RISK", 1.0)
+    runner = Runner(write_rows(tmp_path / "in.jsonl", texts(800)), tmp_path / "out.jsonl")
+    runner.engine = FakeEngine(seconds_per_batch=0.02)
+    runner.limits = Limits(commit_interval_s=0.02)
+    started = time.monotonic()
+    runner.run()
+    parts = sum(isinstance(event, PartCommitted) for event in runner.events)
+    assert parts <= 3 * math.log2((time.monotonic() - started) / 0.02)
+
+
+def test_what_a_kill_can_cost() -> None:
+    assert [sink.grown(2.0, age) for age in (0.0, 200.0, 1_000.0, 1e6)] == [2.0, 2.0, 10.0, 60.0]
 
 
 class Killed(BaseException):
