@@ -25,8 +25,8 @@ class Coalescer:
     """Holds finished outcomes by position and gives out runs without a gap. Pure: told the time, reads no clock.
 
     A run is given out when it has `part_records` rows, or when its oldest row has waited `interval_s` seconds (longer
-    if it has fewer than 32 rows); the interval may be changed at any time. `place` numbers the positions that come, where
-    these have gaps. A run has fewer rows than 2 × `part_records` and those added last.
+    if it has fewer than 32 rows); the interval may be changed at any time. `place` numbers the positions that come,
+    where these have gaps. A run has fewer rows than 2 × `part_records` and those added last.
     """
 
     def __init__(self, part_records: int, interval_s: float, place: Callable[[int], int] | None = None) -> None:

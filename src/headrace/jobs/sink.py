@@ -22,7 +22,7 @@ from headrace.records import Failed, Ok, Outcome
 _BACKLOG_RUNS = 2
 """Full runs that may wait for the disk; with more, `put` waits."""
 _SHARE_AT_RISK = 0.01
-"""A kill costs at most so much of the run so far: the interval grows with it, for each part of a slow engine is a file."""
+"""A kill costs so much of the run so far: the interval grows with it, for each part of a slow engine is a file."""
 _LONGEST_INTERVAL_S = 60.0
 
 
