@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 
 from headrace.io.base import Chunk
 from headrace.io.compression import compress
-from headrace.io.files import CHUNK_ROWS, InputFile, share, todo
+from headrace.io.files import InputFile
 from headrace.io.letters import encode_failures
-from headrace.io.lines import failed_line, full_lines, interleaved, line_blocks, lines_of, parse_object
+from headrace.io.lines import interleaved, lines_of, object_chunks
 from headrace.records import Failed, Ok, Record
 
 _WRITTEN_BYTES = 4 * 1024 * 1024
@@ -34,33 +34,7 @@ class JsonlFormat:
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """At most 512 rows a chunk, out of one block of 256 KiB (or one longer line)."""
-        begin = base
-        for block, size in line_blocks(file):
-            lines = full_lines(block)
-            rows = len(lines)
-            for start in range(0, rows, CHUNK_ROWS):
-                stop = min(start + CHUNK_ROWS, rows)
-                positions = todo(base + start, base + stop, next_todo)
-                yield _parse(lines, base, positions, share(size, start, stop, rows))
-            if not rows:
-                yield Chunk((), (), size)
-            base += rows
-        return base - begin
-
-
-def _parse(lines: Sequence[bytes], base: int, positions: Sequence[int], size: int) -> Chunk:
-    """Records and failures of the given positions; `lines[0]` is the line of position `base`."""
-    records: list[Record] = []
-    failures: list[Failed] = []
-    for position in positions:
-        line = lines[position - base]
-        try:
-            data = parse_object(line)
-        except (ValueError, TypeError, RecursionError) as error:
-            failures.append(failed_line(position, line, error))
-        else:
-            records.append(Record(position, position, data))
-    return Chunk(records, failures, size)
+        return object_chunks(file, base, next_todo, lambda position, row: Record(position, position, row))
 
 
 class JsonlWriter:

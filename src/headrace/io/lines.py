@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.io import compression
-from headrace.io.files import InputFile
+from headrace.io.base import Chunk
+from headrace.io.files import CHUNK_ROWS, InputFile, share, todo
 from headrace.records import Failed, Record
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -102,7 +103,47 @@ def parse_object(line: bytes) -> dict[str, Any]:
     return data
 
 
-def failed_line(position: int, line: bytes, error: Exception) -> Failed:
-    """A line that is no record, with its first 4,096 bytes."""
+def object_chunks(
+    file: InputFile,
+    base: int,
+    next_todo: Callable[[int], int],
+    record: Callable[[int, dict[str, Any]], Record | Failed],
+) -> Generator[Chunk, None, int]:
+    """The objects of a file that are to do: at most 512 rows a chunk, out of one block of 256 KiB (or one longer line).
+
+    A line that is no object is a `Failed` at its position, with its first 4,096 bytes as data.
+
+    Args:
+        base: the position of the first line that is not blank; their number is returned.
+        record: makes a record of a position and its object, or says what is wrong with that.
+    """
+    begin = base
+    for block, size in line_blocks(file):
+        lines = full_lines(block)
+        rows = len(lines)
+        for start in range(0, rows, CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, rows)
+            records: list[Record] = []
+            failures: list[Failed] = []
+            for position in todo(base + start, base + stop, next_todo):
+                line = lines[position - base]
+                try:
+                    row = parse_object(line)
+                except (ValueError, TypeError, RecursionError) as error:
+                    failures.append(_failed_line(position, line, error))
+                    continue
+                outcome = record(position, row)
+                if isinstance(outcome, Record):
+                    records.append(outcome)
+                else:
+                    failures.append(outcome)
+            yield Chunk(records, failures, share(size, start, stop, rows))
+        if not rows:
+            yield Chunk((), (), size)
+        base += rows
+    return base - begin
+
+
+def _failed_line(position: int, line: bytes, error: Exception) -> Failed:
     raw = line[:RAW_KEPT_BYTES].decode(errors="replace")
     return Failed(Record(position, position, raw), type(error).__name__, str(error))

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
-from headrace.io.files import CHUNK_ROWS, InputFile, share, todo
+from headrace.io.files import InputFile
 from headrace.io.letters import encode_letters, letter
-from headrace.io.lines import failed_line, full_lines, interleaved, line_blocks, lines_of, parse_object
+from headrace.io.lines import full_lines, interleaved, line_blocks, lines_of, object_chunks, parse_object
 from headrace.records import Failed, Ok, Record
 
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
@@ -68,42 +68,21 @@ class OpenAIFormat:
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """At most 512 requests a chunk."""
-        begin = base
-        for block, size in line_blocks(file):
-            lines = full_lines(block)
-            rows = len(lines)
-            for start in range(0, rows, CHUNK_ROWS):
-                stop = min(start + CHUNK_ROWS, rows)
-                wanted = todo(base + start, base + stop, next_todo)
-                outcomes = [_parse(lines[position - base], position, self.url) for position in wanted]
-                yield Chunk(
-                    [outcome for outcome in outcomes if isinstance(outcome, Record)],
-                    [outcome for outcome in outcomes if isinstance(outcome, Failed)],
-                    share(size, start, stop, rows),
-                )
-            if not rows:
-                yield Chunk((), (), size)
-            base += rows
-        return base - begin
+        return object_chunks(file, base, next_todo, self._request)
 
-
-def _parse(line: bytes, position: int, url: str) -> Record | Failed:
-    try:
-        row = parse_object(line)
-    except (ValueError, TypeError, RecursionError) as error:
-        return failed_line(position, line, error)
-    identity = row.get("custom_id")
-    problem = _problem(row, url)
-    if problem:
-        return Failed(
-            Record(position, identity if isinstance(identity, str) else position, row), "RecordError", problem
-        )
-    data = {"id": identity, "url": row["url"], "model": row["body"].get("model"), "body": row["body"]}
-    if row["url"] == EMBEDDINGS:
-        given = row["body"].get("input")
-        # A list of one text is what many clients send; one vector is what a record has.
-        data["text"] = given[0] if isinstance(given, list) and len(given) == 1 else given
-    return Record(position, position, data)
+    def _request(self, position: int, row: Mapping[str, Any]) -> Record | Failed:
+        identity = row.get("custom_id")
+        problem = _problem(row, self.url)
+        if problem:
+            return Failed(
+                Record(position, identity if isinstance(identity, str) else position, row), "RecordError", problem
+            )
+        data = {"id": identity, "url": row["url"], "model": row["body"].get("model"), "body": row["body"]}
+        if row["url"] == EMBEDDINGS:
+            given = row["body"].get("input")
+            # A list of one text is what many clients send; one vector is what a record has.
+            data["text"] = given[0] if isinstance(given, list) and len(given) == 1 else given
+        return Record(position, position, data)
 
 
 def _problem(row: Mapping[str, Any], url: str) -> str:

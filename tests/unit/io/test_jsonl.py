@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, JobError
-from headrace.io import files, jsonl
+from headrace.io import files
 from headrace.io import lines as lines_module
 from headrace.io.base import Chunk
 from headrace.io.jsonl import JsonlWriter
@@ -90,7 +90,7 @@ def test_any_blocks_and_any_done_rows_give_the_same_positions(
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "BLOCK_BYTES", block)
-        patch.setattr(jsonl, "CHUNK_ROWS", chunk_rows)
+        patch.setattr(lines_module, "CHUNK_ROWS", chunk_rows)
         chunks = read(file, next_todo)
     assert rows(chunks) == expected
     assert sum(chunk.bytes for chunk in chunks) == file.stat().st_size
