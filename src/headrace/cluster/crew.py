@@ -15,6 +15,8 @@ from headrace.events import Event, Listener, PieceDone, RecordFailed, WorkerLost
 from headrace.jobs.job import StopRequest
 from headrace.jobs.stages import Work
 
+_LAST_WORDS_S = 2.0
+"""What a worker that is given up had sent by then may take so long to arrive."""
 _DEATHS_IN_A_ROW = 8
 """So many workers that die, none finishing anything in between, and the job ends: they do not die of single records."""
 
@@ -55,8 +57,16 @@ class Worker(Protocol):
         """
         ...
 
+    async def watch(self) -> None:
+        """Look after it until it is gone, or cannot be reached any more.
+
+        Raises:
+            WorkerDiedError: it is.
+        """
+        ...
+
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once, if it is there."""
         ...
 
 
@@ -241,6 +251,7 @@ class Crew:
     async def _serve(self, lane: _Lane) -> None:
         """Give the lane's worker pieces until it dies."""
         loop = asyncio.get_running_loop()
+        watch = loop.create_task(lane.worker.watch(), name=f"headrace-watch-{lane.name}")
         try:
             while True:
                 self._hand_back()
@@ -248,14 +259,17 @@ class Crew:
                     payloads = [work.payload for work in piece.work]
                     lane.running[loop.create_task(lane.worker.work(payloads))] = piece
                     self._in_flight += 1
-                waiting: set[asyncio.Future[Any]] = {*lane.running, self._change()}
+                waiting: set[asyncio.Future[Any]] = {*lane.running, watch, self._change()}
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in lane.running if task.done()]:
                     self._returned(lane, task)
+                if watch.done():
+                    watch.result()
         except WorkerDiedError as error:
             await self._lost(lane, error)
             raise
         finally:
+            watch.cancel()
             for task in lane.running:
                 task.cancel()
 
@@ -270,7 +284,6 @@ class Crew:
         results: Sequence[Any] = reply.results
         dead = next((result for result in results if isinstance(result, EngineDeadError)), None)
         if dead is not None and not self._stop.requested:
-            lane.worker.kill()
             raise WorkerDiedError(f"the engine of worker {lane.name} cannot go on: {dead}")
         if dead is not None:  # the signal that asked the job to stop has reached the engine's own processes too
             results = [_undone() if isinstance(result, EngineDeadError) else result for result in results]
@@ -291,8 +304,13 @@ class Crew:
 
     async def _lost(self, lane: _Lane, error: WorkerDiedError) -> None:
         """The lane's worker is dead: what had come back by then counts, the rest is for others."""
-        await asyncio.wait(set(lane.running))
-        for task in [task for task in lane.running if task.exception() is None]:
+        lane.worker.kill()  # it may only be out of reach, and must not go on when it comes back
+        if lane.running:
+            await asyncio.wait(set(lane.running), timeout=_LAST_WORDS_S)
+        for task in lane.running:
+            task.cancel()
+        await asyncio.gather(*lane.running, return_exceptions=True)
+        for task in [task for task in lane.running if not task.cancelled() and task.exception() is None]:
             try:
                 self._returned(lane, task)
             except WorkerDiedError:

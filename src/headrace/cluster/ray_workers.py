@@ -20,7 +20,7 @@ from headrace.errors import ConfigError, EngineError, HeadraceError, MissingExtr
 
 try:
     import ray
-    from ray.exceptions import RayActorError, RayError
+    from ray.exceptions import RayError, RayTaskError
 except ModuleNotFoundError as error:
     raise MissingExtraError('a cluster needs ray, which is not installed: pip install "headrace[ray]"') from error
 
@@ -28,6 +28,12 @@ _REACH_S = 5.0
 """How long the cluster's address may take to answer at all."""
 _PLACE_S = 60.0
 """How long a worker may wait for room on a machine."""
+_PULSE_S = 5.0
+"""How often a worker at work is asked whether it is there."""
+_MISSED = 6
+"""So many times that long without an answer, and it counts as dead: Ray itself may wait for minutes."""
+_PULSE = "pulse"
+"""Answers on a thread of its own, whatever the engine does to that of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,7 @@ class Staff:
             "num_gpus": check_room(place, place.replicas),
             "max_restarts": 0,
             "max_concurrency": IN_FLIGHT + 2,
+            "concurrency_groups": {_PULSE: 1},
         }
         self._hired: list[RayWorker] = []
         self.workers = [self.hire() for _ in range(place.replicas)]
@@ -166,7 +173,7 @@ class RayWorker:
     """A `Worker` that is an actor."""
 
     def __init__(self, spec: Spec, options: dict[str, Any]) -> None:
-        self._actor = ray.remote(Desk).options(**options).remote(spec)
+        self._actor = ray.remote(**options)(Desk).remote(spec)
         self.greeting = self._actor.hello.remote()
         self.loading = self._actor.load.remote()
         self._place = "a worker"
@@ -179,18 +186,43 @@ class RayWorker:
                 raise NoRoomError(f"{_described(ray.available_resources())} is free")
             self._place = placed.pop().result()
             _facts(await self.loading)
-            asked = time.monotonic()
-            there = await self._actor.clock.remote()
-            return (asked + time.monotonic()) / 2 - float(there)
         except RayError as error:
             raise self._died(error) from error
+        asked = time.monotonic()
+        there = await self._pulse()
+        return (asked + time.monotonic()) / 2 - there
 
     async def work(self, payloads: list[bytes]) -> Reply:
         """See `Worker.work`."""
         try:
             return unpack(await self._actor.work.remote(payloads))
-        except RayActorError as error:
+        except RayTaskError:
+            raise  # a bug: the worker lives
+        except RayError as error:  # it, its node, or the reply that was there is lost
             raise self._died(error) from error
+
+    async def watch(self) -> None:
+        """See `Worker.watch`."""
+        while True:
+            await asyncio.sleep(_PULSE_S)
+            await self._pulse()
+
+    async def _pulse(self) -> float:
+        """Its clock.
+
+        Raises:
+            WorkerDiedError: it does not answer.
+        """
+        answer = asyncio.ensure_future(_awaited(self._actor.clock.options(concurrency_group=_PULSE).remote()))
+        try:
+            for _ in range(_MISSED):  # one by one: a time in which this process itself stood still counts once
+                if (await asyncio.wait({answer}, timeout=_PULSE_S))[0]:
+                    return float(answer.result())
+        except RayError as error:
+            raise self._died(error) from error
+        finally:
+            answer.cancel()
+        raise WorkerDiedError(f"{self._place} has not answered for {_MISSED * _PULSE_S:g} s")
 
     def kill(self) -> None:
         """See `Worker.kill`."""

@@ -44,6 +44,7 @@ class FakeWorker:
         self.pieces: list[list[int]] = []
         self.together = self.most_together = self.count = 0
         self.dead = asyncio.Event()
+        self.out_of_reach = asyncio.Event()
         self.one = asyncio.Lock()
 
     async def load(self) -> float:
@@ -63,6 +64,8 @@ class FakeWorker:
         died = asyncio.create_task(self.dead.wait())
         try:
             await asyncio.wait({at_work, died}, return_when=asyncio.FIRST_COMPLETED)
+            if self.out_of_reach.is_set():
+                await asyncio.Event().wait()  # nothing more comes from there, not even that it has ended
             if self.dead.is_set():
                 raise WorkerDiedError(f"worker {self.index} died")
             results = [self.workers.answer(number) for number in numbers]
@@ -72,6 +75,10 @@ class FakeWorker:
             self.together -= 1
             at_work.cancel()
             died.cancel()
+
+    async def watch(self) -> None:
+        await self.out_of_reach.wait()
+        raise WorkerDiedError(f"worker {self.index} has not answered")
 
     async def _through(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -238,6 +245,29 @@ def test_an_engine_that_cannot_go_on_costs_its_worker_not_the_records(virtual: V
         assert outcome.results == good(1000)
         assert len(workers.hired) == 3
         assert [worker.dead.is_set() for worker in workers.hired].count(True) == 1
+
+    virtual(main())
+
+
+def test_one_that_is_out_of_reach_holds_nothing_up_and_is_ended(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        workers = Workers()
+
+        def load(worker: FakeWorker) -> float:
+            if worker.index == 0:
+                asyncio.get_running_loop().call_later(3, worker.out_of_reach.set)
+            return 1.0
+
+        workers.load = load
+        outcome = await carry(workers)
+        assert outcome.results == good(1000)
+        lost = workers.hired[0]
+        assert lost.dead.is_set()
+        assert lost.together == 0, "somebody still waits for it"
+        [event] = [event for event in outcome.events if isinstance(event, WorkerLost)]
+        assert (event.worker, event.reason) == ("1", "worker 0 has not answered")
+        assert event.records > 0
+        assert len(workers.hired) == 3
 
     virtual(main())
 
