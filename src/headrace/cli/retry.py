@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.cluster_flags import CpusPerReplica, Execute, GpusPerReplica, On, Replicas, cluster_run
 from headrace.cli.ending import conclude, guarded
 from headrace.cli.stopping import Stopper, stop_on_signals
 from headrace.errors import ConfigError
 from headrace.jobs.inspection import state_of
 from headrace.jobs.job import Limits
-from headrace.jobs.settings import from_json
+from headrace.jobs.settings import JobSettings, from_json
 from headrace.wiring import execute
 
 _DEFAULTS = Limits()
@@ -26,28 +27,36 @@ IgnoreChanges = Annotated[
 ]
 
 
-def retry(
+def retry(  # noqa: PLR0913 - one parameter per flag
     output: Output,
     max_errors: MaxErrors = None,
     max_attempts: MaxAttempts = _DEFAULTS.max_attempts,
     ignore_changes: IgnoreChanges = False,
+    on: On = None,
+    replicas: Replicas = 1,
+    gpus_per_replica: GpusPerReplica = None,
+    cpus_per_replica: CpusPerReplica = 1.0,
 ) -> None:
     """Run the records of a finished job that failed once more, with the settings it was begun with.
 
     What succeeds now moves from the errors file into the output, at its place; the rest stays, with its attempts added
     up. Stopped or killed, the same command goes on; the output changes once, at the end.
     """
+    run = cluster_run(dict(locals())) or functools.partial(execute, progress=True)
     limits = Limits(max_errors=max_errors, max_attempts=max_attempts)
     with stop_on_signals() as stopper:
-        sys.exit(guarded(functools.partial(_retry, output, limits, ignore_changes, stopper)))
+        sys.exit(guarded(lambda: _retry(output, limits, ignore_changes, stopper, run)))
 
 
-def _retry(output: str, limits: Limits, ignore_changes: bool, stopper: Stopper) -> int:
+def _retry(output: str, limits: Limits, ignore_changes: bool, stopper: Stopper, run: Execute) -> int:
+    settings = _settings(output, limits, ignore_changes)
+    return conclude(settings, stopper, *run(settings, stopper))
+
+
+def _settings(output: str, limits: Limits, ignore_changes: bool) -> JobSettings:
     _, state = state_of(output)
     if state.get("settings") is None:
         raise ConfigError(
             f"{output} was made of rows or functions that only its program has: call headrace.run there with retry=True"
         )
-    settings = from_json(state["settings"], output, limits, ignore_changes=ignore_changes)
-    end, report = execute(settings, stopper, progress=True)
-    return conclude(settings, stopper, end, report)
+    return from_json(state["settings"], output, limits, ignore_changes=ignore_changes)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Annotated, Any, Literal
 
 import typer
 
+from headrace.cli.cluster_flags import CpusPerReplica, GpusPerReplica, On, Replicas, cluster_run
 from headrace.cli.ending import conclude, guarded
 from headrace.cli.engine_flags import engine_options
 from headrace.cli.forecasts import print_forecast, say_survey
-from headrace.cli.stopping import Stopper, stop_on_signals
+from headrace.cli.stopping import stop_on_signals
 from headrace.errors import ConfigError
 from headrace.io.opening import known_formats
 from headrace.io.selection import Selection, parse_shard
@@ -120,21 +122,6 @@ DryRun = Annotated[
 GpuHourPrice = Annotated[float | None, typer.Option(min=0, help="With --dry-run: say what it would cost.")]
 
 
-On = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ray[://HOST:PORT]",
-        help="Run on a Ray cluster: ray for the one that RAY_ADDRESS names or else one on this machine, ray:HOST:PORT, "
-        "or ray://HOST:PORT for Ray's client server.",
-    ),
-]
-Replicas = Annotated[int, typer.Option(min=1, help="With --on: workers, each with the model and a batcher.")]
-GpusPerReplica = Annotated[
-    float | None, typer.Option(min=0, help="With --on: of each worker. Default: 1 where the cluster has any.")
-]
-CpusPerReplica = Annotated[float, typer.Option(min=0, help="With --on: of each worker.")]
-
-
 def run(  # noqa: PLR0913 - one parameter per flag
     context: typer.Context,
     source: InputFile,
@@ -189,39 +176,18 @@ def run(  # noqa: PLR0913 - one parameter per flag
 
 def _begin(given: dict[str, Any]) -> int:
     """Do what the flags say, by their parameters' names."""
-    dry_run, price, on = given.pop("dry_run"), given.pop("gpu_hour_price"), given.pop("on")
-    each = {name: given.pop(name) for name in ("replicas", "gpus_per_replica", "cpus_per_replica")}
+    dry_run, price = given.pop("dry_run"), given.pop("gpu_hour_price")
     if price is not None and not dry_run:
         raise typer.BadParameter("it belongs to --dry-run", param_hint="--gpu-hour-price")
-    if on is None and each != {"replicas": 1, "gpus_per_replica": None, "cpus_per_replica": 1.0}:
-        raise typer.BadParameter("replicas, and what each of them has, need it", param_hint="--on")
-    if on is not None and dry_run:
+    elsewhere = cluster_run(given)
+    if elsewhere is not None and dry_run:
         raise typer.BadParameter("it tries this machine; leave out --on", param_hint="--dry-run")
     settings = _settings(given)
     if dry_run:
         return guarded(lambda: _rehearse(settings, price))
+    run_here = functools.partial(execute, progress=True, on_survey=say_survey)
     with stop_on_signals() as stopper:
-        if on is None:
-            return guarded(lambda: _run(settings, stopper))
-        return guarded(lambda: _run_on(on, each, settings, stopper))
-
-
-def _run_on(on: str, each: dict[str, Any], settings: JobSettings, stopper: Stopper) -> int:
-    kind, _, address = on.partition(":")
-    if kind != "ray":
-        raise ConfigError(f"--on is {on!r}; it must be ray, ray:HOST:PORT or ray://HOST:PORT")
-    from headrace.cluster.ray_job import execute as execute_on_ray
-    from headrace.cluster.ray_workers import Place
-
-    address = on if address.startswith("//") else address
-    place = Place(address or None, each["replicas"], each["gpus_per_replica"], each["cpus_per_replica"])
-    end, report = execute_on_ray(settings, place, stopper, progress=True)
-    return conclude(settings, stopper, end, report)
-
-
-def _run(settings: JobSettings, stopper: Stopper) -> int:
-    end, report = execute(settings, stopper, progress=True, on_survey=say_survey)
-    return conclude(settings, stopper, end, report)
+        return guarded(lambda: conclude(settings, stopper, *(elsewhere or run_here)(settings, stopper)))
 
 
 def _rehearse(settings: JobSettings, gpu_hour_price: float | None) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import DynamicBatcher, reusable
+from headrace.errors import RecordError
 
 
 def lengths(texts: list[str]) -> list[int]:
@@ -76,6 +77,13 @@ def odd(texts: list[str]) -> list[Any]:
     """Fails in ways that do not travel well."""
     answers: dict[str, Any] = {"exception": OddError("ab"), "result": lambda: 0}
     return [answers.get(text, len(text)) for text in texts]
+
+
+def moody(model: str) -> Callable[[list[str]], list[Any]]:
+    """Refuses what is bad, until there is a file `fine` in the folder `model`."""
+    refused = RecordError("not today")
+    fine = Path(model) / "fine"
+    return lambda texts: [len(text) if "bad" not in text or fine.exists() else refused for text in texts]
 
 
 def broken(model: str) -> Callable[[list[str]], list[int]]:

@@ -190,6 +190,22 @@ def test_the_command_line_runs_on_a_cluster_by_its_address(cluster: str, rows: R
     assert "wrote" in ended.stderr
 
 
+def test_what_failed_here_is_retried_on_a_cluster(cluster: str, rows: Rows, tmp_path: Path) -> None:
+    source, sink = rows(300, row7="bad", row8="bad too"), tmp_path / "out.jsonl"
+    options: dict[str, Any] = {"engine": f"{ENGINES}:moody", "model": str(tmp_path), "limits": Limits(max_error_rate=1)}
+    assert here(source, sink, **options)[0] == JobEnd("finished", 300, 2)
+    (tmp_path / "fine").touch()
+    command = [sys.executable, "-c", "from headrace.cli.main import main; main()", "retry", str(sink)]
+    command += ["--on", f"ray:{cluster}", "--cpus-per-replica", "0.5"]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"worker 1 +2 records", ended.stderr)
+    assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(300)]
+    assert lines(sink)[7]["output"] == 3
+    assert not (tmp_path / "out.errors.jsonl").exists()
+
+
 def test_a_job_that_is_killed_leaves_no_worker_and_goes_on(cluster: str, rows: Rows, tmp_path: Path) -> None:
     source, sink, journals = rows(6_000), tmp_path / "out.jsonl", tmp_path / "journals"
     journals.mkdir()

@@ -16,6 +16,7 @@ from headrace.cli.app import app
     [
         (["run", "--replicas", "2"], "need it"),
         (["run", "--cpus-per-replica", "2"], "need it"),
+        (["retry", "out.jsonl", "--replicas", "2"], "need it"),
         (["run", "--on", "ray", "--dry-run"], "leave out --on"),
         (["run", "--on", "spark"], "--on is 'spark'; it must be ray"),
         (["run", "--on", "ray:headnode"], "'headnode' is no address"),
