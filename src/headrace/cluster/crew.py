@@ -45,6 +45,7 @@ class Worker(Protocol):
         Raises:
             WorkerDiedError: it died meanwhile.
             NoRoomError: no machine has room for it.
+            BrokenOffError: the cluster is gone.
             HeadraceError: why it cannot load.
         """
         ...
@@ -236,12 +237,14 @@ class Crew:
                 if self._stop.requested:
                     return None
                 lane.worker = self._hire()
+            except BrokenOffError:
+                raise
             except HeadraceError as error:
                 return self._fail(f"worker {lane.name} cannot load the model: {error}")
 
     def _unstaffed(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
-            self._failure = error  # a bug: nobody may wait for this lane
+            self._failure = error  # the cluster is gone, or a bug: nobody may wait for this lane
             self._notify()
 
     def _fail(self, why: str) -> None:

@@ -8,15 +8,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from headrace.cluster.crew import NoRoomError, Reply
 from headrace.cluster.desk import Desk, Facts, Portable, Spec, unpack
 from headrace.cluster.pieces import IN_FLIGHT
-from headrace.errors import ConfigError, EngineError, HeadraceError, MissingExtraError, WorkerDiedError
+from headrace.errors import BrokenOffError, ConfigError, EngineError, HeadraceError, MissingExtraError, WorkerDiedError
 
 try:
     import ray
@@ -33,7 +33,8 @@ _PULSE_S = 5.0
 _MISSED = 6
 """So many times that long without an answer, and it counts as dead: Ray itself may wait for minutes."""
 _PULSE = "pulse"
-"""Answers on a thread of its own, whatever the engine does to that of the others."""
+"""The concurrency group that only says so."""
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,9 @@ def connected(place: Place) -> Iterator[None]:
         return
     handlers = _signal_handlers()
     try:
-        ray.init(
-            address=address or "local",
-            log_to_driver=False,
-            logging_level="ERROR",
-            **({} if address else {"include_dashboard": False}),
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:  # what Ray raises, a wrong version included
-        raise ConfigError(f"cannot use the Ray cluster at {address or 'this machine'}: {error}") from error
+        _connect(address)
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:  # a wrong version or token included
+        raise ConfigError(f"cannot use the Ray cluster at {address or 'this machine'}: {_brief(error)}") from error
     finally:
         for number, handler in handlers.items():  # Ray sets its own
             signal.signal(number, handler)
@@ -80,6 +76,14 @@ def connected(place: Place) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _connect(address: str | None) -> None:
+    options = {"log_to_driver": False, "logging_level": "ERROR"} | ({} if address else {"include_dashboard": False})
+    try:
+        ray.init(address=address or "local", **options)
+    except ConnectionAbortedError:  # a client server forks one for each client, which hangs now and then, as forks do
+        ray.init(address=address, **options)
 
 
 def _signal_handlers() -> dict[int, Any]:
@@ -119,7 +123,12 @@ class Staff:
         self.facts = self._first_facts()
 
     def hire(self) -> RayWorker:
-        """Begin another worker."""
+        """Begin another worker.
+
+        Raises:
+            BrokenOffError: the cluster is gone.
+        """
+        _check_connected()
         self._hired.append(RayWorker(self._spec, self._options))
         return self._hired[-1]
 
@@ -147,6 +156,14 @@ class Staff:
             raise EngineError(f"a worker died while it loaded the model: {_brief(error)}") from error
 
 
+def _check_connected() -> None:
+    """Ray would begin a cluster of its own."""
+    if not ray.is_initialized():
+        raise BrokenOffError(
+            "the connection to the Ray cluster is lost; what is finished is kept, run again to continue"
+        )
+
+
 def check_room(place: Place, replicas: int) -> float:
     """See that the cluster has room for so many; returns the GPUs each is to have.
 
@@ -169,37 +186,46 @@ def _described(resources: dict[str, float]) -> str:
     return f"{resources.get('CPU', 0):g} CPU and {resources.get('GPU', 0):g} GPU"
 
 
+def _apart(method: _Method) -> _Method:
+    """Run on a thread of its own."""
+    marked: _Method = ray.method(concurrency_group=_PULSE)(method)
+    return marked
+
+
+class _Actor(Desk):
+    """A desk that answers for itself whatever its engine does to the thread of the others."""
+
+    @_apart
+    async def clock(self) -> float:
+        """See `Desk.clock`."""
+        return await super().clock()
+
+
 class RayWorker:
     """A `Worker` that is an actor."""
 
     def __init__(self, spec: Spec, options: dict[str, Any]) -> None:
-        self._actor = ray.remote(**options)(Desk).remote(spec)
+        self._actor = ray.remote(**options)(_Actor).remote(spec)
         self.greeting = self._actor.hello.remote()
         self.loading = self._actor.load.remote()
         self._place = "a worker"
 
     async def load(self) -> float:
         """See `Worker.load`."""
-        try:
+        with self._told():
             placed, _ = await asyncio.wait({asyncio.ensure_future(_awaited(self.greeting))}, timeout=_PLACE_S)
             if not placed:
                 raise NoRoomError(f"{_described(ray.available_resources())} is free")
             self._place = placed.pop().result()
             _facts(await self.loading)
-        except RayError as error:
-            raise self._died(error) from error
         asked = time.monotonic()
         there = await self._pulse()
         return (asked + time.monotonic()) / 2 - there
 
     async def work(self, payloads: list[bytes]) -> Reply:
         """See `Worker.work`."""
-        try:
+        with self._told():
             return unpack(await self._actor.work.remote(payloads))
-        except RayTaskError:
-            raise  # a bug: the worker lives
-        except RayError as error:  # it, its node, or the reply that was there is lost
-            raise self._died(error) from error
 
     async def watch(self) -> None:
         """See `Worker.watch`."""
@@ -213,23 +239,36 @@ class RayWorker:
         Raises:
             WorkerDiedError: it does not answer.
         """
-        answer = asyncio.ensure_future(_awaited(self._actor.clock.options(concurrency_group=_PULSE).remote()))
-        try:
-            for _ in range(_MISSED):  # one by one: a time in which this process itself stood still counts once
-                if (await asyncio.wait({answer}, timeout=_PULSE_S))[0]:
-                    return float(answer.result())
-        except RayError as error:
-            raise self._died(error) from error
-        finally:
-            answer.cancel()
+        with self._told():
+            answer = asyncio.ensure_future(_awaited(self._actor.clock.remote()))
+            try:
+                for _ in range(_MISSED):  # one by one: a time in which this process itself stood still counts once
+                    if (await asyncio.wait({answer}, timeout=_PULSE_S))[0]:
+                        return float(answer.result())
+            finally:
+                answer.cancel()
         raise WorkerDiedError(f"{self._place} has not answered for {_MISSED * _PULSE_S:g} s")
 
     def kill(self) -> None:
         """See `Worker.kill`."""
-        ray.kill(self._actor)
+        if ray.is_initialized():
+            ray.kill(self._actor)
 
-    def _died(self, error: Exception) -> WorkerDiedError:
-        return WorkerDiedError(f"{self._place} died: {_brief(error)}")
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What Ray says, as the crew knows it.
+
+        Raises:
+            WorkerDiedError: the worker, its node, or the reply that was there is lost.
+            BrokenOffError: the cluster is.
+        """
+        try:
+            yield
+        except RayTaskError:
+            raise  # a bug: the worker lives
+        except (RayError, ConnectionError) as error:  # the latter of Ray's client
+            _check_connected()
+            raise WorkerDiedError(f"{self._place} died: {_brief(error)}") from error
 
 
 async def _awaited(reference: Any) -> Any:

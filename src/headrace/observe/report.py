@@ -180,7 +180,9 @@ class ReportBuilder:
     def _build(self) -> Report:
         wall = self._last - self._start if self._start is not None else 0.0
         failed = self._failures.total()
-        records = self._ok + failed
+        # Batches of a worker that died may have held records that another did again; its pieces came back or did not.
+        ok = sum(lane.records - lane.failed for lane in self._lanes.values()) if self._lanes else self._ok
+        records = ok + failed
         times = StageTimes(
             load=self._stages["load"],
             prepare=self._stages["prepare"],
@@ -208,7 +210,7 @@ class ReportBuilder:
         )
         return Report(
             state=self._state,
-            ok=self._ok,
+            ok=ok,
             failed=failed,
             skipped=self._skipped,
             failures=dict(self._failures.most_common()),

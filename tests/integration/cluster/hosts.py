@@ -34,12 +34,17 @@ def why_not() -> str | None:
         return f"network namespaces may not be made here: {made.stderr.strip()}"
     subprocess.run(["ip", "netns", "del", trial], check=True)
     return None
+_WITH_DISK = 'mkdir -p "$0" /tmp/ray && mount --bind "$0" /tmp/ray && exec "$@"'
 
 
 class Hosts:
-    """Hosts by name, the first at 10.213.7.1, on one switch; all ends with the block."""
+    """Hosts by name, the first at 10.213.7.1, on one switch, each with a disk of its own for what Ray writes.
 
-    def __init__(self, *names: str) -> None:
+    All that runs there ends with the block.
+    """
+
+    def __init__(self, disks: Path, *names: str) -> None:
+        self._disks = disks
         self._prefix = f"hr{os.getpid()}"
         self._numbers = {name: number for number, name in enumerate(names, start=1)}
         self._switch = f"{self._prefix}switch"
@@ -103,7 +108,7 @@ class Hosts:
     def begin(self, name: str, command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
         """Start a command on a host."""
         return subprocess.Popen(
-            ["ip", "netns", "exec", self._space(name), *command],
+            ["ip", "netns", "exec", self._space(name), "sh", "-c", _WITH_DISK, str(self._disks / name), *command],
             env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | _OWN | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

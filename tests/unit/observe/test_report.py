@@ -185,6 +185,7 @@ def test_workers_have_a_lane_each_and_busy_is_the_mean_of_theirs() -> None:
         JobDone("finished", at=10.0),
     )
     assert report.lanes == (Lane("1", 40, 0, 5, 0.4, 0), Lane("2", 60, 1, 8, 0.9, 1))
+    assert report.ok == 99, "batches of the worker that died held what another did again"
     assert report.busy == pytest.approx(0.65)
     text = as_text(report)
     assert "worker 1            40 records, 5 batches, busy 40.0%\n" in text
