@@ -123,15 +123,14 @@ class Lease:
             self._sleep(max(0.0, self._followed + ALONE_S - self._clock()))
 
     def _take(self) -> None:
-        try:
-            self._put(mode="create")
-            return
-        except FileExistsError:
-            pass
-        holder, tag = self._watch()
-        if holder is None:
-            self._take()
-        elif holder.token != self._me.token:  # else the put had come through, and only its answer was lost
+        holder, tag = self._watch()  # first, for there are stores that overwrite whatever is asked
+        while holder is None:
+            try:
+                self._put(mode="create")
+                return
+            except FileExistsError:
+                holder, tag = self._watch()
+        if holder.token != self._me.token:  # else the put had come through, and only its answer was lost
             with contextlib.suppress(OSError):
                 self._put(**self._unchanged(tag))
             if not self._conditional:
