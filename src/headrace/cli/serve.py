@@ -63,6 +63,18 @@ MaxReplicas = Annotated[int, typer.Option(min=1, help="With --on.")]
 TargetOngoing = Annotated[
     float, typer.Option(min=0.001, help="With --on: requests under way in a replica; with more, there are to be more.")
 ]
+TargetCost = Annotated[
+    float | None,
+    typer.Option(
+        "--target-queued-cost",
+        min=0.001,
+        help="With --on, instead of requests: what is accepted and not yet answered in a replica may cost, in tokens.",
+    ),
+]
+ColdRetryAfter = Annotated[
+    float | None,
+    typer.Option(min=1, help="With --on: 503 with this Retry-After, in seconds, while none is loaded. Default: wait."),
+]
 ScaledownAfter = Annotated[float, typer.Option(min=0, help="With --on: seconds that fewer replicas must be enough.")]
 GpusPerReplica = Annotated[
     float | None, typer.Option(min=0, help="With --on: of each replica. Default: 1 where the cluster has any.")
@@ -96,7 +108,9 @@ def serve(  # noqa: PLR0913 - one parameter per flag
     min_replicas: MinReplicas = 0,
     max_replicas: MaxReplicas = 2,
     target_ongoing_requests: TargetOngoing = 10.0,
+    target_queued_cost: TargetCost = None,
     scaledown_after: ScaledownAfter = 300.0,
+    cold_retry_after: ColdRetryAfter = None,
     gpus_per_replica: GpusPerReplica = None,
     cpus_per_replica: CpusPerReplica = 1.0,
 ) -> None:
@@ -170,7 +184,14 @@ def _serve_on(on: str, given: SimpleNamespace) -> int:
     from headrace.cluster.ray_serve import Replicas, serve_until_stopped
     from headrace.cluster.ray_workers import Place
 
-    replicas = Replicas(given.min_replicas, given.max_replicas, given.target_ongoing_requests, given.scaledown_after)
+    replicas = Replicas(
+        given.min_replicas,
+        given.max_replicas,
+        given.target_ongoing_requests,
+        given.scaledown_after,
+        target_queued_cost=given.target_queued_cost,
+        cold_retry_after_s=given.cold_retry_after,
+    )
     address = on if place.startswith("//") else place
     cluster = Place(address or None, gpus=given.gpus_per_replica, cpus=given.cpus_per_replica)
     say = functools.partial(print, "headrace:", file=sys.stderr)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, RequestDone, StepDone
@@ -95,3 +96,31 @@ class _Gauges(Collector):
         """One gauge for each name."""
         for name, value in self._now().items():
             yield GaugeMetricFamily(f"headrace_{name}", name.replace("_", " ").capitalize() + ".", value)
+
+
+def merged(pages: Mapping[str, bytes], label: str) -> bytes:
+    """Pages of several servers as one: each sample says whose it is, and a gauge how many there are.
+
+    Args:
+        pages: in Prometheus' text format, by the label's value.
+        label: its name; `headrace_{label}s` is the gauge.
+    """
+    families: dict[str, Metric] = {}
+    for whose, page in pages.items():
+        for family in text_string_to_metric_families(page.decode("utf-8")):
+            into = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                into.samples.append(sample._replace(labels={**sample.labels, label: whose}))
+    there = GaugeMetricFamily(f"headrace_{label}s", f"{label.capitalize()}s that answered.", len(pages))
+    registry = CollectorRegistry()
+    registry.register(_Fixed([there, *families.values()]))
+    return generate_latest(registry)
+
+
+class _Fixed(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        """What there is."""
+        return iter(self._families)

@@ -9,7 +9,7 @@ from headrace.serving.host import Host
 from headrace.serving.replies import JsonReply
 from headrace.serving.schemas import ERRORS, Health, Model, ModelList
 
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def router(host: Host, task: str) -> APIRouter:
@@ -27,10 +27,10 @@ def router(host: Host, task: str) -> APIRouter:
         status = "ready" if host.ready else "dead" if host.dead else "draining" if host.draining else "loading"
         return JsonReply({"status": status}, 200 if host.ready else 503)
 
-    @routes.get("/metrics", response_class=Response, responses={200: {"content": {_METRICS_TYPE: {}}}})
+    @routes.get("/metrics", response_class=Response, responses={200: {"content": {METRICS_TYPE: {}}}})
     async def metrics() -> Response:
         """Counters and gauges for Prometheus."""
-        return Response(host.render_metrics(), media_type=_METRICS_TYPE)
+        return Response(host.render_metrics(), media_type=METRICS_TYPE)
 
     @routes.get("/v1/models", response_model=ModelList, tags=["OpenAI"])
     async def models() -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,13 +10,17 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from headrace.errors import ConfigError, EngineError
 from headrace.hosting import ServerSettings
+from headrace.serving.auth import read_keys
 
 pytestmark = [
     pytest.mark.usefixtures("cluster"),
@@ -37,6 +42,152 @@ def running() -> int:
 def wait_for(replicas: int) -> None:
     while running() != replicas:  # the test's time limit ends this
         time.sleep(0.1)
+
+
+def fake(name: str = "fake", seconds: float = 0.02, **further: Any) -> ServerSettings:
+    return ServerSettings(
+        task="embed", engine=FAKE, name=name, engine_options={"seconds_per_batch": seconds}, **further
+    )
+
+
+def as_user(*command: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    return subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+@contextmanager
+def under_load(address: str) -> Iterator[Counter[str]]:
+    """Four askers in another process; how often each status came with each model's name is known afterwards."""
+    load = as_user("-m", "tests.integration.cluster.askers", address, "4")
+    assert load.stdout is not None
+    assert load.stdout.readline() == "asking\n"
+    seen: Counter[str] = Counter()
+    try:
+        yield seen
+    finally:
+        load.send_signal(signal.SIGTERM)
+        seen.update(json.loads(load.communicate()[0]))
+
+
+def model_at(address: str) -> str:
+    return str(httpx.get(f"{address}/v1/models", timeout=60).json()["data"][0]["id"])
+
+
+def test_an_update_under_load_fails_no_request(free_tcp_port: int) -> None:
+    from headrace.cluster.ray_serve import Replicas, deploy, served
+    from headrace.cluster.ray_workers import Place
+
+    place = Place(cpus=0.5)
+    with served(fake("first"), Replicas(2, 2), place, "127.0.0.1", free_tcp_port) as address:
+        with under_load(address) as seen:
+            time.sleep(1)
+            second = deploy(fake("second"), Replicas(2, 2), place, "127.0.0.1", free_tcp_port)
+            time.sleep(1)
+            assert model_at(address) == "second"
+        assert set(seen) == {"200 first", "200 second"}
+        assert second.ours
+    assert model_at(address) == "second"  # the first ended, and left the second alone
+    broken = ServerSettings(task="embed", engine="tests.integration.cluster.engines:broken", model="/nowhere")
+    with under_load(address) as seen:
+        with pytest.raises(EngineError, match=r"the server is what it was.*no weights in /nowhere"):
+            deploy(broken, Replicas(1, 1), place, "127.0.0.1", free_tcp_port)
+        time.sleep(1)
+    assert set(seen) == {"200 second"}
+    assert second.ours
+    with served(fake("third"), Replicas(1, 1), place, "127.0.0.1", free_tcp_port):
+        assert not second.ours
+        assert model_at(address) == "third"
+
+
+def test_another_command_takes_the_server_over(cluster: str, free_tcp_port: int) -> None:
+    def command(name: str) -> subprocess.Popen[str]:
+        flags = ["--served-model-name", name, "--on", f"ray:{cluster}", "--port", str(free_tcp_port)]
+        flags += ["--engine", FAKE, "--cpus-per-replica", "0.5", "--min-replicas", "1", "--max-replicas", "1"]
+        return as_user("-c", "from headrace.cli.main import main; main()", "serve", *flags)
+
+    def wait_until_it_serves(server: subprocess.Popen[str]) -> None:
+        assert server.stderr is not None
+        assert any("serving at" in line for line in server.stderr)
+
+    first = command("first")
+    wait_until_it_serves(first)
+    with under_load(f"http://127.0.0.1:{free_tcp_port}") as seen:
+        second = command("second")
+        wait_until_it_serves(second)
+        assert "another command has taken the server over" in first.communicate()[1]
+        assert first.returncode == 0
+        time.sleep(1)
+    assert set(seen) == {"200 first", "200 second"}
+    second.send_signal(signal.SIGTERM)
+    assert "stopping" in second.communicate()[1]
+    assert second.returncode == 0
+
+
+def test_the_metrics_are_those_of_all_replicas(free_tcp_port: int) -> None:
+    from headrace.cluster.ray_serve import Replicas, served
+    from headrace.cluster.ray_workers import Place
+
+    key = {"Authorization": "Bearer sesame"}
+    settings = fake(keys=read_keys(None, "sesame"))
+    with served(settings, Replicas(2, 2), Place(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
+        for _ in range(40):
+            httpx.post(f"{address}/v1/embeddings", json=QUESTION, headers=key).raise_for_status()
+        assert httpx.get(f"{address}/metrics").status_code == 401
+        pages = [httpx.get(f"{address}/metrics", headers=key).text for _ in range(5)]
+    for page in pages:
+        lines = [line for line in page.splitlines() if line.startswith("headrace_requests_total")]
+        answered = [line for line in lines if 'route="/v1/embeddings"' in line]
+        assert len({line.partition('replica="')[2].partition('"')[0] for line in answered}) == 2
+        assert sum(float(line.rpartition(" ")[2]) for line in answered) == 40
+        assert "headrace_replicas 2.0" in page
+
+
+def test_a_request_to_no_replica_is_refused_where_that_is_asked_for(free_tcp_port: int) -> None:
+    from headrace.cluster.ray_serve import Replicas, served
+    from headrace.cluster.ray_workers import Place
+
+    scaling = Replicas(0, 1, scaledown_after_s=5.0, cold_retry_after_s=7.0)
+    with served(fake(), scaling, Place(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
+        wait_for(0)
+        for _ in range(3):
+            assert "headrace_replicas 0.0" in httpx.get(f"{address}/metrics").text
+            time.sleep(1)
+        assert running() == 0  # nobody woke one by that
+        asked = time.monotonic()
+        refused = httpx.post(f"{address}/v1/embeddings", json=QUESTION)
+        assert refused.status_code == 503
+        assert time.monotonic() - asked < 1
+        assert refused.headers["Retry-After"] == "7"
+        assert refused.json()["error"]["code"] == "cold"
+        wait_for(1)
+        time.sleep(0.5)  # the proxy hears of it
+        assert httpx.post(f"{address}/v1/embeddings", json=QUESTION).status_code == 200
+
+
+def test_replicas_come_with_what_waits_rather_than_with_the_number_of_requests(free_tcp_port: int) -> None:
+    from headrace.cluster.ray_serve import Replicas, served
+    from headrace.cluster.ray_workers import Place
+
+    def ask(text: str, enough: Callable[[], bool]) -> None:
+        with httpx.Client(timeout=60) as client:
+            while not enough():
+                client.post(f"{address}/v1/embeddings", json={"input": [text]}).raise_for_status()
+
+    scaling = Replicas(1, 2, scaleup_after_s=0.5, target_queued_cost=500.0)
+    with served(fake(seconds=0.3), scaling, Place(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
+        until = time.monotonic() + 8
+        small = [threading.Thread(target=ask, args=("small", lambda: time.monotonic() > until)) for _ in range(12)]
+        for asker in small:
+            asker.start()
+        for asker in small:
+            asker.join()
+        assert running() == 1  # by their number there would be two
+        large = threading.Thread(target=ask, args=("word " * 3_000, lambda: running() == 2))
+        large.start()
+        wait_for(2)
+        large.join()
 
 
 def test_replicas_come_and_go_with_the_requests(free_tcp_port: int) -> None:
