@@ -2,12 +2,16 @@
 
 python examples/questions.py            # Ray Serve, on a cluster on this machine
 python examples/questions.py URL        # any server that speaks OpenAI's API
+
+HEADRACE_GSM8K names a file of real questions, a JSON object with "question" and "answer" on each line; the model that
+comes along can only do sums, so it answers them all and is wrong. QUESTIONS_ENGINE=vllm lets vLLM generate.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,12 +23,20 @@ import httpx
 from headrace import map_concurrent
 
 UNSEEN = Path(__file__).parent / "unseen_sums.jsonl"
+REAL = os.environ.get("HEADRACE_GSM8K")
+ENGINE = os.environ.get("QUESTIONS_ENGINE")
+OPTIONS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 64, "dtype": "float32", "enforce_eager": True}
+"""Of vLLM, for a small model on a CPU."""
 CHUNK = 50
 
 
 def fetch(limit: int = 400) -> list[dict[str, str]]:
-    """Sums that the arithmetic model has never seen, with their answers."""
-    return [json.loads(line) for line in UNSEEN.read_text().splitlines()[:limit]]
+    """Sums that the arithmetic model has never seen, with their answers; or real questions, as long as it can read."""
+    if REAL is None:
+        return [json.loads(line) for line in UNSEEN.read_text().splitlines()[:limit]]
+    rows = [json.loads(line) for line in Path(REAL).read_text(encoding="utf-8").splitlines()]
+    asked = [{"prompt": row["question"], "answer": row["answer"].rpartition("#### ")[2]} for row in rows]
+    return [row for row in asked if len(row["prompt"]) < 480][:limit]
 
 
 def chunks(rows: Sequence[dict[str, str]]) -> list[list[str]]:
@@ -42,13 +54,14 @@ async def ask(url: str, prompts: list[str]) -> list[str]:
 
 
 async def answer_all(call: Callable[[list[str]], Any], rows: Sequence[dict[str, str]]) -> str:
-    """All answers, eight chunks at a time, and how many of them are right."""
+    """All answers, eight chunks at a time: how many there are, and how many of them are right."""
     started = time.monotonic()
     answers: list[str] = []
     async for given in map_concurrent(call, chunks(rows), concurrency=8, retries=20):
         answers += given
-    right = sum(row["answer"] == answer for row, answer in zip(rows, answers, strict=True))
-    return f"{right} of {len(rows)} right, {len(rows) / (time.monotonic() - started):.0f} answers/s"
+    right = sum(row["answer"] == answer.strip() for row, answer in zip(rows, answers, strict=True))
+    speed = len(rows) / (time.monotonic() - started)
+    return f"{len(answers)} answers, {right} of {len(rows)} right, {speed:.0f} answers/s"
 
 
 def main() -> None:
@@ -61,7 +74,8 @@ def main() -> None:
     from headrace.cluster.ray_workers import Place
     from headrace.hosting import ServerSettings
 
-    with served(ServerSettings(task="generate"), Replicas(0, 2), Place(cpus=0.5), "127.0.0.1", 8011) as url:
+    settings = ServerSettings(task="generate", engine=ENGINE, engine_options=OPTIONS if ENGINE == "vllm" else {})
+    with served(settings, Replicas(0, 2), Place(cpus=0.5), "127.0.0.1", 8011) as url:
         print(asyncio.run(answer_all(lambda prompts: ask(url, prompts), rows)))
 
 
