@@ -14,7 +14,10 @@ NLI = ("contradiction", "neutral", "entailment")
 
 
 def text_model(folder: Path, labels: Sequence[str] = ("no", "yes"), *, seed: int = 0, **config: Any) -> Path:
-    """A BERT for sequence classification with the tokenizer of all-MiniLM-L6-v2 and 128 positions."""
+    """A BERT for sequence classification with the tokenizer of all-MiniLM-L6-v2 and 128 positions.
+
+    `config` may name another `hidden_size` than 32.
+    """
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
@@ -25,15 +28,13 @@ def text_model(folder: Path, labels: Sequence[str] = ("no", "yes"), *, seed: int
     torch.manual_seed(seed)
     settings = BertConfig(
         vocab_size=len(tokenizer),
-        hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=64,
         max_position_embeddings=128,
-        initializer_range=0.5,
         id2label=dict(enumerate(labels)),
         label2id={name: index for index, name in enumerate(labels)},
-        **config,
+        **{"hidden_size": 32, "initializer_range": 0.5, **config},
     )
     BertForSequenceClassification(settings).save_pretrained(str(folder))
     return folder

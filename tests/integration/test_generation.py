@@ -305,6 +305,35 @@ def test_a_model_that_cannot_generate_says_so(encoder_folder: Path) -> None:
         registry.create("generate", encoder_folder)
 
 
+@pytest.mark.parametrize(("name", "reason"), [("Bloom", "its attention"), ("Lfm2", "layer type: conv")])
+def test_a_model_that_cannot_be_batched_continuously_says_so(
+    folder: Path, tmp_path: Path, name: str, reason: str
+) -> None:
+    import transformers
+
+    small = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    more = {"num_key_value_heads": 2, "intermediate_size": 64, "layer_types": ["conv", "full_attention"]}
+    config = getattr(transformers, f"{name}Config")(
+        **small, **(more if name == "Lfm2" else {}), eos_token_id=1, pad_token_id=0
+    )
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    model.save_pretrained(tmp_path)
+    shutil.copy(folder / "tokenizer.json", tmp_path)
+    shutil.copy(folder / "tokenizer_config.json", tmp_path)
+    with pytest.raises(EngineError, match=rf"continuously: .*{reason}.*use the engine static, or vllm"):
+        registry.create("generate", tmp_path, max_model_len=64)
+
+
+def test_a_change_of_transformers_is_not_taken_for_the_models_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.generation.continuous_batching import ContinuousBatchingManager
+
+    monkeypatch.delattr(ContinuousBatchingManager, "_create_batch_processor")
+    with pytest.raises(AttributeError, match="_create_batch_processor"):
+        registry.create("generate", folder, max_num_seqs=2)
+
+
 @pytest.mark.parametrize("name", ["torch", "static"])
 def test_engines_keep_their_types_promises(folder: Path, name: str) -> None:
     engine = registry.create("generate", folder, engine=name)

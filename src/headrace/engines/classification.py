@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from headrace.engines.encoders import tune
 from headrace.engines.local_model import check_tokenizer, find_folder
 from headrace.engines.text import TooLong, tokens_for
 from headrace.engines.text_tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
@@ -95,6 +96,7 @@ def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwo
             f"the model in {folder} is no sequence classifier: its weights lack {', '.join(sorted(missing)[:3])} "
             f"(it says it is a {', '.join(module.config.architectures or ['model of an unknown kind'])})"
         )
+    tune(module)
     with loading(folder):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}

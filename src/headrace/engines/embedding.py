@@ -11,6 +11,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 
 from headrace.device.placement import choose_device, choose_dtype
+from headrace.engines.encoders import tune
 from headrace.engines.heads import VectorHead
 from headrace.engines.local_model import check_tokenizer, find_folder
 from headrace.engines.text import TextTokens, TooLong, choose_length
@@ -98,7 +99,9 @@ def _load(folder: Path, device: torch.device, dtype: str, *, trust_remote_code: 
     random = _not_loaded(module[0].model)
     if random:
         raise EngineError(f"the model in {folder} holds no weights for {', '.join(random[:3])}; copy the whole folder")
-    return module.eval()
+    module.eval()
+    tune(module[0].model)
+    return module
 
 
 def _not_loaded(network: Any) -> list[str]:

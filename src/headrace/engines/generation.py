@@ -118,6 +118,9 @@ class GenerationEngine:
             auto_switch_to_flash=self._lm.device.type == "cuda",
         )
         ends = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=self._lm.pad_token)
+        if not getattr(self._lm.model, "_supports_attention_backend", False):
+            # transformers would only warn, and go on with answers that do not see what came before.
+            raise _cannot_batch("its attention cannot be told where each answer is kept")
         try:
             manager = self._lm.model.init_continuous_batching(ends, config)
             manager.logit_processor = self._sampler
@@ -127,11 +130,8 @@ class GenerationEngine:
                 f"{self._lm.device} has no room for a cache of {pages * _PAGE:,} tokens; lower kv_cache_tokens, "
                 "max_num_seqs or max_model_len"
             ) from error
-        except (ValueError, AttributeError, NotImplementedError) as error:
-            raise EngineError(
-                f"transformers cannot batch this model continuously: {error}; "
-                "use engine headrace.engines.static_generation:StaticGenerationEngine, or vllm"
-            ) from error
+        except (ValueError, NotImplementedError) as error:
+            raise _cannot_batch(str(error).strip().splitlines()[0]) from error
         if self._lm.device.type == "cpu":
             use_segments(self._lm.model, processor.cache)
         return manager, processor
@@ -271,6 +271,10 @@ class GenerationEngine:
             token = draw.next_token(scores[row], self._generated(key))
             scores[row] = -torch.inf
             scores[row, token] = 0.0
+
+
+def _cannot_batch(reason: str) -> EngineError:
+    return EngineError(f"transformers cannot batch this model continuously: {reason}; use the engine static, or vllm")
 
 
 class _Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types

@@ -32,6 +32,23 @@ ASKS = [
 ]
 NO_ASKS = [None, "", "x" * 2_000, [{"role": "wizard", "content": "hi"}], {"prompt": "a", "temperature": -1}, 7]
 
+
+def marked(box: tuple[int, int, int, int] | None = None) -> bytes:
+    """One picture, with a part of it painted over."""
+    image = picture(30, 30, seed=5)
+    if box is not None:
+        image.paste((255, 0, 0), box)
+    return encoded(image)
+
+
+SENTENCE = "the canal feeds the wheel"
+TEXT_TWINS = [(SENTENCE, "the canal feeds the mill"), (SENTENCE, "a canal feeds the wheel")]
+PAIR_TWINS = [((SENTENCE, one), (SENTENCE, other)) for one, other in TEXT_TWINS] + [
+    ((one, SENTENCE), (other, SENTENCE)) for one, other in TEXT_TWINS
+]
+IMAGE_TWINS = [(marked(), marked((0, 0, 9, 9))), (marked(), marked((21, 21, 30, 30)))]
+ASK_TWINS = [("12+34=", "12+34+"), ("12+34=", "92+34=")]
+
 HANDLER = """
 import ts.torch_handler.base_handler
 
@@ -143,6 +160,11 @@ def vllm(place: Place) -> Any:
 ZERO_SHOT = {"labels": ["canal", "mill", "water wheel"]}
 
 
+def wide(folder: Path) -> Path:
+    """A model that runs without padding; the others are too small to gain by it."""
+    return text_model(folder, hidden_size=256, initializer_range=0.1)
+
+
 def scorer(folder: Path) -> Path:
     """A cross-encoder."""
     return text_model(folder, ["x"])
@@ -168,6 +190,7 @@ CASES: Mapping[str, Case] = {
     "embed": Case(torch("embed"), TEXTS, NO_TEXTS, placed=True),
     "classify": Case(torch("classify", "docstrings", top_labels=7), TEXTS, NO_TEXTS[:3], placed=True),
     "classify-pairs": Case(torch("classify", text_model), PAIRS, NO_TEXTS[:3], placed=True),
+    "classify-unpadded": Case(torch("classify", wide), PAIRS, NO_TEXTS[:3], placed=True),
     "score": Case(torch("score", scorer), PAIRS, NO_TEXTS[:3], placed=True),
     "zero-shot": Case(torch("zero-shot", judge, **ZERO_SHOT), TEXTS, NO_TEXTS, placed=True),
     "image-classify": Case(torch("image-classify", "digits"), IMAGES, NO_IMAGES, placed=True),
@@ -183,6 +206,12 @@ CASES: Mapping[str, Case] = {
     "vllm": Case(vllm, ASKS, NO_ASKS, "stream", needs="vllm"),
 }
 """One for each engine of `headrace.engines.registry`, and the doubles of `headrace.testing`."""
+
+
+def twins(case: Case) -> list[tuple[Any, Any]]:
+    """Inputs for an engine that differ at their very end, or at their very beginning."""
+    taken = {str: TEXT_TWINS, tuple: PAIR_TWINS, bytes: IMAGE_TWINS}
+    return ASK_TWINS if case.good is ASKS else taken[type(case.good[0])]
 
 
 def of_kind(kind: str) -> list[str]:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.contract.engines.cases import CASES, Case, Place
+from tests.contract.engines.cases import CASES, Case, Place, twins
 from tests.contract.engines.fixtures import alone, assert_same, payloads, together
 
 from headrace.engines.base import BatchEngine, Prepared, StepEngine, StreamEngine
@@ -92,6 +92,12 @@ def test_different_inputs_have_different_outputs_that_can_be_written(case: Case,
     rows = [JsonlWriter("output").encode([Ok(Record(0, 0, None), output)]) for output in outputs]
     assert all(len(row.splitlines()) == 1 for row in rows)
     assert rows[0] != rows[-1]
+
+
+def test_the_whole_of_an_input_counts(case: Case, engine: Any) -> None:
+    for pair in twins(case):
+        one, other = together(engine, payloads(engine, list(pair)))
+        assert repr(one) != repr(other), pair
 
 
 def test_inputs_are_prepared_on_several_threads_while_it_runs(case: Case, engine: Any) -> None:

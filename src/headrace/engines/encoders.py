@@ -1,0 +1,132 @@
+"""Text encoders made faster for the same numbers: no padding inside, and matrices laid out for this CPU.
+
+Both reach into other libraries, and not every model can take them. So each is tried on a few texts when a model is
+loaded, and taken back where it fails or other numbers come out.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from transformers import PreTrainedModel
+
+from headrace.engines import packing
+
+_LEAST_WIDTH = 256
+"""Of hidden states. For smaller models many small calls of attention cost more than the padding they save."""
+
+_LENGTHS = (160, 7, 3, 7, 1)
+"""Of the texts that a change is tried on, in tokens; the longest is longer than the windows of models that have one."""
+
+# How far the largest component may be off, as a part of it: float32 is not exact, and 16 bits are far from it.
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
+
+# What libraries raise where a model is made otherwise than they and we expect.
+_UNFIT = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+
+Undo: TypeAlias = Callable[[], None]
+
+
+def tune(model: Any) -> list[str]:
+    """Change a loaded model in place, as far as its outputs stay the same; says which changes stayed."""
+    if not isinstance(model, PreTrainedModel):
+        return []  # an adapter around one, say
+    base = model.base_model
+    if getattr(model.config, "hidden_size", 0) < _LEAST_WIDTH or model.dtype not in _TOLERANCE:
+        return []
+    try:
+        expected = _states(base)
+    except _UNFIT:
+        return []  # it takes something else than texts
+    changes: dict[str, Callable[[Any], Undo | None]] = {"laid_out": _lay_out, "packed": _pack}
+    return [name for name, change in changes.items() if _stays(change, base, expected)]
+
+
+def _stays(change: Callable[[Any], Undo | None], base: Any, expected: torch.Tensor) -> bool:
+    undo = change(base)
+    if undo is None:
+        return False
+    try:
+        found = _states(base)
+    except _UNFIT:
+        undo()
+        return False
+    room = _TOLERANCE[base.dtype] * float(expected.abs().max())
+    if found.shape == expected.shape and float((found - expected).abs().max()) <= room:  # never with NaN
+        return True
+    undo()
+    return False
+
+
+def _states(base: Any) -> torch.Tensor:
+    """The states of every real token of a few texts, made up but always the same; float32."""
+    config = base.config
+    positions = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
+    lengths = torch.tensor([min(length, positions - 2) for length in _LENGTHS])
+    mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+    ids = torch.arange(mask.numel()).view(mask.shape) * 7919 % config.vocab_size
+    ids[ids == config.pad_token_id] += 1
+    ids[~mask] = config.pad_token_id or 0
+    with torch.inference_mode():
+        output = base(input_ids=ids.to(base.device), attention_mask=mask.long().to(base.device))
+    states: torch.Tensor = output.last_hidden_state[mask.to(base.device)].float()
+    return states
+
+
+def _pack(base: Any) -> Undo | None:
+    """Let an encoder with a name of its own run without padding, where PyTorch's attention is what it uses."""
+    name = next(
+        (one for one in ("encoder", "transformer") if isinstance(getattr(base, one, None), torch.nn.Module)), ""
+    )
+    if not name or base.config._attn_implementation != "sdpa":
+        return None
+    encoder = getattr(base, name)
+    packing.register()
+    base.set_attn_implementation(packing.NAME)
+    setattr(base, name, packing.Packed(encoder))
+
+    def undo() -> None:
+        base.set_attn_implementation("sdpa")
+        setattr(base, name, encoder)
+
+    return undo
+
+
+class LaidOut(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read here
+    """A linear layer whose weights lie in memory as oneDNN reads them: it need not sort them for each batch."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """What the layer gave."""
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
+        return output
+
+
+def _lay_out(base: Any) -> Undo | None:
+    """Lay out the linear layers, where the numbers are float32 and run on an x86 CPU."""
+    if base.device.type != "cpu" or base.dtype != torch.float32 or platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    operators = torch.ops.mkldnn
+    if not all(hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
+        return None
+    places = [
+        (parent, name, child)
+        for parent in base.modules()
+        for name, child in parent.named_children()
+        if type(child) is torch.nn.Linear
+    ]
+    for parent, name, child in places:
+        setattr(parent, name, LaidOut(child))
+
+    def undo() -> None:
+        for parent, name, child in places:
+            setattr(parent, name, child)
+
+    return undo if places else None

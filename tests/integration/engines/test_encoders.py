@@ -1,0 +1,132 @@
+"""Encoders run without padding and on weights laid out for the CPU, where the same numbers come out."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.small_models import text_model
+
+from headrace.engines import packing
+from headrace.engines.encoders import LaidOut, tune
+from headrace.engines.registry import create
+
+LENGTHS = (3, 40, 1, 17, 40, 3, 9)
+SIZES = {"vocab_size": 97, "max_position_embeddings": 200, "pad_token_id": 1, "initializer_range": 0.1}
+NAMES = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+ONES_OWN = {"dim": 256, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
+FIT = {"Bert": NAMES, "Roberta": NAMES, "XLMRoberta": NAMES, "Electra": NAMES, "Albert": NAMES, "DistilBert": ONES_OWN}
+"""Families by the name of their classes, and how they are made small."""
+
+
+def made(family: str, sizes: dict[str, Any], kind: str = "Model", **more: Any) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SIZES, **sizes, **more)
+    return getattr(transformers, f"{family}{kind}")(config).eval()
+
+
+def batch(*, left: bool = False) -> dict[str, torch.Tensor]:
+    mask = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]
+    mask = mask.flip(1) if left else mask
+    ids = torch.arange(mask.numel()).view(mask.shape) * 31 % 95 + 2
+    return {"input_ids": ids.where(mask, 1), "attention_mask": mask.long()}
+
+
+def states(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    with torch.inference_mode():
+        found: torch.Tensor = model(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
+    return found
+
+
+def seen_by(layer: torch.nn.Module) -> list[int]:
+    """How many tokens each call of a layer gets, from now on."""
+    tokens: list[int] = []
+    layer.register_forward_pre_hook(lambda _, args: tokens.append(args[0].shape[:-1].numel()))
+    return tokens
+
+
+def first_layer(base: Any) -> torch.nn.Module:
+    lists = [module for module in base.modules() if isinstance(module, torch.nn.ModuleList)]
+    found: torch.nn.Module = lists[0][0]
+    return found
+
+
+@pytest.mark.parametrize("family", FIT)
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_layers_see_the_real_tokens_alone_and_nothing_changes(family: str, left: bool) -> None:
+    model = made(family, FIT[family])
+    before = states(model, batch(left=left))
+    assert tune(model) == ["laid_out", "packed"]
+    tokens = seen_by(first_layer(model))
+    torch.testing.assert_close(states(model, batch(left=left)), before, rtol=1e-4, atol=1e-5)
+    assert set(tokens) == {sum(LENGTHS)}
+
+
+def test_what_follows_the_encoder_gets_its_own_shape() -> None:
+    for family in ("Bert", "Roberta"):  # the one pools within its base, the other within its head
+        model = made(family, NAMES, "ForSequenceClassification", num_labels=3)
+        with torch.inference_mode():
+            before = model(**batch()).logits
+            assert "packed" in tune(model)
+            torch.testing.assert_close(model(**batch()).logits, before, rtol=1e-4, atol=1e-5)
+
+
+def test_texts_of_one_length_are_run_as_they_come() -> None:
+    model = made("Bert", NAMES)
+    inputs = {"input_ids": torch.arange(60).view(5, 12) + 2, "attention_mask": torch.ones(5, 12, dtype=torch.long)}
+    before = states(model, inputs)
+    tune(model)
+    torch.testing.assert_close(states(model, inputs), before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("MPNet", NAMES),  # its encoder adds a bias by place, for the shape it sees
+        ("Bert", NAMES | {"is_decoder": True}),  # no token sees those behind it
+        ("ModernBert", NAMES | {"local_attention": 8, "global_attn_every_n_layers": 2}),  # no encoder of its own
+        ("DebertaV2", NAMES),  # its own attention
+    ],
+    ids=["bias", "causal", "windows", "own"],
+)
+def test_a_model_that_cannot_be_packed_is_padded_as_before(family: str, sizes: dict[str, Any]) -> None:
+    model = made(family, sizes)
+    before = states(model, batch())
+    attention = model.config._attn_implementation
+    assert "packed" not in tune(model)
+    assert model.config._attn_implementation == attention
+    assert not any(isinstance(module, packing.Packed) for module in model.modules())
+    torch.testing.assert_close(states(model, batch()), before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_change_that_gives_other_numbers_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("Bert", NAMES)
+    untouched = copy.deepcopy(model)
+    monkeypatch.setattr(LaidOut, "forward", lambda self, states: torch.zeros(*states.shape[:-1], 256))
+    monkeypatch.setattr(packing, "attend", lambda module, query, *_, **__: (query.transpose(1, 2) * 1.01, None))
+    assert tune(model) == []
+    assert [name for name, _ in model.named_modules()] == [name for name, _ in untouched.named_modules()]
+    torch.testing.assert_close(states(model, batch()), states(untouched, batch()))
+
+
+def test_a_small_model_and_one_without_texts_are_left_alone() -> None:
+    assert tune(made("Bert", NAMES | {"hidden_size": 128})) == []
+    vit = transformers.ViTConfig(hidden_size=256, num_hidden_layers=1, num_attention_heads=2, image_size=32)
+    assert tune(transformers.ViTModel(vit)) == []
+
+
+def test_the_engines_of_texts_run_without_padding(tmp_path: Path) -> None:
+    classify = create("classify", text_model(tmp_path, hidden_size=256, initializer_range=0.1), device="cpu")
+    for engine, base in (
+        (embed := create("embed", device="cpu"), embed.network.module[0].model),
+        (classify, classify.network.module.base_model),
+    ):
+        ready = engine.prepare(["a", "the canal feeds the mill wheel", "so that it never runs dry " * 9])
+        tokens = seen_by(first_layer(base))
+        engine.forward([one.payload for one in ready])
+        assert tokens == [sum(one.cost for one in ready)]
+        assert any(isinstance(module, LaidOut) for module in base.modules())
