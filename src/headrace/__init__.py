@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from headrace import errors
 from headrace.batching.batcher import DynamicBatcher
-from headrace.batching.blocking import map_batches
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.cost import CostEstimator, CostEstimatorFn, TokenEstimator, TokenEstimatorFn
 from headrace.batching.decorator import Batched, batched
 from headrace.batching.offload import BlockedLoopWarning
+from headrace.batching.own_loop import map_batches
 from headrace.batching.stats import BatchStats
 from headrace.batching.stepping import Done, StepFunction
 from headrace.batching.tokens import NoTokenEstimateWarning, Prompt, TokenBatcher
