@@ -28,6 +28,8 @@ _REACH_S = 5.0
 """How long the cluster's address may take to answer at all."""
 _PLACE_S = 60.0
 """How long a worker may wait for room on a machine."""
+_SHUTDOWN_S = 20.0
+"""How long to wait for the cluster to take leave of this process."""
 _PULSE_S = 5.0
 """How often a worker at work is asked whether it is there."""
 _MISSED = 6
@@ -68,14 +70,30 @@ def connected(place: Place) -> Iterator[None]:
     try:
         _connect(address)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:  # a wrong version or token included
-        raise ConfigError(f"cannot use the Ray cluster at {address or 'this machine'}: {_brief(error)}") from error
+        where = f"the Ray cluster at {address}" if address else "Ray on this machine"
+        raise ConfigError(f"cannot use {where}: {_brief(error)}{_other_form(address)}") from error
     finally:
         for number, handler in handlers.items():  # Ray sets its own
             signal.signal(number, handler)
     try:
         yield
     finally:
-        ray.shutdown()
+        _within(_SHUTDOWN_S, ray.shutdown)
+
+
+def _other_form(address: str | None) -> str:
+    if address is None:
+        return ""
+    if address.startswith("ray://"):
+        return " (ray://host:port is for Ray's client server, which listens at port 10001 as a rule)"
+    return " (host:port is for a machine that belongs to the cluster; ray://host:port is for any other)"
+
+
+def _within(seconds: float, call: Callable[[], Any]) -> None:
+    """Do without a call to a cluster that is gone: it would never come back."""
+    thread = threading.Thread(target=call, name="headrace-ray", daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def _connect(address: str | None) -> None:
@@ -111,13 +129,13 @@ class Staff:
 
     def __init__(self, spec: Spec, place: Place) -> None:
         self._spec = spec
-        self._options = {
-            "num_cpus": place.cpus,
-            "num_gpus": check_room(place, place.replicas),
-            "max_restarts": 0,
-            "max_concurrency": IN_FLIGHT + 2,
-            "concurrency_groups": {_PULSE: 1},
-        }
+        self._desks = ray.remote(  # told to the cluster once: that waits for it, for ever if it is gone
+            num_cpus=place.cpus,
+            num_gpus=check_room(place, place.replicas),
+            max_restarts=0,
+            max_concurrency=IN_FLIGHT + 2,
+            concurrency_groups={_PULSE: 1},
+        )(HeadraceWorker)
         self._hired: list[RayWorker] = []
         self.workers = [self.hire() for _ in range(place.replicas)]
         self.facts = self._first_facts()
@@ -129,7 +147,7 @@ class Staff:
             BrokenOffError: the cluster is gone.
         """
         _check_connected()
-        self._hired.append(RayWorker(self._spec, self._options))
+        self._hired.append(RayWorker(self._desks.remote(self._spec)))
         return self._hired[-1]
 
     def close(self) -> None:
@@ -192,7 +210,7 @@ def _apart(method: _Method) -> _Method:
     return marked
 
 
-class _Actor(Desk):
+class HeadraceWorker(Desk):
     """A desk that answers for itself whatever its engine does to the thread of the others."""
 
     @_apart
@@ -204,8 +222,8 @@ class _Actor(Desk):
 class RayWorker:
     """A `Worker` that is an actor."""
 
-    def __init__(self, spec: Spec, options: dict[str, Any]) -> None:
-        self._actor = ray.remote(**options)(_Actor).remote(spec)
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
         self.greeting = self._actor.hello.remote()
         self.loading = self._actor.load.remote()
         self._place = "a worker"
@@ -215,7 +233,7 @@ class RayWorker:
         with self._told():
             placed, _ = await asyncio.wait({asyncio.ensure_future(_awaited(self.greeting))}, timeout=_PLACE_S)
             if not placed:
-                raise NoRoomError(f"{_described(ray.available_resources())} is free")
+                raise NoRoomError(f"none within {_PLACE_S:g} s")  # what is free, a cluster that is gone never says
             self._place = placed.pop().result()
             _facts(await self.loading)
         asked = time.monotonic()

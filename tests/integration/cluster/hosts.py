@@ -34,11 +34,13 @@ def why_not() -> str | None:
         return f"network namespaces may not be made here: {made.stderr.strip()}"
     subprocess.run(["ip", "netns", "del", trial], check=True)
     return None
-_WITH_DISK = 'mkdir -p "$0" /tmp/ray && mount --bind "$0" /tmp/ray && exec "$@"'
+
+
+_BOOT = 'hostname "$1" && mkdir -p "$0" /tmp/ray && mount --bind "$0" /tmp/ray && while :; do sleep 60 & wait; done'
 
 
 class Hosts:
-    """Hosts by name, the first at 10.213.7.1, on one switch, each with a disk of its own for what Ray writes.
+    """Hosts by name, the first at 10.213.7.1, on one switch; each sees only its own processes and files of Ray.
 
     All that runs there ends with the block.
     """
@@ -48,14 +50,17 @@ class Hosts:
         self._prefix = f"hr{os.getpid()}"
         self._numbers = {name: number for number, name in enumerate(names, start=1)}
         self._switch = f"{self._prefix}switch"
+        self._machines: dict[str, subprocess.Popen[bytes]] = {}
+        self._first: dict[str, int] = {}
+        """The first process of each."""
 
     def __enter__(self) -> Self:
         _ip("netns", "add", self._switch)
         _ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
         _ip("-n", self._switch, "link", "set", "br0", "up")
         for name in self._numbers:
+            self._boot(name)
             host = self._space(name)
-            _ip("netns", "add", host)
             _ip("-n", self._switch, "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", host)
             _ip("-n", host, "address", "add", f"{self.address(name)}/24", "dev", "eth0")
             _ip("-n", host, "link", "set", "eth0", "up")
@@ -64,11 +69,24 @@ class Hosts:
             self.plug_in(name)
         return self
 
+    def _boot(self, name: str) -> None:
+        spaces = ["--net", "--pid", "--uts", "--mount", "--fork", "--mount-proc"]
+        boot = ["unshare", *spaces, "sh", "-c", _BOOT, str(self._disks / name), name]
+        self._machines[name] = machine = subprocess.Popen(boot, stderr=subprocess.DEVNULL)
+        children = Path(f"/proc/{machine.pid}/task/{machine.pid}/children")
+        while not (first := children.read_text().split()):
+            time.sleep(0.01)
+        self._first[name] = int(first[0])
+        while Path(f"/proc/{first[0]}/ns/net").readlink() == Path("/proc/self/ns/net").readlink():
+            time.sleep(0.01)
+        _ip("netns", "attach", self._space(name), first[0])
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name in self._numbers:
-            self.power_off(name)
+        for name, machine in self._machines.items():
+            os.kill(self._first[name], signal.SIGKILL)  # and with it all others there
+            machine.wait()
             _ip("netns", "del", self._space(name))
         _ip("netns", "del", self._switch)
 
@@ -90,25 +108,15 @@ class Hosts:
             entry = (self.address(there), "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
             _ip("-n", self._space(here), "neighbour", "replace", *entry)
 
-    def processes(self, name: str) -> list[int]:
-        """That run on a host."""
+    def processes(self, name: str, named: str) -> list[int]:
+        """That run on a host and have this in their command lines, by their numbers on the machine they all are on."""
         listed = subprocess.run(["ip", "netns", "pids", self._space(name)], capture_output=True, text=True, check=True)
-        return [int(number) for number in listed.stdout.split()]
-
-    def power_off(self, name: str) -> None:
-        """End all that runs on a host, at once."""
-        while pids := self.processes(name):
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            time.sleep(0.05)
+        return [int(number) for number in listed.stdout.split() if named in _command_line(number)]
 
     def begin(self, name: str, command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
         """Start a command on a host."""
         return subprocess.Popen(
-            ["ip", "netns", "exec", self._space(name), "sh", "-c", _WITH_DISK, str(self._disks / name), *command],
+            ["nsenter", f"--target={self._first[name]}", "--net", "--pid", "--uts", "--mount", "--", *command],
             env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | _OWN | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -129,6 +137,13 @@ class Hosts:
 
     def _space(self, name: str) -> str:
         return self._prefix + name
+
+
+def _command_line(process: str) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _ip(*arguments: str) -> None:

@@ -66,10 +66,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield ready
 
 
-def workers_on(hosts: Hosts, name: str, journals: Path) -> set[int]:
-    return {int(file.stem) for file in journals.glob("*.txt")} & set(hosts.processes(name))
-
-
 @pytest.mark.parametrize("healed_after_s", [None, 10, 40], ids=["for good", "for 10 s", "for 40 s"])
 def test_a_job_goes_on_without_a_host_that_is_cut_off(
     healed_after_s: float | None, hosts: Hosts, rows: Rows, tmp_path: Path
@@ -80,7 +76,7 @@ def test_a_job_goes_on_without_a_host_that_is_cut_off(
         hosts.ray_node(name, head="head", cpus=2)
     job = Job(hosts, "head", address, tmp_path)
     job.wait_for(RECORDS // 6)
-    assert workers_on(hosts, "far", job.journals), "nothing is lost by pulling this cable"
+    assert hosts.processes("far", "HeadraceWorker"), "nothing is lost by pulling this cable"
     hosts.unplug("far")
     cut = time.monotonic()
     heal = threading.Timer(healed_after_s or 0, hosts.plug_in, ("far",))
@@ -94,7 +90,7 @@ def test_a_job_goes_on_without_a_host_that_is_cut_off(
     assert "died 1 ×" in said
     if healed_after_s is not None:
         heal.join()
-        while workers_on(hosts, "far", job.journals):  # the test's time limit ends this
+        while hosts.processes("far", "HeadraceWorker"):  # the test's time limit ends this
             time.sleep(0.1)
         before = (tmp_path / "out.jsonl").read_bytes()
         time.sleep(2)
@@ -113,5 +109,5 @@ def test_a_worker_that_only_the_job_cannot_reach_is_done_without(hosts: Hosts, r
     cut = time.monotonic()
     assert "died 1 ×" in job.check()
     assert time.monotonic() - cut < 60  # Ray alone waits for about seven minutes
-    while workers_on(hosts, "far", job.journals):
+    while hosts.processes("far", "HeadraceWorker"):
         time.sleep(0.1)
