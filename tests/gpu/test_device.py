@@ -7,10 +7,12 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from headrace import DynamicBatcher
+from headrace.engines.packing import Packed
 from headrace.engines.registry import create
 from headrace.errors import EngineError, EngineOutOfMemoryError
 
@@ -25,6 +27,18 @@ def test_vectors_are_those_of_the_cpu(device: str) -> None:
     )
     for one, other in zip(there, here, strict=True):
         torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_vectors_made_without_padding_are_those_of_the_cpu(device: str, dtype: str) -> None:
+    texts = ["a", WORDS, "the canal", "the mill", WORDS[:99]]
+    there, here = create("embed", device=device, dtype=dtype), create("embed", device="cpu")
+    assert any(isinstance(module, Packed) for module in there.network.module.modules())
+    one, other = (
+        torch.as_tensor(np.stack(engine.forward([one.payload for one in engine.prepare(texts)])))
+        for engine in (there, here)
+    )
+    assert float(torch.nn.functional.cosine_similarity(one, other).min()) > 0.99
 
 
 def test_a_batch_that_does_not_fit_is_split_and_nothing_is_lost(device: str) -> None:
