@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from transformers import PreTrainedModel
 
 from headrace.engines import registry
+from headrace.engines.encoders import restore
 from headrace.engines.local_model import find_folder
 
 OUTPUTS = {
@@ -62,6 +64,9 @@ def export(model: str, output: Path, task: str) -> None:
     """Write `model.onnx` and the files that go with it to `output`."""
     options = {"labels": ["one"]} if task == "zero-shot" else {}
     engine = registry.create(task, model, device="cpu", dtype="float32", **options)
+    for part in engine.network.module.modules():
+        if isinstance(part, PreTrainedModel):
+            restore(part)
     arrays = example(engine, task)
     rows = torch.export.Dim("rows", min=1, max=65_536)
     tokens = {} if task.startswith("image") else {1: torch.export.Dim("tokens", min=2, max=65_536)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -27,7 +27,8 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 # What libraries raise where a model is made otherwise than they and we expect.
 _UNFIT = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 
-Undo: TypeAlias = Callable[[], None]
+_ENCODERS = ("encoder", "transformer")
+"""What models call the part that is all their layers."""
 
 
 def tune(model: Any) -> list[str]:
@@ -41,23 +42,28 @@ def tune(model: Any) -> list[str]:
         expected = _states(base)
     except _UNFIT:
         return []  # it takes something else than texts
-    changes: dict[str, Callable[[Any], Undo | None]] = {"laid_out": _lay_out, "packed": _pack}
-    return [name for name, change in changes.items() if _stays(change, base, expected)]
+    changes = {"laid_out": (_lay_out, _lay_back), "packed": (_pack, _pad)}
+    return [name for name, (change, undo) in changes.items() if _stays(change, undo, base, expected)]
 
 
-def _stays(change: Callable[[Any], Undo | None], base: Any, expected: torch.Tensor) -> bool:
-    undo = change(base)
-    if undo is None:
+def restore(model: Any) -> None:
+    """Take back what `tune` did: for tools that read a model, such as an export."""
+    _pad(model.base_model)
+    _lay_back(model.base_model)
+
+
+def _stays(change: Callable[[Any], bool], undo: Callable[[Any], None], base: Any, expected: torch.Tensor) -> bool:
+    if not change(base):
         return False
     try:
         found = _states(base)
     except _UNFIT:
-        undo()
+        undo(base)
         return False
     room = _TOLERANCE[base.dtype] * float(expected.abs().max())
     if found.shape == expected.shape and float((found - expected).abs().max()) <= room:  # never with NaN
         return True
-    undo()
+    undo(base)
     return False
 
 
@@ -76,23 +82,23 @@ def _states(base: Any) -> torch.Tensor:
     return states
 
 
-def _pack(base: Any) -> Undo | None:
+def _pack(base: Any) -> bool:
     """Let an encoder with a name of its own run without padding, where PyTorch's attention is what it uses."""
-    name = next(
-        (one for one in ("encoder", "transformer") if isinstance(getattr(base, one, None), torch.nn.Module)), ""
-    )
-    if not name or base.config._attn_implementation != "sdpa":
-        return None
-    encoder = getattr(base, name)
+    name = next((one for one in _ENCODERS if isinstance(getattr(base, one, None), torch.nn.Module)), None)
+    if name is None or base.config._attn_implementation != "sdpa":
+        return False
     packing.register()
     base.set_attn_implementation(packing.NAME)
-    setattr(base, name, packing.Packed(encoder))
+    setattr(base, name, packing.Packed(getattr(base, name)))
+    return True
 
-    def undo() -> None:
-        base.set_attn_implementation("sdpa")
-        setattr(base, name, encoder)
 
-    return undo
+def _pad(base: Any) -> None:
+    for name in _ENCODERS:
+        encoder = getattr(base, name, None)
+        if isinstance(encoder, packing.Packed):
+            setattr(base, name, encoder.encoder)
+            base.set_attn_implementation("sdpa")
 
 
 class LaidOut(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read here
@@ -108,25 +114,33 @@ class LaidOut(torch.nn.Module):  # type: ignore[misc]  # torch's types are not r
         output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
         return output
 
+    def linear(self) -> torch.nn.Linear:
+        """The layer that this was made of."""
+        weight = self._weight.to_dense()
+        layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=self._bias is not None, device="meta")
+        layer.weight = torch.nn.Parameter(weight)
+        if self._bias is not None:
+            layer.bias = torch.nn.Parameter(self._bias)
+        return layer.eval()
 
-def _lay_out(base: Any) -> Undo | None:
+
+def _lay_out(base: Any) -> bool:
     """Lay out the linear layers, where the numbers are float32 and run on an x86 CPU."""
     if base.device.type != "cpu" or base.dtype != torch.float32 or platform.machine() not in ("x86_64", "AMD64"):
-        return None
-    operators = torch.ops.mkldnn
-    if not all(hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
-        return None
-    places = [
-        (parent, name, child)
-        for parent in base.modules()
-        for name, child in parent.named_children()
-        if type(child) is torch.nn.Linear
-    ]
-    for parent, name, child in places:
-        setattr(parent, name, LaidOut(child))
+        return False
+    if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
+        return False
+    _exchange(base, torch.nn.Linear, LaidOut)
+    return True
 
-    def undo() -> None:
-        for parent, name, child in places:
-            setattr(parent, name, child)
 
-    return undo if places else None
+def _lay_back(base: Any) -> None:
+    _exchange(base, LaidOut, LaidOut.linear)
+
+
+def _exchange(base: Any, kind: type, make: Callable[[Any], torch.nn.Module]) -> None:
+    """Replace all parts of exactly this kind."""
+    for parent in list(base.modules()):
+        for name, child in parent.named_children():
+            if type(child) is kind:
+                setattr(parent, name, make(child))

@@ -160,14 +160,9 @@ def vllm(place: Place) -> Any:
 ZERO_SHOT = {"labels": ["canal", "mill", "water wheel"]}
 
 
-def wide(folder: Path) -> Path:
-    """A model that runs without padding; the others are too small to gain by it."""
-    return text_model(folder, hidden_size=256, initializer_range=0.1)
-
-
 def scorer(folder: Path) -> Path:
-    """A cross-encoder."""
-    return text_model(folder, ["x"])
+    """A cross-encoder, wide enough to run without padding."""
+    return text_model(folder, ["x"], hidden_size=256, initializer_range=0.1)
 
 
 def judge(folder: Path) -> Path:
@@ -190,7 +185,6 @@ CASES: Mapping[str, Case] = {
     "embed": Case(torch("embed"), TEXTS, NO_TEXTS, placed=True),
     "classify": Case(torch("classify", "docstrings", top_labels=7), TEXTS, NO_TEXTS[:3], placed=True),
     "classify-pairs": Case(torch("classify", text_model), PAIRS, NO_TEXTS[:3], placed=True),
-    "classify-unpadded": Case(torch("classify", wide), PAIRS, NO_TEXTS[:3], placed=True),
     "score": Case(torch("score", scorer), PAIRS, NO_TEXTS[:3], placed=True),
     "zero-shot": Case(torch("zero-shot", judge, **ZERO_SHOT), TEXTS, NO_TEXTS, placed=True),
     "image-classify": Case(torch("image-classify", "digits"), IMAGES, NO_IMAGES, placed=True),

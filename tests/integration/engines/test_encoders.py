@@ -12,7 +12,7 @@ import transformers
 from tests.small_models import text_model
 
 from headrace.engines import packing
-from headrace.engines.encoders import LaidOut, tune
+from headrace.engines.encoders import LaidOut, restore, tune
 from headrace.engines.registry import create
 
 LENGTHS = (3, 40, 1, 17, 40, 3, 9)
@@ -110,6 +110,17 @@ def test_a_change_that_gives_other_numbers_is_taken_back(monkeypatch: pytest.Mon
     monkeypatch.setattr(packing, "attend", lambda module, query, *_, **__: (query.transpose(1, 2) * 1.01, None))
     assert tune(model) == []
     assert [name for name, _ in model.named_modules()] == [name for name, _ in untouched.named_modules()]
+    torch.testing.assert_close(states(model, batch()), states(untouched, batch()))
+
+
+def test_what_was_done_can_be_taken_back() -> None:
+    model = made("Bert", NAMES)
+    untouched = copy.deepcopy(model)
+    tune(model)
+    restore(model)
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in untouched.named_parameters()]
+    for name, parameter in untouched.named_parameters():
+        assert torch.equal(model.get_parameter(name), parameter)
     torch.testing.assert_close(states(model, batch()), states(untouched, batch()))
 
 
