@@ -25,13 +25,13 @@ class Coalescer:
     """Holds finished outcomes by position and gives out runs without a gap. Pure: told the time, reads no clock.
 
     A run is given out when it has `part_records` rows, or when its oldest row has waited `interval_s` seconds (longer
-    if it has fewer than 32 rows); the interval may be changed at any time. `place` numbers the positions that come,
-    where these have gaps. A run has fewer rows than 2 × `part_records` and those added last.
+    if it has fewer than 32 rows). `place` numbers the positions that come, where these have gaps. A run has fewer rows
+    than 2 × `part_records` and those added last.
     """
 
     def __init__(self, part_records: int, interval_s: float, place: Callable[[int], int] | None = None) -> None:
         self._part_records = part_records
-        self.interval_s = interval_s
+        self._interval_s = interval_s
         self._place = place
         self._rows: dict[int, Outcome] = {}
         self._by_start: dict[int, _Run] = {}
@@ -80,18 +80,19 @@ class Coalescer:
             self._close(run)
             self._full.append(run)
 
-    def take(self, now: float) -> tuple[Interval, list[Outcome]] | None:
-        """A run that is due, as its interval and its outcomes in input order; None if none is."""
+    def take(self, now: float, least_wait_s: float = 0.0) -> tuple[Interval, list[Outcome]] | None:
+        """A run that is due, as its interval and its outcomes in input order; None if none is.
+
+        Args:
+            least_wait_s: for so long the oldest row of a run that is not full has to wait in any case.
+        """
         if self._full:
             return self._give(self._full.popleft())
         for run in self._by_start.values():
-            if now >= self._due(run):
+            if now - run.oldest >= max(least_wait_s, self._interval_s * max(1.0, SMALL_RUN / (run.end - run.start))):
                 self._close(run)
                 return self._give(run)
         return None
-
-    def _due(self, run: _Run) -> float:
-        return run.oldest + self.interval_s * max(1.0, SMALL_RUN / (run.end - run.start))
 
     def _close(self, run: _Run) -> None:
         del self._by_start[run.start]

@@ -22,13 +22,13 @@ from headrace.records import Failed, Ok, Outcome
 _BACKLOG_RUNS = 2
 """Full runs that may wait for the disk; with more, `put` waits."""
 _SHARE_AT_RISK = 0.01
-"""A kill costs so much of the run so far: the interval grows with it, for each part of a slow engine is a file."""
-_LONGEST_INTERVAL_S = 60.0
+"""A kill may cost so much of the run so far: parts grow with it, for each that a slow engine makes is a file."""
+_LONGEST_WAIT_S = 60.0
 
 
-def grown(interval_s: float, age_s: float) -> float:
-    """How long a row may wait to be committed, in a run of that age."""
-    return max(interval_s, min(age_s * _SHARE_AT_RISK, _LONGEST_INTERVAL_S))
+def least_wait_s(age_s: float) -> float:
+    """How long rows wait for more to share their part, in a run of that age."""
+    return min(age_s * _SHARE_AT_RISK, _LONGEST_WAIT_S)
 
 
 class Sink:
@@ -42,7 +42,7 @@ class Sink:
         self._user = job.user
         self._listener = job.listener
         self._tally = tally
-        self._interval_s = limits.commit_interval_s
+        self._tick_s = limits.commit_interval_s / 2
         self._began = time.monotonic()
         self._coalescer = Coalescer(limits.part_records, limits.commit_interval_s, todo.place)
         self._thread = ThreadPoolExecutor(1, "headrace-sink")
@@ -97,13 +97,13 @@ class Sink:
             self._committer.result()
 
     async def _commit_all(self) -> None:
-        """Commit runs as they fall due, looked for twice per shortest interval."""
+        """Commit runs as they fall due, looked for twice per interval."""
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
             closing = self._closing
-            self._coalescer.interval_s = grown(self._interval_s, time.monotonic() - self._began)
-            while run := self._coalescer.take(float("inf") if closing else time.monotonic()):
+            wait_s = least_wait_s(time.monotonic() - self._began)
+            while run := self._coalescer.take(float("inf") if closing else time.monotonic(), wait_s):
                 events, unfinished = await loop.run_in_executor(self._thread, self._commit, *run)
                 for event in events:
                     self._listener(event)
@@ -113,7 +113,7 @@ class Sink:
             if closing:
                 return
             try:
-                async with asyncio.timeout(self._interval_s / 2):
+                async with asyncio.timeout(self._tick_s):
                     await self._wake.wait()
             except TimeoutError:
                 pass

@@ -107,7 +107,7 @@ def test_a_longer_run_makes_longer_parts(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_what_a_kill_can_cost() -> None:
-    assert [sink.grown(2.0, age) for age in (0.0, 200.0, 1_000.0, 1e6)] == [2.0, 2.0, 10.0, 60.0]
+    assert [sink.least_wait_s(age) for age in (0.0, 200.0, 1_000.0, 1e6)] == [0.0, 2.0, 10.0, 60.0]
 
 
 class Killed(BaseException):

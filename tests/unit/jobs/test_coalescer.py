@@ -88,3 +88,17 @@ def test_a_fragment_waits_the_longer_for_its_neighbours_the_smaller_it_is() -> N
     assert coalescer.take(319.9) is None
     interval, _ = coalescer.take(320.0) or (None, [])
     assert interval == Interval(0, 1)
+
+
+@pytest.mark.parametrize(("rows", "due"), [(64, 60), (32, 60), (4, 80), (1, 320)])
+def test_a_long_run_waits_for_more_but_fragments_no_longer_than_they_did(rows: int, due: float) -> None:
+    coalescer = Coalescer(part_records=1000, interval_s=10)
+    add_all(coalescer, range(rows), now=0)
+    assert coalescer.take(due - 1, least_wait_s=60) is None
+    assert coalescer.take(due, least_wait_s=60) is not None
+
+
+def test_a_full_run_waits_for_nothing() -> None:
+    coalescer = Coalescer(part_records=10, interval_s=10)
+    add_all(coalescer, range(10), now=0)
+    assert coalescer.take(0, least_wait_s=60) is not None
