@@ -11,11 +11,11 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from headrace.engines.encoders import tune
-from headrace.engines.local_model import check_tokenizer, find_folder
+from headrace.engines.local_model import check_tokenizer, named_folder
 from headrace.engines.text import TooLong, tokens_for
 from headrace.engines.text_tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
 from headrace.engines.torch_network import TorchNetwork, load_pretrained, loading
-from headrace.errors import ConfigError, EngineError
+from headrace.errors import EngineError
 
 
 def classify(
@@ -86,9 +86,7 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
 
 def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwork, Any, dict[str, Any]]:
     """The network, its tokenizer and its config.json."""
-    if model is None:
-        raise ConfigError("this task has no default model; name the folder of one")
-    folder = find_folder(model)
+    folder = named_folder(model)
     check_tokenizer(folder)
     module, place, missing = load_pretrained(AutoModelForSequenceClassification, folder, device, dtype)
     if missing:

@@ -58,6 +58,17 @@ def find_folder(model: str | Path | None, weights: frozenset[str] = _WEIGHTS) ->
     return folder.resolve()
 
 
+def named_folder(model: str | Path | None, weights: frozenset[str] = _WEIGHTS) -> Path:
+    """The same, for what has no default.
+
+    Raises:
+        ConfigError: no model is named; also what `find_folder` raises.
+    """
+    if model is None:
+        raise ConfigError("this task has no default model; name the folder of one: --model FOLDER")
+    return find_folder(model, weights)
+
+
 def check_tokenizer(folder: Path) -> None:
     """See that a text model's folder holds a tokenizer: without its files transformers makes an empty one.
 

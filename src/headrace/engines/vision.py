@@ -12,9 +12,9 @@ from transformers import AutoModel, AutoModelForImageClassification
 
 from headrace.engines.image_tasks import ImageEngine, image_classifier, image_embedder
 from headrace.engines.images import MAX_PIXELS, images_for
-from headrace.engines.local_model import find_folder
+from headrace.engines.local_model import named_folder
 from headrace.engines.torch_network import TorchNetwork, load_pretrained
-from headrace.errors import ConfigError, EngineError
+from headrace.errors import EngineError
 
 _INPUTS = frozenset({"pixel_values"})
 
@@ -40,7 +40,7 @@ def image_classify(
         ConfigError: no such folder, or a parameter the model cannot follow.
         EngineError: the files cannot be loaded, or are of another kind of model.
     """
-    folder = _folder(model)
+    folder = named_folder(model)
     module, place, missing = load_pretrained(AutoModelForImageClassification, folder, device, dtype)
     if missing:
         raise EngineError(
@@ -61,7 +61,7 @@ def image_embed(
 
     Parameters and errors as `image_classify`.
     """
-    folder = _folder(model)
+    folder = named_folder(model)
     module, place, missing = load_pretrained(AutoModel, folder, device, dtype)
     # Without its weights a pooling layer would be random numbers; a classifier's folder has none.
     unpooled = {name for name in missing if "pooler" in name.split(".")}
@@ -70,12 +70,6 @@ def image_embed(
     vectors = _features if hasattr(module, "get_image_features") else partial(_vectors, pooled=not unpooled)
     network = TorchNetwork(folder, _packed(module), place, partial(vectors, module), _INPUTS)
     return image_embedder(network, images_for(folder, max_pixels))
-
-
-def _folder(model: str | Path | None) -> Path:
-    if model is None:
-        raise ConfigError("this task has no default model; name the folder of one")
-    return find_folder(model)
 
 
 def _packed(module: Any) -> Any:
