@@ -28,8 +28,10 @@ _REACH_S = 5.0
 """How long the cluster's address may take to answer at all."""
 _PLACE_S = 60.0
 """How long a worker may wait for room on a machine."""
-_SHUTDOWN_S = 20.0
+_LEAVE_S = 20.0
 """How long to wait for the cluster to take leave of this process."""
+_KILL_S = 2.0
+"""How long to wait for the cluster to take note that a worker is to end."""
 _PULSE_S = 5.0
 """How often a worker at work is asked whether it is there."""
 _MISSED = 6
@@ -71,21 +73,25 @@ def connected(place: Place) -> Iterator[None]:
         _connect(address)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:  # a wrong version or token included
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
-        raise ConfigError(f"cannot use {where}: {_brief(error)}{_other_form(address)}") from error
+        raise ConfigError(f"cannot use {where}: {_brief(error)}{_other_form(address, error)}") from error
     finally:
         for number, handler in handlers.items():  # Ray sets its own
             signal.signal(number, handler)
     try:
         yield
     finally:
-        _within(_SHUTDOWN_S, ray.shutdown)
+        _within(_LEAVE_S, ray.shutdown)
 
 
-def _other_form(address: str | None) -> str:
-    if address is None:
+def _other_form(address: str | None, error: Exception) -> str:
+    """A hint, where it is no cluster that answers."""
+    if address is None or not isinstance(error, ConnectionError):
         return ""
     if address.startswith("ray://"):
-        return " (ray://host:port is for Ray's client server, which listens at port 10001 as a rule)"
+        return (
+            f" (both sides need the same version of Ray, which is {ray.__version__} here; "
+            "ray://host:port is for Ray's client server, which listens at port 10001 as a rule)"
+        )
     return " (host:port is for a machine that belongs to the cluster; ray://host:port is for any other)"
 
 
@@ -152,8 +158,12 @@ class Staff:
 
     def close(self) -> None:
         """End all workers."""
-        for worker in self._hired:
-            worker.kill()
+
+        def end() -> None:
+            for worker in self._hired:
+                worker.end()
+
+        _within(_LEAVE_S, end)
 
     def _first_facts(self) -> Facts:
         """Wait for the first worker.
@@ -269,6 +279,10 @@ class RayWorker:
 
     def kill(self) -> None:
         """See `Worker.kill`."""
+        _within(_KILL_S, self.end)
+
+    def end(self) -> None:
+        """The same; waits for the cluster, for ever if it is gone."""
         if ray.is_initialized():
             ray.kill(self._actor)
 
@@ -301,6 +315,8 @@ def _facts(answer: Facts | Portable) -> Facts:
 
 
 def _brief(error: Exception) -> str:
-    """Ray's words for a death in one line, without its identifiers and its guesses."""
+    """Ray's words for a death in one line, without its identifiers, its guesses and its tracebacks."""
     lines = [line.strip() for line in str(error).splitlines() if line and not line.startswith("\t")]
+    if any(line.startswith("Traceback ") for line in lines):
+        lines = [lines[0], lines[-1]]
     return " ".join(lines).partition(" Some common causes")[0][:300]

@@ -40,14 +40,22 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 class Job:
     """`headrace run` on the desk, with two workers; journals make a thousand records a second of each."""
 
-    def __init__(self, hosts: Hosts, folder: Path, address: str, engine: str = JOURNAL, **environment: str) -> None:
+    def __init__(
+        self,
+        hosts: Hosts,
+        folder: Path,
+        address: str,
+        engine: str = JOURNAL,
+        python: str = sys.executable,
+        **environment: str,
+    ) -> None:
         self.folder = folder
         self.journals = folder / "journals"
         self.journals.mkdir(exist_ok=True)
-        command = [sys.executable, "-c", "from headrace.cli.main import main; main()", "run", "--on", address]
+        command = ["-c", "from headrace.cli.main import main; main()", "run", "--on", address]
         command += ["-i", str(folder / "in.jsonl"), "-o", str(folder / "out.jsonl"), "--task", "custom", "--batch-size"]
         command += ["4", "--engine", engine, "--model", str(self.journals), "--replicas", "2"]
-        self.process = hosts.begin("desk", command, **environment)
+        self.process = hosts.begin("desk", [python, *command], **environment)
 
     def wait_for(self, records: int) -> None:
         """Until workers have done so many."""
@@ -112,6 +120,18 @@ def test_what_does_not_let_it_in_is_said(
     assert status == 2, said
     assert f"cannot use the Ray cluster at {address.removeprefix('ray:') if 'ray:1' in address else address}" in said
     assert message in said
+    assert not (tmp_path / "out.jsonl.parts").exists()
+
+
+@pytest.mark.skipif(
+    "HEADRACE_OTHER_RAY" not in os.environ, reason="HEADRACE_OTHER_RAY names no Python with another Ray"
+)
+def test_another_version_of_ray_or_python_is_refused(hosts: Hosts, rows: Rows, tmp_path: Path) -> None:
+    rows(10)
+    python = os.environ["HEADRACE_OTHER_RAY"]
+    status, said = Job(hosts, tmp_path, f"ray://{hosts.address('head')}:10001", python=python).end()
+    assert status == 2, said
+    assert "Version mismatch" in said or "both sides need the same version of Ray" in said
     assert not (tmp_path / "out.jsonl.parts").exists()
 
 

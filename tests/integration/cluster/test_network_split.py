@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 from tests.integration.cluster.hosts import Hosts, why_not
 
+from headrace import wiring
+from headrace.jobs.job import JobEnd, StopRequest
+from headrace.jobs.settings import JobSettings
+
 pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes minutes: scripts/test-cluster runs it"),
@@ -111,3 +115,27 @@ def test_a_worker_that_only_the_job_cannot_reach_is_done_without(hosts: Hosts, r
     assert time.monotonic() - cut < 60  # Ray alone waits for about seven minutes
     while hosts.processes("far", "HeadraceWorker"):
         time.sleep(0.1)
+
+
+def test_a_job_that_loses_its_cluster_ends_and_goes_on_later(hosts: Hosts, rows: Rows, tmp_path: Path) -> None:
+    rows(RECORDS)
+    address = hosts.ray_node("head")
+    for name, cpus in (("near", 4), ("desk", 0)):
+        hosts.ray_node(name, head="head", cpus=cpus)
+    job = Job(hosts, "desk", address, tmp_path)
+    job.wait_for(RECORDS // 6)
+    hosts.unplug("desk")
+    said, _ = job.process.communicate()  # the test's time limit ends this
+    assert job.process.returncode == 75, said
+    assert "no worker is left, and there is no room for another" in said
+    settings = JobSettings(
+        source=tmp_path / "in.jsonl",
+        sink=tmp_path / "out.jsonl",
+        task="custom",
+        engine="tests.integration.cluster.engines:journal",
+        model=str(job.journals),
+        batch_size=4,
+    )
+    assert wiring.execute(settings, StopRequest(), progress=False)[0] == JobEnd("finished", RECORDS, 0)
+    ids = [json.loads(line)["id"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert ids == [f"r{n}" for n in range(RECORDS)]
