@@ -87,6 +87,8 @@ def _pack(base: Any) -> bool:
     name = next((one for one in _ENCODERS if isinstance(getattr(base, one, None), torch.nn.Module)), None)
     if name is None or base.config._attn_implementation != "sdpa":
         return False
+    if base.config.output_hidden_states:
+        return False  # what each layer gives would be of another shape than the batch
     packing.register()
     base.set_attn_implementation(packing.NAME)
     setattr(base, name, packing.Packed(getattr(base, name)))

@@ -90,8 +90,9 @@ def test_texts_of_one_length_are_run_as_they_come() -> None:
         ("Bert", NAMES | {"is_decoder": True}),  # no token sees those behind it
         ("ModernBert", NAMES | {"local_attention": 8, "global_attn_every_n_layers": 2}),  # no encoder of its own
         ("DebertaV2", NAMES),  # its own attention
+        ("Bert", NAMES | {"output_hidden_states": True}),  # what each layer gives is asked for
     ],
-    ids=["bias", "causal", "windows", "own"],
+    ids=["bias", "causal", "windows", "own", "layers"],
 )
 def test_a_model_that_cannot_be_packed_is_padded_as_before(family: str, sizes: dict[str, Any]) -> None:
     model = made(family, sizes)
