@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 import socket
 import threading
@@ -134,7 +135,17 @@ class Staff:
     """The workers of one job: all begin at once, and the first to have loaded says what the engine is."""
 
     def __init__(self, spec: Spec, place: Place) -> None:
+        """Begin them.
+
+        Raises:
+            ConfigError: no room for them, or an option that cannot be sent there.
+            HeadraceError: why the first to come cannot load the model.
+        """
         self._spec = spec
+        try:
+            ray.cloudpickle.dumps(spec)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
         self._desks = ray.remote(  # told to the cluster once: that waits for it, for ever if it is gone
             num_cpus=place.cpus,
             num_gpus=check_room(place, place.replicas),
@@ -144,7 +155,11 @@ class Staff:
         )(HeadraceWorker)
         self._hired: list[RayWorker] = []
         self.workers = [self.hire() for _ in range(place.replicas)]
-        self.facts = self._first_facts()
+        try:
+            self.facts = self._first_facts()
+        except BaseException:
+            self.close()  # the connection may be the caller's, and stay
+            raise
 
     def hire(self) -> RayWorker:
         """Begin another worker.

@@ -49,6 +49,13 @@ def here(source: Path, sink: Path, stop: StopRequest | None = None, **settings: 
     return wiring.execute(JobSettings(source=source, sink=sink, **settings), stop or StopRequest(), progress=False)
 
 
+def wait_until_no_actor_is_left() -> None:
+    import ray
+
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+        time.sleep(0.05)  # the test's time limit ends this if one stays
+
+
 def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -142,12 +149,19 @@ def test_a_record_that_cannot_be_sent_fails_alone(tmp_path: Path) -> None:
     assert "cannot be sent to a worker" in letter["message"]
 
 
+def test_options_that_cannot_be_sent_are_refused_before_anything_is_written(rows: Rows, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"options cannot be sent to a worker: .*lock"):
+        on_ray(rows(10), tmp_path / "out.jsonl", engine=f"{ENGINES}:lengths", engine_options={"key": threading.Lock()})
+    assert not (tmp_path / "out.jsonl.parts").exists()
+
+
 def test_a_model_that_cannot_be_loaded_is_told_of_before_anything_is_written(rows: Rows, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="OSError: no weights in /nowhere"):
         on_ray(rows(10), tmp_path / "out.jsonl", engine=f"{ENGINES}:broken", model="/nowhere")
     with pytest.raises(UnknownOptionError, match="wings"):
         on_ray(rows(10), tmp_path / "out.jsonl", engine=f"{ENGINES}:lengths", engine_options={"wings": 2})
     assert not (tmp_path / "out.jsonl.parts").exists()
+    wait_until_no_actor_is_left()
 
 
 def test_more_workers_than_the_cluster_has_room_for_are_refused(rows: Rows, tmp_path: Path) -> None:
@@ -224,5 +238,6 @@ def test_a_job_that_is_killed_leaves_no_worker_and_goes_on(cluster: str, rows: R
     assert workers
     while any(Path(f"/proc/{worker}").exists() for worker in workers):
         time.sleep(0.05)  # the test's time limit ends this if they stay
+    wait_until_no_actor_is_left()
     assert on_ray(source, sink, engine=f"{ENGINES}:journal", model=str(journals))[0] == JobEnd("finished", 6_000, 0)
     assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(6_000)]
