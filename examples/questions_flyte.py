@@ -1,21 +1,27 @@
 """The same on Flyte, in both shapes: an app that Flyte scales, and reusable workers that hold the model themselves.
 
 python examples/questions_flyte.py      # in Flyte's local mode
+
+HEADRACE_GSM8K and QUESTIONS_ENGINE as for examples/questions.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import flyte
 
 import headrace
-from examples.questions import answer_all, ask, fetch
+from examples.questions import ENGINE, OPTIONS, answer_all, ask, fetch
+from headrace.batching.streaming import StreamBatcher
 from headrace.cluster.flyte_app import app_environment
 from headrace.engines.registry import create
 
-app = app_environment("sums-app", "generate", replicas=(0, 2), concurrency=10, scaledown_after_s=300)
+VLLM = ENGINE == "vllm"
+options = {"engine": ENGINE, **(OPTIONS if VLLM else {})}
+app = app_environment("sums-app", "generate", replicas=(0, 2), concurrency=10, scaledown_after_s=300, **options)
 env = flyte.TaskEnvironment(
     name="questions",
     reusable=flyte.ReusePolicy(replicas=2, concurrency=8, idle_ttl=300),
@@ -24,15 +30,23 @@ env = flyte.TaskEnvironment(
 
 
 @headrace.reusable(idle_timeout_s=300)
-def model() -> Iterator[headrace.TokenBatcher[headrace.Prompt, str]]:
+def model() -> Iterator[headrace.DynamicBatcher[headrace.Prompt, str]]:
     """One model and one batcher for all tasks that a worker process runs at a time."""
-    engine = create("generate", engine="static", max_tokens=16)
+    engine = create("generate", engine="vllm" if VLLM else "static", max_tokens=16, **(OPTIONS if VLLM else {}))
+
+    def prepared(prompts: list[headrace.Prompt]) -> list[Any]:
+        return [entry.payload for entry in engine.prepare([prompt.text for prompt in prompts])]
+
+    async def infer_one(prompt: headrace.Prompt) -> str:  # by vLLM, which batches by itself
+        return str((await engine.infer(prepared([prompt])[0]))["text"])
 
     def infer(prompts: list[headrace.Prompt]) -> list[str]:
-        prepared = engine.prepare([prompt.text for prompt in prompts])
-        return [answer["text"] for answer in engine.forward([entry.payload for entry in prepared])]
+        return [answer["text"] for answer in engine.forward(prepared(prompts))]
 
-    yield headrace.TokenBatcher(inference_fn=infer, target_batch_tokens=4_000)
+    if VLLM:
+        yield StreamBatcher(infer_one, max_in_flight=engine.max_in_flight)
+    else:
+        yield headrace.TokenBatcher(inference_fn=infer, target_batch_tokens=4_000)
     engine.close()
 
 

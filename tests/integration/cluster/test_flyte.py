@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     importlib.import_module("flyte.app.extras")
     importlib.import_module("flyte.extras")
 ROOT = Path(__file__).resolve().parents[3]
+REAL = os.environ.get("HEADRACE_GSM8K")
 
 
 def test_an_app_environment_is_scaled_as_asked() -> None:
@@ -65,9 +66,15 @@ def test_the_example_s_workers_are_reused_as_its_task_specifications_say() -> No
 
 @pytest.mark.timeout(180)
 @pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes minutes: scripts/test-cluster runs it")
-@pytest.mark.parametrize(("example", "answers"), [("questions_flyte", 2), ("questions", 1)])
-def test_the_examples_answer_every_question_right(example: str, answers: int, tmp_path: Path) -> None:
-    environment = os.environ | {"HOME": str(tmp_path), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.skipif(not REAL, reason="no such file"))])
+@pytest.mark.parametrize(("example", "ways"), [("questions_flyte", 2), ("questions", 1)])
+def test_the_examples_answer_every_question(example: str, ways: int, real: bool, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "HEADRACE_GSM8K"}
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    if real:
+        environment["HEADRACE_GSM8K"] = str(Path(str(REAL)).resolve())
     command = [sys.executable, str(ROOT / "examples" / f"{example}.py")]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert ended.stdout.count("400 of 400 right") == answers, ended.stderr
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr
+    # The model can do sums; to a real question it says something.
+    assert ended.stdout.count("400 answers" if real else "400 of 400 right") == ways, ended.stderr
