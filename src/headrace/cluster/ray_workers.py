@@ -10,9 +10,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from headrace.cluster.crew import NoRoomError, Reply
 from headrace.cluster.desk import Desk, Facts, Portable, Spec, unpack
@@ -37,9 +37,6 @@ _PULSE_S = 5.0
 """How often a worker at work is asked whether it is there."""
 _MISSED = 6
 """So many times that long without an answer, and it counts as dead: Ray itself may wait for minutes."""
-_PULSE = "pulse"
-"""The concurrency group that only says so."""
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +148,7 @@ class Staff:
             num_gpus=check_room(place, place.replicas),
             max_restarts=0,
             max_concurrency=IN_FLIGHT + 2,
-            concurrency_groups={_PULSE: 1},
-        )(HeadraceWorker)
+        )(Desk)
         self._hired: list[RayWorker] = []
         self.workers = [self.hire() for _ in range(place.replicas)]
         try:
@@ -229,21 +225,6 @@ def _described(resources: dict[str, float]) -> str:
     return f"{resources.get('CPU', 0):g} CPU and {resources.get('GPU', 0):g} GPU"
 
 
-def _apart(method: _Method) -> _Method:
-    """Run on a thread of its own."""
-    marked: _Method = ray.method(concurrency_group=_PULSE)(method)
-    return marked
-
-
-class HeadraceWorker(Desk):
-    """A desk that answers for itself whatever its engine does to the thread of the others."""
-
-    @_apart
-    async def clock(self) -> float:
-        """See `Desk.clock`."""
-        return await super().clock()
-
-
 class RayWorker:
     """A `Worker` that is an actor."""
 
@@ -298,8 +279,9 @@ class RayWorker:
 
     def end(self) -> None:
         """The same; waits for the cluster, for ever if it is gone."""
-        if ray.is_initialized():
-            ray.kill(self._actor)
+        with suppress(RayError, ConnectionError):  # it is gone, or the cluster is
+            if ray.is_initialized():
+                ray.kill(self._actor)
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -65,6 +65,27 @@ def dies_once(model: str) -> Callable[[list[str]], list[int]]:
     return run
 
 
+def freezes_once(model: str) -> Callable[[list[str]], list[int]]:
+    """The first process to come to a batch stands still there, as one that nobody can reach."""
+
+    def run(texts: list[str]) -> list[int]:
+        try:
+            (Path(model) / "froze").touch(exist_ok=False)
+        except FileExistsError:
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return lengths(texts)
+
+    return run
+
+
+def dawdles(texts: list[str]) -> list[int]:
+    """Takes four seconds for a batch, as a large model does."""
+    time.sleep(4)
+    return lengths(texts)
+
+
 class OddError(Exception):
     """Cannot be pickled."""
 

@@ -139,11 +139,11 @@ def test_a_job_that_is_killed_leaves_no_worker_there(hosts: Hosts, rows: Rows, t
     rows(RECORDS)
     job = Job(hosts, tmp_path, f"ray://{hosts.address('head')}:10001")
     job.wait_for(RECORDS // 5)
-    assert hosts.processes("head", "HeadraceWorker")
+    assert hosts.processes("head", "ray::Desk")
     for process in hosts.processes("desk", "headrace.cli"):
         os.kill(process, signal.SIGKILL)
     job.end()
-    while hosts.processes("head", "HeadraceWorker"):  # half a minute: the server waits for the client to come back
+    while hosts.processes("head", "ray::Desk"):  # half a minute: the server waits for the client to come back
         time.sleep(0.2)
     assert go_on_here(tmp_path) == JobEnd("finished", RECORDS, 0)
     assert job.ids() == [f"r{n}" for n in range(RECORDS)]

@@ -121,6 +121,31 @@ def test_a_killed_worker_costs_nothing(rows: Rows, tmp_path: Path) -> None:
     assert sum(lane.lost for lane in report.lanes) == 1
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seconds without an answer, rather than half a minute."""
+    monkeypatch.setattr("headrace.cluster.ray_workers._PULSE_S", 0.5)
+    monkeypatch.setattr("headrace.cluster.ray_workers._MISSED", 4)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_does_not_answer_is_done_without_and_ended(rows: Rows, tmp_path: Path) -> None:
+    source, sink = rows(2000), tmp_path / "out.jsonl"
+    end, report = on_ray(source, sink, engine=f"{ENGINES}:freezes_once", model=str(tmp_path))
+    assert (tmp_path / "froze").exists()
+    assert end == JobEnd("finished", 2000, 0)
+    assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(2000)]
+    assert sum(lane.lost for lane in report.lanes) == 1
+    wait_until_no_actor_is_left()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_whose_batches_take_long_is_not_taken_for_dead(rows: Rows, tmp_path: Path) -> None:
+    end, report = on_ray(rows(20), tmp_path / "out.jsonl", engine=f"{ENGINES}:dawdles", replicas=1)
+    assert end == JobEnd("finished", 20, 0)
+    assert report.lanes[0].lost == 0
+
+
 def test_a_record_that_kills_workers_becomes_a_dead_letter_and_few_of_them_die(rows: Rows, tmp_path: Path) -> None:
     source, sink = rows(1000, row300="poison"), tmp_path / "out.jsonl"
     end, report = on_ray(source, sink, engine=f"{ENGINES}:deadly")
