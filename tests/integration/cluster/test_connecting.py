@@ -53,3 +53,39 @@ def test_who_is_connected_is_not_asked_for_an_address(monkeypatch: pytest.Monkey
         ray_workers.connected(ray_workers.Place("head-node")),
     ):
         pass
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_client_server_that_could_not_start_is_asked_once_more(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It forks a process for each client, which now and then does not live: that cannot be had at will."""
+    pytest.importorskip("ray", reason='needs Ray: pip install "headrace[ray]"')
+    from headrace.cluster import ray_workers
+
+    tried = []
+
+    def init(**options: object) -> None:
+        tried.append(options["address"])
+        if len(tried) <= failures:
+            raise ConnectionAbortedError(
+                "Initialization failure from server:\nTraceback (most recent call last):\n  File a, line 1\nZombie: 7\n"
+            )
+
+    monkeypatch.setattr("headrace.cluster.ray_workers.ray.is_initialized", lambda: False)
+    monkeypatch.setattr("headrace.cluster.ray_workers.ray.init", init)
+    monkeypatch.setattr("headrace.cluster.ray_workers.ray.shutdown", lambda: None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        if failures == 1:
+            with ray_workers.connected(ray_workers.Place(address)):
+                pass
+        else:
+            with (
+                pytest.raises(
+                    ConfigError, match=rf"cannot use .* at {address}: Init\w+ failure from server: Zombie: 7 \("
+                ),
+                ray_workers.connected(ray_workers.Place(address)),
+            ):
+                pass
+    assert tried == [address, address]
