@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.activations import GELUActivation
 
 from headrace.engines import packing
 
@@ -104,16 +105,22 @@ def _pad(base: Any) -> None:
 
 
 class LaidOut(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read here
-    """A linear layer whose weights lie in memory as oneDNN reads them: it need not sort them for each batch."""
+    """A linear layer whose weights lie in memory as oneDNN reads them: it need not sort them for each batch.
+
+    Where BERT and its kin call a GELU next, oneDNN does it while the numbers are at hand.
+    """
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
         self._bias = None if linear.bias is None else linear.bias.detach()
+        self.gelu: tuple[torch.nn.Module, ...] = ()
+        """One that was called on what the layer gave, and is now done with it. A tuple, lest it be a part of this."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """What the layer gave."""
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, "none", [], "")
+        """What the layer gave, and its activation where it has one."""
+        name, way = ("gelu", "none") if self.gelu else ("none", "")  # by the error function
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, name, [], way)
         return output
 
     def linear(self) -> torch.nn.Linear:
@@ -133,10 +140,17 @@ def _lay_out(base: Any) -> bool:
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
         return False
     _exchange(base, torch.nn.Linear, LaidOut)
+    for part in base.modules():
+        if type(getattr(part, "intermediate_act_fn", None)) is GELUActivation and hasattr(part, "dense"):
+            part.dense.gelu, part.intermediate_act_fn = (part.intermediate_act_fn,), torch.nn.Identity()
     return True
 
 
 def _lay_back(base: Any) -> None:
+    for part in base.modules():
+        dense = getattr(part, "dense", None)
+        if type(dense) is LaidOut and dense.gelu:
+            [part.intermediate_act_fn] = dense.gelu
     _exchange(base, LaidOut, LaidOut.linear)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from tests.small_models import text_model
+from transformers.activations import GELUActivation
 
 from headrace.engines import packing
 from headrace.engines.encoders import LaidOut, restore, tune
@@ -118,7 +119,10 @@ def test_what_was_done_can_be_taken_back() -> None:
     model = made("Bert", NAMES)
     untouched = copy.deepcopy(model)
     tune(model)
+    assert not any(isinstance(part, torch.nn.Linear | GELUActivation) for part in model.encoder.modules())
     restore(model)
+    kinds = [[type(part) for part in one.modules()] for one in (model, untouched)]
+    assert kinds[0] == kinds[1]
     assert [name for name, _ in model.named_parameters()] == [name for name, _ in untouched.named_parameters()]
     for name, parameter in untouched.named_parameters():
         assert torch.equal(model.get_parameter(name), parameter)
