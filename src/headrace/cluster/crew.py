@@ -273,6 +273,7 @@ class Crew:
             raise
         finally:
             watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)  # it too may have heard of the death
             for task in lane.running:
                 task.cancel()
 

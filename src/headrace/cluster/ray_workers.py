@@ -37,6 +37,8 @@ _PULSE_S = 5.0
 """How often a worker at work is asked whether it is there."""
 _MISSED = 6
 """So many times that long without an answer, and it counts as dead: Ray itself may wait for minutes."""
+_MISSED_LOADING = 60
+"""The same of one that loads its model, which may well hold all of Python up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,10 @@ class Staff:
             raise ConfigError(
                 f"no worker could be placed within {_PLACE_S:g} s: {_described(ray.available_resources())} is free"
             )
-        done, _ = ray.wait(loads, num_returns=1)
+        while not (done := ray.wait(loads, num_returns=1, timeout=_MISSED_LOADING * _PULSE_S)[0]):
+            pulses = [worker.pulse() for worker in self.workers]
+            if not ray.wait(pulses, num_returns=1, timeout=_MISSED_LOADING * _PULSE_S)[0]:
+                raise EngineError("no worker answers any more, and none has loaded the model")
         try:
             return _facts(ray.get(done[0]))
         except RayError as error:
@@ -241,9 +246,9 @@ class RayWorker:
             if not placed:
                 raise NoRoomError(f"none within {_PLACE_S:g} s")  # what is free, a cluster that is gone never says
             self._place = placed.pop().result()
-            _facts(await self.loading)
+            _facts(await self._unless_silent(self.loading))
         asked = time.monotonic()
-        there = await self._pulse()
+        there = await self._pulse(_MISSED)
         return (asked + time.monotonic()) / 2 - there
 
     async def work(self, payloads: list[bytes]) -> Reply:
@@ -251,27 +256,44 @@ class RayWorker:
         with self._told():
             return unpack(await self._actor.work.remote(payloads))
 
+    async def _unless_silent(self, reference: Any) -> Any:
+        answer, watch = asyncio.ensure_future(_awaited(reference)), asyncio.ensure_future(self._watch(_MISSED_LOADING))
+        try:
+            await asyncio.wait({answer, watch}, return_when=asyncio.FIRST_COMPLETED)
+            return answer.result() if answer.done() else watch.result()
+        finally:
+            answer.cancel()
+            watch.cancel()
+            await asyncio.gather(answer, watch, return_exceptions=True)  # both may have heard of its death
+
     async def watch(self) -> None:
         """See `Worker.watch`."""
+        await self._watch(_MISSED)
+
+    async def _watch(self, missed: int) -> None:
         while True:
             await asyncio.sleep(_PULSE_S)
-            await self._pulse()
+            await self._pulse(missed)
 
-    async def _pulse(self) -> float:
+    def pulse(self) -> Any:
+        """A reference to its clock."""
+        return self._actor.clock.remote()
+
+    async def _pulse(self, missed: int) -> float:
         """Its clock.
 
         Raises:
             WorkerDiedError: it does not answer.
         """
         with self._told():
-            answer = asyncio.ensure_future(_awaited(self._actor.clock.remote()))
+            answer = asyncio.ensure_future(_awaited(self.pulse()))
             try:
-                for _ in range(_MISSED):  # one by one: a time in which this process itself stood still counts once
+                for _ in range(missed):  # one by one: a time in which this process itself stood still counts once
                     if (await asyncio.wait({answer}, timeout=_PULSE_S))[0]:
                         return float(answer.result())
             finally:
                 answer.cancel()
-        raise WorkerDiedError(f"{self._place} has not answered for {_MISSED * _PULSE_S:g} s")
+        raise WorkerDiedError(f"{self._place} has not answered for {missed * _PULSE_S:g} s")
 
     def kill(self) -> None:
         """See `Worker.kill`."""

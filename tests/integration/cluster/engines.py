@@ -80,6 +80,12 @@ def freezes_once(model: str) -> Callable[[list[str]], list[int]]:
     return run
 
 
+def frozen(model: str) -> Callable[[list[str]], list[int]]:
+    """Stands still while it loads."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    raise OSError(model)
+
+
 def dawdles(texts: list[str]) -> list[int]:
     """Takes four seconds for a batch, as a large model does."""
     time.sleep(4)

@@ -126,6 +126,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two seconds without an answer, rather than half a minute."""
     monkeypatch.setattr("headrace.cluster.ray_workers._PULSE_S", 0.5)
     monkeypatch.setattr("headrace.cluster.ray_workers._MISSED", 4)
+    monkeypatch.setattr("headrace.cluster.ray_workers._MISSED_LOADING", 4)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -136,6 +137,13 @@ def test_a_worker_that_does_not_answer_is_done_without_and_ended(rows: Rows, tmp
     assert end == JobEnd("finished", 2000, 0)
     assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(2000)]
     assert sum(lane.lost for lane in report.lanes) == 1
+    wait_until_no_actor_is_left()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_job_whose_workers_stand_still_while_they_load_does_not_wait_for_ever(rows: Rows, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="no worker answers any more"):
+        on_ray(rows(10), tmp_path / "out.jsonl", engine=f"{ENGINES}:frozen", model="x", replicas=1)
     wait_until_no_actor_is_left()
 
 
