@@ -249,7 +249,8 @@ def test_an_engine_that_cannot_go_on_costs_its_worker_not_the_records(virtual: V
     virtual(main())
 
 
-def test_one_that_is_out_of_reach_holds_nothing_up_and_is_ended(virtual: VirtualTime) -> None:
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_that_is_out_of_reach_holds_nothing_up_and_is_ended(virtual: VirtualTime, replicas: int) -> None:
     async def main() -> None:
         workers = Workers()
 
@@ -259,7 +260,7 @@ def test_one_that_is_out_of_reach_holds_nothing_up_and_is_ended(virtual: Virtual
             return 1.0
 
         workers.load = load
-        outcome = await carry(workers)
+        outcome = await carry(workers, replicas=replicas)
         assert outcome.results == good(1000)
         lost = workers.hired[0]
         assert lost.dead.is_set()
@@ -267,7 +268,7 @@ def test_one_that_is_out_of_reach_holds_nothing_up_and_is_ended(virtual: Virtual
         [event] = [event for event in outcome.events if isinstance(event, WorkerLost)]
         assert (event.worker, event.reason) == ("1", "worker 0 has not answered")
         assert event.records > 0
-        assert len(workers.hired) == 3
+        assert len(workers.hired) == replicas + 1
 
     virtual(main())
 
