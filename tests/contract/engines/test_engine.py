@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.contract.engines.cases import CASES, Case, Place, twins
+from tests.contract.engines.cases import ASKS, CASES, Case, Place, twins
 from tests.contract.engines.fixtures import alone, assert_same, payloads, together
 
 from headrace.engines.base import BatchEngine, Prepared, StepEngine, StreamEngine
@@ -32,6 +32,7 @@ def test_every_engine_is_in_the_suite() -> None:
             assert {"torch": task, "onnx": f"onnx-{task}", "static": "generate-static"}.get(name, name) in CASES
 
 
+GENERATORS = [name for name, case in CASES.items() if case.good is ASKS]
 KINDS = {"batch": BatchEngine, "step": StepEngine, "stream": StreamEngine}
 
 
@@ -98,6 +99,13 @@ def test_the_whole_of_an_input_counts(case: Case, engine: Any) -> None:
     for pair in twins(case):
         one, other = together(engine, payloads(engine, list(pair)))
         assert repr(one) != repr(other), pair
+
+
+@pytest.mark.parametrize("case", GENERATORS, indirect=True, scope="session")
+def test_a_prompt_costs_the_tokens_that_its_answer_names(case: Case, engine: Any) -> None:
+    ready = engine.prepare(case.good)
+    answers = together(engine, [one.payload for one in ready])
+    assert [one.cost for one in ready] == [answer["prompt_tokens"] for answer in answers]
 
 
 def test_inputs_are_prepared_on_several_threads_while_it_runs(case: Case, engine: Any) -> None:
