@@ -308,6 +308,7 @@ class Crew:
 
     async def _lost(self, lane: _Lane, error: WorkerDiedError) -> None:
         """The lane's worker is dead: what had come back by then counts, the rest is for others."""
+        lane.serving = False
         lane.worker.kill()  # it may only be out of reach, and must not go on when it comes back
         if lane.running:
             await asyncio.wait(set(lane.running), timeout=_LAST_WORDS_S)

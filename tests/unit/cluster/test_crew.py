@@ -77,7 +77,11 @@ class FakeWorker:
             died.cancel()
 
     async def watch(self) -> None:
-        await self.out_of_reach.wait()
+        try:
+            await self.out_of_reach.wait()
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0.1)  # it does not end at once
         raise WorkerDiedError(f"worker {self.index} has not answered")
 
     async def _through(self, numbers: list[int]) -> None:
@@ -257,11 +261,12 @@ def test_one_that_is_out_of_reach_holds_nothing_up_and_is_ended(virtual: Virtual
         def load(worker: FakeWorker) -> float:
             if worker.index == 0:
                 asyncio.get_running_loop().call_later(3, worker.out_of_reach.set)
-            return 1.0
+            return 1000.0 if worker.index > 1 else 1.0  # nobody waits for the third
 
         workers.load = load
         outcome = await carry(workers, replicas=replicas)
         assert outcome.results == good(1000)
+        assert now() < 50
         lost = workers.hired[0]
         assert lost.dead.is_set()
         assert lost.together == 0, "somebody still waits for it"
