@@ -203,6 +203,28 @@ def test_a_penalty_keeps_tokens_from_coming_back(folder: Path) -> None:
     assert len(set(punished["text"])) > len(set(plain["text"]))
 
 
+@pytest.mark.parametrize(
+    ("penalty", "generated", "chosen"),
+    [
+        ({"frequency_penalty": 0.5}, [2], 2),  # 3.0 - 0.5 is still the highest
+        ({"frequency_penalty": 0.5}, [2, 2, 2], 1),  # 3.0 - 1.5 is not: each time counts
+        ({"presence_penalty": 0.5}, [2, 2, 2], 2),  # once, however often
+        ({"presence_penalty": 1.5}, [2], 1),
+        ({"presence_penalty": 1.5}, [0], 2),  # of tokens that were generated; 2 is in the prompt alone
+        ({"repetition_penalty": 1.2}, [0], 2),
+        ({"repetition_penalty": 2.0}, [0], 1),  # of the prompt's tokens too
+    ],
+)
+def test_how_much_a_penalty_takes(penalty: dict[str, float], generated: list[int], chosen: int) -> None:
+    import torch
+
+    from headrace.engines.requests import Sampling
+    from headrace.engines.sampling import Draw
+
+    draw = Draw(Sampling(**penalty), [2], 0, frozenset())  # type: ignore[arg-type]
+    assert draw.next_token(torch.tensor([0.0, 2.0, 3.0]), generated) == chosen
+
+
 @pytest.mark.parametrize("name", ["torch", "static"])
 def test_how_answers_end(folder: Path, name: str) -> None:
     engine = registry.create("generate", folder, engine=name)
