@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from tests.small_models import encoded, picture, vision_model
-from transformers import AutoImageProcessor, AutoModel, pipeline
+from transformers import AutoConfig, AutoImageProcessor, AutoModel, ViTModel, pipeline
 
 from headrace.engines.base import Prepared
 from headrace.engines.registry import create
@@ -97,6 +97,17 @@ def test_a_vector_is_what_the_model_pools_and_never_from_random_weights(tmp_path
         [vector] = outputs(engine, [image])
         assert vector.dtype == np.float32
         assert np.abs(vector - expected[0].numpy()).max() < 1e-5
+
+
+def test_a_trained_pooling_layer_is_used(tmp_path: Path) -> None:
+    folder = vision_model(tmp_path)
+    whole = ViTModel(AutoConfig.from_pretrained(str(folder))).eval()  # unlike a classifier's, with a pooling layer
+    whole.save_pretrained(folder)
+    engine = create("image-embed", folder, device="cpu")
+    image = encoded(picture())
+    with torch.inference_mode():
+        expected = whole(pixel_values=torch.from_numpy(pixels(engine, image))[None]).pooler_output[0].numpy()
+    assert np.abs(outputs(engine, [image])[0] - expected).max() < 1e-5
 
 
 def test_an_image_comes_as_a_path_bytes_a_data_url_or_a_dataset_s_dict(engine: Any, tmp_path: Path) -> None:
