@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import count
@@ -223,8 +223,10 @@ def _start(folder: Path, options: Mapping[str, Any]) -> AsyncLLM:
         raise ConfigError(f"engine vllm has no option {unknown[0]!r}: vLLM {vllm.__version__} has no such argument")
     quiet = {"disable_log_stats": True, "enable_log_requests": False, "use_tqdm_on_load": False}
     try:
-        with _no_interrupts():
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **{**quiet, **options}))
+        # On a thread of its own: made where an event loop runs, its tasks would be that loop's, and its answers lost.
+        with _no_interrupts(), ThreadPoolExecutor(1) as thread:
+            args = AsyncEngineArgs(model=str(folder), **{**quiet, **options})
+            return thread.submit(AsyncLLM.from_engine_args, args).result()
     except (ValueError, TypeError) as error:
         raise ConfigError(f"vLLM refuses its options: {_line(error)}") from error
     except (OSError, RuntimeError, ImportError) as error:

@@ -55,6 +55,18 @@ def test_the_engine_serves_one_event_loop_after_the_other(engine: Any) -> None:
     assert asyncio.run(engine.infer(short)) == asyncio.run(engine.infer(short))
 
 
+def test_an_engine_made_where_an_event_loop_runs_answers_another(model: Path) -> None:
+    from headrace.engines.vllm import VllmEngine
+
+    async def made() -> Any:
+        return VllmEngine(model, chat=False, **OPTIONS)
+
+    engine = asyncio.run(made())
+    (short,) = payloads(engine, SHORT)
+    assert asyncio.run(asyncio.wait_for(engine.infer(short), 30))["completion_tokens"] == 1
+    engine.close()
+
+
 def test_an_answer_can_be_followed_while_it_grows(engine: Any) -> None:
     heard: list[str] = []
     (payload,) = payloads(engine, {"prompt": "hello", "max_tokens": 20, "ignore_eos": True})
