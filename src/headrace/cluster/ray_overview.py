@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from starlette.requests import Request
@@ -63,8 +64,13 @@ class Overview:
 
 def known(name: str) -> tuple[str, tuple[Any, ...]] | None:
     """Who deployed last on this cluster, and with what; None where nobody has, or nobody says so in time."""
-    try:
-        found: tuple[str, tuple[Any, ...]] = serve.get_app_handle(name).known.remote().result(timeout_s=_ANSWER_S)
-    except (RayServeException, TimeoutError):
-        return None
-    return found
+
+    def ask() -> tuple[str, tuple[Any, ...]] | None:
+        try:
+            found: tuple[str, tuple[Any, ...]] = serve.get_app_handle(name).known.remote().result(timeout_s=_ANSWER_S)
+        except (RayServeException, TimeoutError):
+            return None
+        return found
+
+    with ThreadPoolExecutor(1) as thread:  # Ray Serve waits for no answer where an event loop runs: in a notebook, say
+        return thread.submit(ask).result()

@@ -104,7 +104,8 @@ def test_an_update_under_load_fails_no_request(free_tcp_port: int) -> None:
 def test_another_command_takes_the_server_over(cluster: str, free_tcp_port: int) -> None:
     def command(name: str) -> subprocess.Popen[str]:
         flags = ["--served-model-name", name, "--on", f"ray:{cluster}", "--port", str(free_tcp_port)]
-        flags += ["--engine", FAKE, "--cpus-per-replica", "0.5", "--min-replicas", "1", "--max-replicas", "1"]
+        # Of four CPUs: there is no room for the old one and the new one, so that requests wait.
+        flags += ["--engine", FAKE, "--cpus-per-replica", "3", "--min-replicas", "1", "--max-replicas", "1"]
         return as_user("-c", "from headrace.cli.main import main; main()", "serve", *flags)
 
     def wait_until_it_serves(server: subprocess.Popen[str]) -> None:
