@@ -20,8 +20,8 @@ from headrace.cluster.flyte_app import app_environment
 from headrace.engines.registry import create
 
 VLLM = ENGINE == "vllm"
-options = {"engine": ENGINE, **(OPTIONS if VLLM else {})}
-app = app_environment("sums-app", "generate", replicas=(0, 2), concurrency=10, scaledown_after_s=300, **options)
+served = {"engine": ENGINE, **(OPTIONS if VLLM else {})}
+app = app_environment("sums-app", "generate", replicas=(0, 2), concurrency=10, scaledown_after_s=300, **served)
 env = flyte.TaskEnvironment(
     name="questions",
     reusable=flyte.ReusePolicy(replicas=2, concurrency=8, idle_ttl=300),
@@ -32,7 +32,8 @@ env = flyte.TaskEnvironment(
 @headrace.reusable(idle_timeout_s=300)
 def model() -> Iterator[headrace.DynamicBatcher[headrace.Prompt, str]]:
     """One model and one batcher for all tasks that a worker process runs at a time."""
-    engine = create("generate", engine="vllm" if VLLM else "static", max_tokens=16, **(OPTIONS if VLLM else {}))
+    options = {"engine": "vllm", "chat": False, **OPTIONS} if VLLM else {"engine": "static"}
+    engine = create("generate", max_tokens=16, **options)
 
     def prepared(prompts: list[headrace.Prompt]) -> list[Any]:
         return [entry.payload for entry in engine.prepare([prompt.text for prompt in prompts])]
@@ -68,7 +69,8 @@ async def both(url: str, limit: int = 400) -> str:
     rows = fetch(limit)
     by_app = await answer_all(partial(from_app.aio, url), rows)
     by_workers = await answer_all(from_worker.aio, rows)
-    return f"app: {by_app}\nworkers: {by_workers}, {model.stats.avg_batch_size:.0f} records a batch"
+    batches = "" if VLLM else f", {model.stats.avg_batch_size:.0f} records a batch"
+    return f"app: {by_app}\nworkers: {by_workers}{batches}"
 
 
 def main() -> None:
