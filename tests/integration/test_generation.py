@@ -225,6 +225,17 @@ def test_how_much_a_penalty_takes(penalty: dict[str, float], generated: list[int
     assert draw.next_token(torch.tensor([0.0, 2.0, 3.0]), generated) == chosen
 
 
+def test_an_end_token_waits_for_the_fewest_tokens_asked_for() -> None:
+    import torch
+
+    from headrace.engines.requests import Sampling
+    from headrace.engines.sampling import Draw
+
+    draw = Draw(Sampling(min_tokens=2), [1], 0, frozenset({2}))
+    assert [draw.changes(count) for count in range(4)] == [True, True, False, False]
+    assert [draw.next_token(torch.tensor([0.0, 2.0, 3.0]), [0] * count) for count in range(3)] == [1, 1, 2]
+
+
 @pytest.mark.parametrize("name", ["torch", "static"])
 def test_how_answers_end(folder: Path, name: str) -> None:
     engine = registry.create("generate", folder, engine=name)
