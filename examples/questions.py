@@ -4,7 +4,7 @@ python examples/questions.py            # Ray Serve, on a cluster on this machin
 python examples/questions.py URL        # any server that speaks OpenAI's API
 
 HEADRACE_GSM8K names a file of real questions, a JSON object with "question" and "answer" on each line; the model that
-comes along can only do sums, so it answers them all and is wrong. QUESTIONS_ENGINE=vllm lets vLLM generate.
+comes along can only do sums, so it answers them all, wrong but for one. QUESTIONS_ENGINE=vllm lets vLLM generate.
 """
 
 from __future__ import annotations
