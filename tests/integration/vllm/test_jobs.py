@@ -58,10 +58,14 @@ def test_every_record_ends_in_the_output_or_among_the_errors(engine: Any, tmp_pa
     assert report.ok == 57
 
 
+ROWS = 1_200
+"""So many that the job is at work for some seconds more when the first part is there."""
+
+
 @pytest.fixture
 def command(model: Path, tmp_path: Path) -> list[str]:
-    """A job of a few seconds, with the engine's flags by vLLM's names."""
-    rows = [{"id": n, "prompt": f"question {n}"} for n in range(400)]
+    """A job of several seconds, with the engine's flags by vLLM's names."""
+    rows = [{"id": n, "prompt": f"question {n}"} for n in range(ROWS)]
     source = write(tmp_path / "in.jsonl", rows)
     return [
         *PROGRAM,
@@ -110,7 +114,7 @@ def check_finished(command: list[str], folder: Path) -> None:
     """The same command again goes on and ends; every record is there exactly once."""
     again = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=240, check=False)
     assert again.returncode == 0, again.stderr
-    assert [row["id"] for row in read(folder / "out.jsonl")] == list(range(400))
+    assert [row["id"] for row in read(folder / "out.jsonl")] == list(range(ROWS))
 
 
 @pytest.mark.timeout(600)
