@@ -81,7 +81,8 @@ def freezes_once(model: str) -> Callable[[list[str]], list[int]]:
 
 
 def frozen(model: str) -> Callable[[list[str]], list[int]]:
-    """Stands still while it loads."""
+    """Stands still while it loads, once its worker has been heard of."""
+    time.sleep(1)
     os.kill(os.getpid(), signal.SIGSTOP)
     raise OSError(model)
 

@@ -196,7 +196,7 @@ def test_replicas_come_and_go_with_the_requests(free_tcp_port: int) -> None:
     from headrace.cluster.ray_workers import Place
 
     settings = ServerSettings(task="embed", engine=FAKE, engine_options={"seconds_per_batch": 0.2})
-    scaling = Replicas(0, 2, target_ongoing_requests=2.0, scaledown_after_s=2.0, scaleup_after_s=0.5)
+    scaling = Replicas(0, 2, target_ongoing_requests=2.0, scaledown_after_s=8.0, scaleup_after_s=0.5)
     with served(settings, scaling, Place(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
         assert running() == 1
         wait_for(0)
