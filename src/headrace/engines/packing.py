@@ -7,10 +7,14 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # an older PyTorch
+    varlen_attn = None
 
 NAME = "headrace_packed"
 
@@ -82,7 +86,7 @@ def attend(
         output = scaled_dot_product_attention(query, key, value, scale=scaling)
         return output.transpose(1, 2).contiguous(), None
     tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # (tokens, heads, width)
-    if query.is_cuda and query.dtype in _HALVES:
+    if varlen_attn is not None and query.is_cuda and query.dtype in _HALVES:
         longest = texts.runs[0][1]
         packed = varlen_attn(*tokens, texts.starts, texts.starts, longest, longest, scale=scaling)
         return packed[None], None
