@@ -75,7 +75,7 @@ class Lease:
         self._sleep = sleep
         self._clock = clock
         self._me = _Holder(os.getpid(), _started(os.getpid()), _host(), _now(), secrets.token_hex(8), space=_space())
-        self._renewed = 0.0
+        self._sent = self._renewed = 0.0
         self._followed: float | None = None
         self._ended = threading.Event()
         self._lost = ""
@@ -139,6 +139,7 @@ class Lease:
             if holder is None or holder.token != self._me.token:
                 raise OutputLockedError(f"{self._output} was taken by {holder} this moment; wait for it")
             self._followed = self._clock()
+        self._renewed = self._sent  # the answer to that put may have been lost
 
     def _watch(self) -> tuple[_Holder | None, str]:
         """Who holds the lease and is most likely dead, with the tag of its last content; None if it was given up.
@@ -183,6 +184,7 @@ class Lease:
 
     def _put(self, **conditions: Any) -> None:
         content = json.dumps(asdict(self._me)).encode()
+        self._sent = self._clock()
         as_os_errors(self._fs.pipe_file)(self._address, content, **conditions)
         self._renewed = self._clock()
 

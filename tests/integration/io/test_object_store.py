@@ -291,3 +291,18 @@ def test_every_tenth_call_fails_or_comes_late(
     assert report.ok == 1000
     assert ids(s3, "rows/out/vectors.parquet") == [row["id"] for row in ROWS]
     assert rows_of(s3, "rows/parts") == [row["id"] for row in ROWS]
+
+
+def test_a_lease_is_held_though_the_answer_to_its_put_was_lost(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The put comes through, its answer does not, and trying again finds a lease there: this process's own."""
+    lease = Lease(locate("s3://rows/out.lock"), locate("s3://rows/out"))
+    put = lease._fs.pipe_file
+
+    def lost(*given: Any, **conditions: Any) -> None:
+        put(*given, **conditions)
+        raise FileExistsError
+
+    monkeypatch.setattr(lease._fs, "pipe_file", lost)
+    with lease.held():
+        monkeypatch.undo()
+        lease.check()
