@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from openai import OpenAI
 from tests.acceptance.serving.process import server
@@ -54,3 +55,10 @@ def test_a_batch_survives_kills(tmp_path: Path) -> None:
         assert done.output_file_id is not None
         output = client.files.content(done.output_file_id).text.splitlines()
         assert [json.loads(row)["custom_id"] for row in output] == [f"id-{n}" for n in range(COUNT)]
+        assert _computed(url) <= COUNT - enough  # what had been written was not computed again
+
+
+def _computed(url: str) -> float:
+    """Records that this server's model has done."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("headrace_records_total"))
