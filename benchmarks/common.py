@@ -13,17 +13,22 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+_MATRIX_INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16", "amx_bf16": "AMX BF16"}
+"""Flags of /proc/cpuinfo that decide how fast matrix products are, and in which numbers."""
 
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     model = platform.processor() or platform.machine()
+    flags: set[str] = set()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
+        lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()]
+        model = next((value.strip() for name, _, value in lines if name.strip() == "model name"), model)
+        flags = next((set(value.split()) for name, _, value in lines if name.strip() == "flags"), flags)
     return {
         "cpu": model,
+        "instructions": [name for flag, name in _MATRIX_INSTRUCTIONS.items() if flag in flags],
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -64,7 +69,8 @@ def report(
             print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
     for note in notes:
         print(f"\n{note}")
-    print(f"\n{here['cpu']}, {here['cores']} cores, Python {here['python']}, {here['system']}", flush=True)
+    cpu = ", ".join([here["cpu"], *here["instructions"]])
+    print(f"\n{cpu}, {here['cores']} cores, Python {here['python']}, {here['system']}", flush=True)
     if name is None:
         return
     RESULTS.mkdir(exist_ok=True)

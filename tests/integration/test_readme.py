@@ -1,4 +1,4 @@
-"""What README shows is run, so that it cannot rot."""
+"""What the README and the page about batchers show is run, so that it cannot rot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+BATCHING = (ROOT / "docs" / "batching.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README + BATCHING, flags=re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -27,9 +28,10 @@ def documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_python_blocks_run(number: int, documents: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(BLOCKS[number], f"README.md, block {number}", "exec"), {"__name__": "__main__"})
+    exec(compile(BLOCKS[number], f"block {number}", "exec"), {"__name__": "__main__"})
     printed = capsys.readouterr().out
-    expected = ["5 embedded, 1 failed", "['ONE', 'TWO', 'THREE']\n1 batch"]
+    shouted = "['ONE', 'TWO', 'THREE']"
+    expected = ["5 embedded, 1 failed", shouted, f"{shouted}\n1 batch", "0\n2\n4\n[0, 2, 4]"]
     assert expected[number] in printed
 
 
@@ -42,14 +44,26 @@ def test_the_command_runs(documents: Path) -> None:
     assert len((documents / "vectors.errors.jsonl").read_text(encoding="utf-8").splitlines()) == 1
 
 
-def test_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([\w./-]+)\)", README)
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    assert {f"docs/{page.name}" for page in PAGES[1:]} <= set(re.findall(r"\]\(([\w./-]+)\)", README))
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.encode()) <= 6_000
 
 
 def test_the_extras_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = set(re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE))
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))
     assert named == set(project["optional-dependencies"]) - {"all", "dev", "bench"}
     assert project["dependencies"] == []
