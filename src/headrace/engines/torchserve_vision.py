@@ -57,7 +57,7 @@ class VisionHandler(BaseHandler):
 
 
 class ImageClassifier(VisionHandler):
-    """The likeliest classes of each image, with their probabilities."""
+    """The likeliest classes of each image, five if there are so many, with their probabilities."""
 
     topk = 5
 
@@ -71,7 +71,7 @@ class ImageClassifier(VisionHandler):
 
     def postprocess(self, data: Any) -> list[Any]:
         """Probabilities by label."""
-        found = torch.topk(torch.softmax(data, dim=1), self.topk, dim=1)
+        found = torch.topk(torch.softmax(data, dim=1), min(self.topk, data.shape[1]), dim=1)
         return map_class_to_label(found.values.tolist(), self.mapping, found.indices.tolist())
 
 
