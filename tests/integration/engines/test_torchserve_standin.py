@@ -8,6 +8,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -98,8 +99,10 @@ def write(folder: Path, handler: str, **files: str) -> Path:
 
 def outputs(handler: Path | str, values: list[Any], model: Path | None = None) -> list[Any]:
     engine = create("custom", model, engine="torchserve", handler=handler, device="cpu")
+    batch = [one.payload for one in engine.prepare(values)]
     try:
-        return list(engine.forward([one.payload for one in engine.prepare(values)]))
+        with ThreadPoolExecutor(1) as batcher:  # which calls it on a thread of its own
+            return list(batcher.submit(engine.forward, batch).result())
     finally:
         engine.close()
 
