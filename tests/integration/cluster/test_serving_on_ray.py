@@ -24,7 +24,6 @@ from headrace.serving.auth import read_keys
 
 pytestmark = [
     pytest.mark.usefixtures("cluster"),
-    pytest.mark.timeout(600),  # that of a hang: each takes half a minute where the cores are idle
     pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes minutes: scripts/test-cluster runs it"),
 ]
 ROOT = Path(__file__).resolve().parents[3]
