@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,13 +27,31 @@ def start(*arguments: str | Path, folder: Path, file_bytes: int | None = None) -
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "100"},
+        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "100", "PYTHONFAULTHANDLER": "1"},
     )
 
 
-def end(process: subprocess.Popen[str], seconds: float = 60) -> tuple[int, str]:
-    """Exit status, and all it said."""
-    output, errors = process.communicate(timeout=seconds)
+@contextlib.contextmanager
+def traced(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that does not outlive the block; if that fails, the report shows what it said and where it was."""
+    try:
+        yield process
+    except BaseException:  # a time limit of pytest's too
+        process.send_signal(signal.SIGABRT)  # every thread's stack
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        sys.stderr.write("\n".join([f"-- process {process.args} --", *process.communicate()]))
+        raise
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def end(process: subprocess.Popen[str], seconds: float | None = None) -> tuple[int, str]:
+    """Exit status, and all it said; pytest's time limit is the limit where none is given."""
+    with traced(process):
+        output, errors = process.communicate(timeout=seconds)
     assert "Traceback" not in errors
     return process.returncode, output + errors
 

@@ -46,8 +46,13 @@ def main() -> None:
         print('headrace: the command line needs typer: pip install "headrace[cli]"', file=sys.stderr)
         sys.exit(2)
     from headrace.cli.app import app
+    from headrace.cli.leaving import leave_in_time
 
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        leave_in_time(end.code)
+        raise
 
 
 if __name__ == "__main__":

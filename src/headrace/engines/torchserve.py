@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from headrace.device.placement import choose_device
-from headrace.engines import torchserve_files
+from headrace.engines import torchserve_files, torchserve_standin
 from headrace.engines.base import Prepared
 from headrace.engines.torchserve_context import Context
 from headrace.engines.torchserve_files import HandlerFiles
+from headrace.engines.torchserve_thread import HandlerThread
 from headrace.errors import BadResultError, ConfigError, EngineDeadError, EngineError, RecordError
-
-_SHIM = "headrace.engines.torchserve_base"
 
 
 class TorchServeEngine:
@@ -57,9 +57,12 @@ class TorchServeEngine:
         gpu = None if place.type == "cpu" else place.index or 0
         self._files = torchserve_files.read(handler, model, config)
         self._context = Context(self._files, gpu)
+        self._thread = HandlerThread(self._files.name)
         self._handle: Callable[[Any, Context], Any] | None = None
         try:
-            self._handle = _load(self._files, self._context)
+            self._handle = self._thread.call(
+                functools.partial(_load, self._files, self._context), self._files.startup_timeout_s, "startupTimeout"
+            )
         finally:
             if self._handle is None:
                 self.close()
@@ -86,7 +89,7 @@ class TorchServeEngine:
 
         Raises:
             BadResultError: the handler's answer is no list, or not as long as the batch.
-            EngineDeadError: the engine is closed.
+            EngineDeadError: the engine is closed, or the handler has not answered in its time.
         """
         handle = self._handle
         if handle is None:
@@ -94,16 +97,18 @@ class TorchServeEngine:
         if not batch:
             return []
         self._context.begin(len(batch))
-        answers = handle([dict(row) for row in batch], self._context)
+        rows, context = [dict(row) for row in batch], self._context
+        answers = self._thread.call(lambda: handle(rows, context), self._files.response_timeout_s, "responseTimeout")
         if not isinstance(answers, (list, tuple)):
             raise BadResultError(f"the handler returned a {type(answers).__name__}; it must return a list")
         if len(answers) != len(batch):
             raise BadResultError(f"the handler returned {len(answers)} results for batch of {len(batch)}")
-        return [self._context.refusal(index) or _plain(answer) for index, answer in enumerate(answers)]
+        return [_plain(context.answer(index, answer)) for index, answer in enumerate(answers)]
 
     def close(self) -> None:
         """Let the handler go, and an archive's files. Safe to call twice."""
         self._handle = None
+        self._thread.close()
         if self._files.unpacked is not None:
             self._files.unpacked.cleanup()
 
@@ -132,8 +137,8 @@ def _plain(answer: Any) -> Any:
 
 def _load(files: HandlerFiles, context: Context) -> Callable[[Any, Context], Any]:
     """The handler's entry point, initialized."""
-    _provide_base_handler()
-    module = _import_file(files.handler, files.model_dir)
+    torchserve_standin.provide()
+    module = _import(files)
     name = files.function or "handle"
     try:
         if hasattr(module, name):
@@ -144,15 +149,35 @@ def _load(files: HandlerFiles, context: Context) -> Callable[[Any, Context], Any
         service.initialize(context)
     except ConfigError:
         raise
-    except Exception as error:  # the user's code: whatever it raises, its job does not start
-        raise EngineError(
-            f"handler {files.handler.name} cannot be initialized: {type(error).__name__}: {error}"
-        ) from error
+    except BaseException as error:  # the user's code: whatever it raises, its job does not start
+        raise EngineError(f"handler {files.name} cannot be initialized: {_cause(error, files)}") from error
     handle: Callable[[Any, Context], Any] = service.handle
     return handle
 
 
+def _import(files: HandlerFiles) -> ModuleType:
+    try:
+        if files.built_in:
+            return importlib.import_module(f"headrace.engines.{files.handler.stem}")
+        if str(files.model_dir) not in sys.path:
+            sys.path.insert(0, str(files.model_dir))
+        return torchserve_files.import_file(files.handler)
+    except BaseException as error:  # likewise; it runs on a thread of its own, where no signal is raised
+        advice = "; install what it needs first" if isinstance(error, ImportError) else ""
+        raise EngineError(f"handler {files.name} cannot be imported: {_cause(error, files)}{advice}") from error
+
+
+def _cause(error: BaseException, files: HandlerFiles) -> str:
+    """An error in one line, with the last line of the handler's own that led to it."""
+    lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == str(files.handler)]
+    place = f" (line {lines[-1]})" if lines else ""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}{f': {words}' if words else ''}{place}"
+
+
 def _the_class(module: ModuleType, files: HandlerFiles) -> Any:
+    if files.built_in:
+        return getattr(module, files.built_in)
     classes = [
         kind
         for _, kind in inspect.getmembers(module, inspect.isclass)
@@ -163,37 +188,7 @@ def _the_class(module: ModuleType, files: HandlerFiles) -> Any:
             f"a function {files.function}" if files.function else "a function handle, or one class with a method handle"
         )
         raise ConfigError(
-            f"handler {files.handler.name} must have {wanted}; classes with one: "
+            f"handler {files.name} must have {wanted}; classes with one: "
             f"{', '.join(kind.__name__ for kind in classes) or 'none'}"
         )
     return classes[0]
-
-
-def _import_file(file: Path, model_dir: Path) -> ModuleType:
-    """The handler as a module of its own name, which may import what lies beside it or beside the model."""
-    for folder in (str(file.parent), str(model_dir)):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None and spec.loader is not None, "it is a .py file"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as error:
-        raise EngineError(f"handler {file.name} cannot be imported: {error}; install what it needs first") from error
-    return module
-
-
-def _provide_base_handler() -> None:
-    """Give `from ts.torch_handler.base_handler import BaseHandler` a meaning where TorchServe is not installed."""
-    if "ts" in sys.modules or importlib.util.find_spec("ts") is not None:
-        return
-    names = ("ts", "ts.torch_handler", "ts.torch_handler.base_handler")
-    modules = (ModuleType(names[0]), ModuleType(names[1]), importlib.import_module(_SHIM))
-    for name, module, inside in zip(names, modules, (None, *modules), strict=False):
-        sys.modules[name] = module
-        if inside is not None:
-            setattr(inside, name.rpartition(".")[2], module)
-    for package in modules[:2]:
-        package.__path__ = []  # what makes it one: other names in it are looked for, and found missing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 import subprocess
 import time
@@ -11,36 +10,38 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-from tests.acceptance.command import start
+from tests.acceptance.command import start, traced
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextlib.contextmanager
+def port_of_ours() -> Iterator[int]:
+    """A port on which a server can listen, and which nobody else on this machine is given as long as the block lasts.
+
+    A socket is bound to it and does not listen: the system hands out the port neither to another test's server nor to
+    a client's connection, which could even be connected to itself.
+    """
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        yield int(place.getsockname()[1])
 
 
 @contextlib.contextmanager
 def server(*arguments: str, folder: Path, file_bytes: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`headrace serve` with these arguments, ready; its process and its address. See `start` for `file_bytes`."""
-    port = free_port()
-    process = start("serve", "--port", str(port), *arguments, folder=folder, file_bytes=file_bytes)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_ready(process, url)
-        yield process, url
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-        process.communicate()
+    with port_of_ours() as port:
+        url = f"http://127.0.0.1:{port}"
+        with traced(start("serve", "--port", str(port), *arguments, folder=folder, file_bytes=file_bytes)) as process:
+            wait_until_ready(process, url)
+            yield process, url
 
 
 def wait_until_ready(process: subprocess.Popen[str], url: str) -> None:
-    end = time.monotonic() + 40
-    while time.monotonic() < end and process.poll() is None:
+    """Wait for the server, as long as its process lives."""
+    while process.poll() is None:
         try:
-            if httpx.get(f"{url}/ready").status_code == 200:
+            if httpx.get(f"{url}/ready", timeout=60).status_code == 200:
                 return
         except httpx.TransportError:
             time.sleep(0.05)
-    raise AssertionError(f"no server: {process.communicate()[1] if process.poll() is not None else 'not ready'}")
+    raise AssertionError("no server")

@@ -15,8 +15,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.acceptance.command import FAKE, headrace, start
-from tests.acceptance.serving.process import free_port
+from tests.acceptance.command import FAKE, headrace, start, traced
+from tests.acceptance.serving.process import port_of_ours
 
 
 @pytest.fixture(scope="module")
@@ -48,23 +48,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_certificates_on_both_sides(folder: Path) -> None:
-    port = free_port()
     flags = ("--ssl-keyfile", "locked.pem", "--ssl-keyfile-password", "open sesame", "--ssl-certfile", "cert.pem")
     flags = (*flags, "--ssl-ca-certs", "cert.pem")
-    process = start("serve", "--port", str(port), *FAKE, *flags, folder=folder)
     trusting, unknown = (ssl.create_default_context(cafile=folder / "cert.pem") for _ in range(2))
     trusting.load_cert_chain(folder / "cert.pem", folder / "key.pem")
-    try:
-        with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusting) as client:
-            end = time.monotonic() + 40
-            while time.monotonic() < end and process.poll() is None:
-                try:
-                    if client.get("/ready").status_code == 200:
-                        break
-                except httpx.ConnectError:
-                    time.sleep(0.05)
-            answer = client.post("/v1/embeddings", json={"input": "a text"})
-            assert len(answer.json()["data"][0]["embedding"]) == 8
+    with (
+        port_of_ours() as port,
+        traced(start("serve", "--port", str(port), *FAKE, *flags, folder=folder)) as process,
+        httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusting, timeout=60) as client,
+    ):
+        while process.poll() is None:
+            try:
+                if client.get("/ready").status_code == 200:
+                    break
+            except httpx.ConnectError:
+                time.sleep(0.05)
+        answer = client.post("/v1/embeddings", json={"input": "a text"})
+        assert len(answer.json()["data"][0]["embedding"]) == 8
         with pytest.raises(httpx.ConnectError, match="certificate"):
             httpx.get(f"https://127.0.0.1:{port}/ready")  # whom nobody has told to trust it
         with pytest.raises(httpx.TransportError):
@@ -72,10 +72,8 @@ def test_certificates_on_both_sides(folder: Path) -> None:
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.get(f"http://127.0.0.1:{port}/ready")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-    finally:
-        process.kill()
-        process.communicate()
+        client.close()
+        assert process.wait() == 0
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A time limit is for what hangs: where the cores are busy, Ray alone takes half a minute to start."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[str]:
     """The address of a cluster that this process is connected to."""

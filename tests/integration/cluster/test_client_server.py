@@ -18,7 +18,6 @@ from headrace.jobs.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes minutes: scripts/test-cluster runs it"),
 ]
 RECORDS = 20_000

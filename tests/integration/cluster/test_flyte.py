@@ -64,7 +64,6 @@ def test_the_example_s_workers_are_reused_as_its_task_specifications_say() -> No
     assert questions_flyte.app in questions_flyte.env.depends_on
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes minutes: scripts/test-cluster runs it")
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.skipif(not REAL, reason="no such file"))])
 @pytest.mark.parametrize(("example", "ways"), [("questions_flyte", 2), ("questions", 1)])

@@ -123,10 +123,10 @@ def test_a_killed_worker_costs_nothing(rows: Rows, tmp_path: Path) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two seconds without an answer, rather than half a minute."""
+    """Six seconds without an answer, rather than half a minute; on busy cores a good worker may take some of them."""
     monkeypatch.setattr("headrace.cluster.ray_workers._PULSE_S", 0.5)
-    monkeypatch.setattr("headrace.cluster.ray_workers._MISSED", 4)
-    monkeypatch.setattr("headrace.cluster.ray_workers._MISSED_LOADING", 4)
+    monkeypatch.setattr("headrace.cluster.ray_workers._MISSED", 12)
+    monkeypatch.setattr("headrace.cluster.ray_workers._MISSED_LOADING", 12)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -219,8 +219,8 @@ def test_the_clocks_are_compared_when_work_begins_not_when_the_model_was_loaded(
     from headrace.cluster.ray_workers import Place, Staff
 
     staff = Staff(Spec("custom", None, f"{ENGINES}:lengths", {}, None, None, headrace.__version__), Place(cpus=0.5))
-    time.sleep(0.5)
-    assert abs(asyncio.run(staff.workers[0].load())) < 0.3  # on one machine there is one clock
+    time.sleep(3)
+    assert abs(asyncio.run(staff.workers[0].load())) < 2  # on one machine there is one clock
     staff.close()
 
 

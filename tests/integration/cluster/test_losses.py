@@ -18,7 +18,6 @@ IN_FLIGHT = 3 * 1024
 """Most records that one worker has."""
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes minutes: scripts/test-cluster runs it")
 def test_whatever_is_lost_every_record_of_a_long_job_comes_once(rows: Callable[..., Path], tmp_path: Path) -> None:
     pytest.importorskip("ray", reason='needs Ray: pip install "headrace[ray]"')

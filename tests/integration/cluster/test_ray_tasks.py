@@ -44,8 +44,8 @@ def test_a_cancelled_call_is_cancelled_on_the_cluster(tmp_path: Path) -> None:
     from headrace.cluster.ray_tasks import ray_task
 
     def waits(name: str) -> None:
-        (tmp_path / f"{name} began").touch()
         try:
+            (tmp_path / f"{name} began").touch()  # here already: the interrupt may come as soon as this is seen
             while True:
                 time.sleep(0.05)  # a long one would go on: Ray interrupts between two instructions
         except KeyboardInterrupt:

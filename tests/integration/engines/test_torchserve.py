@@ -281,7 +281,7 @@ def test_the_base_class_loads_weights_into_the_class_of_the_model_file(folder: P
 def test_a_status_of_400_is_that_record_s_error(tmp_path: Path) -> None:
     (tmp_path / "my_handler.py").write_text(
         "def handle(data, context):\n    if data is None:\n        return\n"
-        "    context.set_response_status(code=422, phrase='no such mill', idx=1)\n"
+        "    if len(data) > 1:\n        context.set_response_status(code=422, phrase='no such mill', idx=1)\n"
         "    return [context.get_request_id(place) for place in range(len(data))]\n"
     )
     engine = serve(handler=tmp_path / "my_handler.py")
@@ -306,11 +306,8 @@ def test_a_wrong_answer_is_named(tmp_path: Path, answer: str, words: str) -> Non
 @pytest.mark.parametrize(
     ("content", "error", "words"),
     [
-        ("import no_such_library", EngineError, "cannot be imported: No module named 'no_such_library'"),
-        ("def handle(:", EngineError, "cannot be imported"),
         ("x = 1", ConfigError, "must have a function handle, or one class with a method handle"),
         ("def handle(data, context):\n    1 / 0", EngineError, "cannot be initialized: ZeroDivisionError"),
-        ("from ts.torch_handler.text_classifier import T", EngineError, "No module named 'ts.torch_handler.text_cl"),
     ],
 )
 def test_a_handler_that_cannot_start_says_why(tmp_path: Path, content: str, error: type, words: str) -> None:
@@ -330,9 +327,9 @@ def test_files_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Pat
         (tmp_path / "bad.mar", {}, "cannot read model archive"),
         (tmp_path / "empty.mar", {}, r"holds no usable MAR-INF/MANIFEST\.json"),
         (
-            archive(folder, handler="image_classifier"),
+            archive(folder, handler="text_classifier"),
             {},
-            "TorchServe's own handler image_classifier, which is not here",
+            "TorchServe's own handler text_classifier, which is not here",
         ),
         (folder / "my_handler.py", {"model": tmp_path / "nowhere"}, "is no folder"),
         (folder / "my_handler.py", {"config": tmp_path / "nowhere.yaml"}, "no handler configuration"),

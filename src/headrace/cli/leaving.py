@@ -1,0 +1,57 @@
+"""The end of the process: it comes soon after the work is done, whatever a user's code has left running."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+_THREADS_S = 5.0
+"""How long threads that are no daemons may take to end; Python alone would wait for ever."""
+_EXIT_FUNCTIONS_S = 10.0
+"""And what is registered with `atexit`, which waits for child processes."""
+
+
+def leave_in_time(status: str | int | None) -> None:
+    """See that the process ends within some seconds; to be called as the last thing of the main thread.
+
+    Args:
+        status: what the main thread ends with, as in `SystemExit`.
+    """
+    code = status if isinstance(status, int) else int(status is not None)
+    threads_ended = threading.Event()
+    atexit.register(threads_ended.set)  # the last one registered is called first
+    threading.Thread(target=_watch, args=(threads_ended, code), name="headrace-leaving", daemon=True).start()
+
+
+def _watch(threads_ended: threading.Event, code: int) -> None:
+    if threads_ended.wait(_THREADS_S):
+        time.sleep(_EXIT_FUNCTIONS_S)  # during which the process ends, nearly always
+    else:
+        threads = [one for one in threading.enumerate() if not (one.daemon or one is threading.main_thread())]
+        _say("thread", threads)
+        # In a thread: they may wait for ever too.
+        exits = threading.Thread(target=atexit._run_exitfuncs, name="headrace-exit", daemon=True)
+        exits.start()
+        exits.join(_EXIT_FUNCTIONS_S)
+    multiprocessing: Any = sys.modules.get("multiprocessing")
+    children = multiprocessing.active_children() if multiprocessing else []
+    if children:
+        _say("process", children)
+    for child in children:
+        child.kill()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed, or never there: nobody reads it
+            pass
+    os._exit(code)
+
+
+def _say(kind: str, left: Sequence[Any]) -> None:
+    names = ", ".join(one.name for one in left) or "of an executor"
+    print(f"headrace: ending, though a {kind} of the user's code ({names}) still runs", file=sys.stderr)
