@@ -27,7 +27,7 @@ class KeySettings:
     """Requests at the same time; None for no limit."""
 
 
-class _Account:
+class Account:
     """What a key has used."""
 
     def __init__(self, settings: KeySettings, now: float) -> None:
@@ -74,10 +74,10 @@ class Keys:
 
     def __init__(self, keys: Iterable[KeySettings] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._accounts = [_Account(key, clock()) for key in keys]
+        self._accounts = [Account(key, clock()) for key in keys]
         self.required = bool(self._accounts)
 
-    def account(self, headers: Iterable[tuple[bytes, bytes]]) -> _Account | None:
+    def account(self, headers: Iterable[tuple[bytes, bytes]]) -> Account | None:
         """Whose request this is; None where no keys are set.
 
         Raises:
@@ -89,7 +89,7 @@ class Keys:
         if presented is None:
             raise ApiError(401, 'no API key: send "Authorization: Bearer KEY"', code="missing_api_key")
         digest = hashlib.sha256(presented).digest()
-        found: _Account | None = None
+        found: Account | None = None
         for account in self._accounts:  # all of them, whichever it is: the time tells nothing
             if hmac.compare_digest(account.settings.digest, digest):
                 found = account
@@ -97,7 +97,7 @@ class Keys:
             raise ApiError(401, "the API key is not known", code="invalid_api_key")
         return found
 
-    def enter(self, account: _Account) -> None:
+    def enter(self, account: Account) -> None:
         """Count a request; raises ApiError 429 at the key's limit."""
         account.enter(self._clock())
 
