@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from headrace.events import Event, JobStarted, Listener, PartCommitted
 from headrace.io.openai import CHAT, COMPLETIONS, EMBEDDINGS, url_of
 from headrace.jobs import run as main_path
 from headrace.jobs.job import Limits, StopRequest
+from headrace.jobs.lock import exclusive
 from headrace.serving.backfill import Backfill
 from headrace.serving.batches import BatchEnd, Batches
 from headrace.serving.files import FileStore
@@ -56,6 +57,22 @@ class BulkDesk:
         if self._batches is None:
             raise NotRunningError("the server is not running")
         return self._batches
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Be the only server of this state while the body runs.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+            OutputLockedError: another server has it.
+        """
+        lock = exclusive(self._state / "lock", self._state, "stop that server, or choose another --state-dir")
+        with ExitStack() as held:
+            try:
+                held.enter_context(lock)
+            except OSError as error:
+                raise ConfigError(f"cannot write {self._state / 'lock'}: {error.strerror or error}") from error
+            yield
 
     @asynccontextmanager
     async def running(self, service: Service) -> AsyncIterator[None]:

@@ -133,6 +133,7 @@ def build(settings: ServerSettings) -> tuple[FastAPI, Host]:
         version=version,
         routers=(files_router(bulk.files, settings.limits.max_file_bytes), batches_router(bulk.batches)),
         background=bulk.running,
+        claim=bulk.claimed,
     ), host
 
 

@@ -36,6 +36,7 @@ def create_app(
     version: str = "",
     routers: Sequence[APIRouter] = (),
     background: Callable[[Service], contextlib.AbstractAsyncContextManager[None]] | None = None,
+    claim: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> FastAPI:
     """An app that makes its service when it starts and closes it when it ends.
 
@@ -46,21 +47,23 @@ def create_app(
         version: Headrace's, in the documents.
         routers: further routes.
         background: what else lives as long as the service, and ends before it.
+        claim: taken before the model is loaded, and held to the very end.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service = await asyncio.to_thread(make_service)
-        await service.start()
-        host.draining = host.dead = False
-        try:
-            async with background(service) if background is not None else contextlib.nullcontext():
-                host.loaded = service
-                yield
-                host.draining = True
-        finally:
-            host.loaded = None
-            await service.stop(host.limits.drain_s)
+        with claim():
+            service = await asyncio.to_thread(make_service)
+            await service.start()
+            host.draining = host.dead = False
+            try:
+                async with background(service) if background is not None else contextlib.nullcontext():
+                    host.loaded = service
+                    yield
+                    host.draining = True
+            finally:
+                host.loaded = None
+                await service.stop(host.limits.drain_s)
 
     app = FastAPI(
         title="Headrace",
