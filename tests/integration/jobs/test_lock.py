@@ -22,11 +22,16 @@ def test_there_is_one_holder_and_the_error_names_it(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_forked_child_does_not_keep_it(tmp_path: Path) -> None:
+    heard, told = os.pipe()
     with exclusive(tmp_path / "lock", tmp_path):
         child = os.fork()
         if not child:
+            os.write(told, b"1")
             signal.pause()
             os._exit(0)
+        assert os.read(heard, 1) == b"1"
+    os.close(heard)
+    os.close(told)
     try:
         with exclusive(tmp_path / "lock", tmp_path):
             pass
