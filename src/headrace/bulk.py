@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +18,14 @@ from headrace.jobs import run as main_path
 from headrace.jobs.job import Limits, StopRequest
 from headrace.jobs.lock import exclusive
 from headrace.serving.backfill import Backfill
-from headrace.serving.batches import BatchEnd, Batches
+from headrace.serving.batch_runs import BatchEnd, Means
+from headrace.serving.batches import Batches
 from headrace.serving.files import FileStore
 from headrace.serving.guest import Guest
+from headrace.serving.host import Host
+from headrace.serving.lines import Lines
 from headrace.serving.service import Service
+from headrace.serving.validation import Findings, Rules, look_through
 
 _ENDPOINTS: Mapping[str, tuple[str, ...]] = {"embed": (EMBEDDINGS,), "generate": (COMPLETIONS, CHAT)}
 _LIMITS = Limits(max_error_rate=1.0, workers=1, part_records=1024, commit_interval_s=1.0)
@@ -33,6 +38,7 @@ class BulkDesk:
 
     Args:
         state: the folder of its files and jobs.
+        host: of the server.
         task: of the model.
         target_s: what requests may take beside bulk work.
         listeners: of the server; the backfill becomes one.
@@ -41,12 +47,13 @@ class BulkDesk:
         ConfigError: the folder cannot be made.
     """
 
-    def __init__(self, state: Path, task: str, target_s: float | None, listeners: list[Listener]) -> None:
+    def __init__(self, state: Path, host: Host, task: str, target_s: float | None, listeners: list[Listener]) -> None:
         try:
             self.files = FileStore(state / "files")
         except OSError as error:
             raise ConfigError(f"cannot keep files in {state}: {error.strerror}; choose a folder to write to") from error
         self._state = state
+        self._host = host
         self._task = task
         self._target_s = target_s
         self._listeners = listeners
@@ -80,12 +87,18 @@ class BulkDesk:
         backfill = Backfill(service.engine, service.batcher, self._target_s, lambda: service.gate.requests)
         self._listeners.append(backfill.listen)
         loop = asyncio.get_running_loop()
-        batches = Batches(
-            self._state / "batches",
-            self.files,
-            _ENDPOINTS.get(self._task, ()),
-            lambda source, folder, url: _Run(service, partial(Guest, backfill, loop), source, folder, url),
-        )
+        limits = self._host.limits
+
+        def look(path: Path, url: str, stopped: Callable[[], bool]) -> Findings:
+            return look_through(path, Rules(url, service.name, limits.max_body_bytes), stopped)
+
+        def make_run(source: Path, folder: Path, url: str, owner: str | None) -> _Run:
+            # What a key has in batches is one share of them, however many these are.
+            make_guest = partial(Guest, backfill, loop, ("batch", owner or folder.name))
+            return _Run(service, Lines(service.engine, url, self._host), make_guest, source, folder, url)
+
+        means = Means(self.files, _ENDPOINTS.get(self._task, ()), look, make_run)
+        batches = Batches(self._state / "batches", means)
         try:
             async with batches.running():
                 self._batches = batches
@@ -112,13 +125,15 @@ class _Stop(StopRequest):
 class _Run:
     """One batch as a job."""
 
-    def __init__(self, service: Service, guest: partial[Guest], source: Path, folder: Path, url: str) -> None:
+    def __init__(
+        self, service: Service, lines: Lines, guest: partial[Guest], source: Path, folder: Path, url: str
+    ) -> None:
         self.completed = self.failed = self._earlier_failures = 0
         engine = service.engine
         ahead = 8 * engine.default_batch_size if isinstance(engine, BatchEngine) else _AHEAD
-        self._guest = guest(str(folder), min(ahead, _AHEAD))
+        self._guest = guest(min(ahead, _AHEAD))
         self._stop = _Stop(self._guest)
-        self._engine = engine
+        self._lines = lines
         self._settings = wiring.JobSettings(
             source=source,
             sink=folder / "output.jsonl",
@@ -132,7 +147,7 @@ class _Run:
         """Work to the end, or until asked to stop."""
         plan = self._plan()
         self._earlier_failures = plan.output.parts.count_errors() if plan.output.parts.path.is_dir() else 0
-        end = main_path.run(wiring.build(plan, self._engine, self._stop, self._listen, self._guest))
+        end = main_path.run(wiring.build(plan, self._lines, self._stop, self._listen, self._guest))
         self.completed, self.failed = end.records - end.failed, end.failed
         if end.state == "interrupted":
             return BatchEnd(complete=False, output=None, errors=None)
@@ -143,17 +158,19 @@ class _Run:
         asked = url_of(plan.source)
         if asked != self._url:
             raise ConfigError(f"the batch is for {self._url}, its file asks for {asked}")
-        return plan
+        return replace(plan, columns=replace(plan.columns, text="body", text_only=False))
 
     def stop(self) -> None:
         """Ask for an early end."""
         self._stop.request()
 
     def salvage(self) -> BatchEnd:
-        """Make files of what is finished."""
+        """Make files of what is finished, and count it."""
         plan = self._plan()
         with plan.output.locked():
             plan.output.merge_so_far()
+            self.failed = plan.output.parts.count_errors()
+            self.completed = sum(part.end - part.start for part in plan.output.parts.committed()) - self.failed
         return _end(plan, complete=False)
 
     def _listen(self, event: Event) -> None:

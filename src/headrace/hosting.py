@@ -125,15 +125,17 @@ def build(settings: ServerSettings) -> tuple[FastAPI, Host]:
     version = headrace.__version__
     if settings.state is None:
         return create_app(host, make_service, settings.task, version=version), host
-    bulk = BulkDesk(settings.state, settings.task, settings.latency_target_s, listeners)
+    bulk = BulkDesk(settings.state, host, settings.task, settings.latency_target_s, listeners)
     return create_app(
         host,
         make_service,
         settings.task,
         version=version,
-        routers=(files_router(bulk.files, settings.limits.max_file_bytes), batches_router(bulk.batches)),
-        background=bulk.running,
-        claim=bulk.claimed,
+        routers=(
+            files_router(bulk.files, settings.limits.max_file_bytes, bulk.batches),
+            batches_router(bulk.batches),
+        ),
+        background=bulk,
     ), host
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from headrace.errors import OutputLockedError
 
-
 _held: set[int] = set()
 """File descriptors of the locks of this process."""
 
@@ -51,9 +50,7 @@ def exclusive(path: Path, output: Path, way_out: str = "wait for it, or choose a
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            raise OutputLockedError(
-                f"{output} is being written by {_describe(file.read())}; {way_out}"
-            ) from error
+            raise OutputLockedError(f"{output} is being written by {_describe(file.read())}; {way_out}") from error
         file.truncate(0)
         json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}, file)
         file.flush()

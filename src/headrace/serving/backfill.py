@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.batching.batcher import DynamicBatcher
 from headrace.engines.base import BatchEngine, Engine, Prepared, StepEngine
-from headrace.errors import StoppedError
+from headrace.errors import NotRunningError, StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, RequestDone, StepDone
 from headrace.serving.pacing import Margin, Recent, TimeModel
 
@@ -82,9 +82,13 @@ class Backfill:
             self._inside.pop(turn, None)  # cancelled just after it was let in
             self._let_in()
             raise
-        ticket = self._batcher.submit_nowait(
-            entry.payload, estimated_cost=None if self._steps else entry.cost, priority=BULK, caller=caller
-        )
+        try:
+            ticket = self._batcher.submit_nowait(
+                entry.payload, estimated_cost=None if self._steps else entry.cost, priority=BULK, caller=caller
+            )
+        except NotRunningError as error:  # a drain has met its limit: no fault of the record's
+            self._inside.pop(turn, None)
+            raise StoppedError("the server stops") from error
         self._inside[ticket] = entry.cost
         self._inside.pop(turn, None)
         ticket.add_done_callback(self._left)

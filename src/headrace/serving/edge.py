@@ -99,6 +99,7 @@ class Edge:
             return
         self._host.keys.enter(account)
         scope["headrace_caller"] = account.settings.name
+        scope["headrace_tenant"] = account.tenant
         try:
             await app(scope, body.receive, send)
         finally:

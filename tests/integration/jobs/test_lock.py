@@ -13,9 +13,11 @@ from headrace.jobs.lock import exclusive
 
 
 def test_there_is_one_holder_and_the_error_names_it(tmp_path: Path) -> None:
-    with exclusive(tmp_path / "lock", tmp_path):
-        with pytest.raises(OutputLockedError, match=f"process {os.getpid()} .*; go away$"):
-            exclusive(tmp_path / "lock", tmp_path, "go away").__enter__()
+    with (
+        exclusive(tmp_path / "lock", tmp_path),
+        pytest.raises(OutputLockedError, match=f"process {os.getpid()} .*; go away$"),
+    ):
+        exclusive(tmp_path / "lock", tmp_path, "go away").__enter__()
     with exclusive(tmp_path / "lock", tmp_path):
         pass
 
