@@ -19,7 +19,7 @@ from headrace.jobs.job import Limits, StopRequest
 from headrace.jobs.lock import exclusive
 from headrace.serving.backfill import Backfill
 from headrace.serving.batch_runs import BatchEnd, Means
-from headrace.serving.batches import Batches
+from headrace.serving.batches import AT_ONCE, Batches
 from headrace.serving.files import FileStore
 from headrace.serving.guest import Guest
 from headrace.serving.host import Host
@@ -31,6 +31,8 @@ _ENDPOINTS: Mapping[str, tuple[str, ...]] = {"embed": (EMBEDDINGS,), "generate":
 _LIMITS = Limits(max_error_rate=1.0, workers=1, part_records=1024, commit_interval_s=1.0)
 _AHEAD = 2_048
 """Records of a batch that are read and not yet answered."""
+MOST_WAITING = 4 * AT_ONCE * _AHEAD
+"""Of all batches together, inputs in the batcher; each may be ahead by one line of many inputs besides."""
 
 
 class BulkDesk:

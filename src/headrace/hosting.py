@@ -14,7 +14,7 @@ import headrace
 from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.streaming import StreamBatcher
-from headrace.bulk import BulkDesk
+from headrace.bulk import MOST_WAITING, BulkDesk
 from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
 from headrace.engines.local_model import pickled_weights
@@ -171,8 +171,8 @@ def _refuse_pickles(model: str | None) -> None:
 
 
 def _batcher(settings: ServerSettings, engine: Engine[Any, Any], listener: Listener) -> DynamicBatcher[Any, Any]:
-    """What feeds an engine of this type. The gate is before it: its own waiting room is never full."""
-    room = 2 * settings.limits.max_requests
+    """What feeds an engine of this type. Its own room is never full: the gate is before it, and batches wait outside."""
+    room = 2 * settings.limits.max_requests + (MOST_WAITING if settings.state is not None else 0)
     if isinstance(engine, StreamEngine):
         return StreamBatcher(engine.infer, max_in_flight=engine.max_in_flight, max_queue_size=room, listener=listener)
     if isinstance(engine, StepEngine):

@@ -28,7 +28,7 @@ logger = logging.getLogger("headrace")
 T = TypeVar("T")
 
 _ID = re.compile(r"batch_[0-9a-f]{32}")
-_AT_ONCE = 4
+AT_ONCE = 4
 """Batches that run at the same time; others wait in the order they came."""
 _LOOK_S = 0.2
 """How often a running batch is asked how far it is."""
@@ -58,10 +58,10 @@ class Batches:
         self._runs: dict[str, BatchRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancels: dict[str, asyncio.Event] = {}
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
         self._validating = asyncio.Semaphore(1)
         # Of their own: those of the loop are for files, which must not wait for batches.
-        self._threads = ThreadPoolExecutor(_AT_ONCE + 2, "headrace-batch")
+        self._threads = ThreadPoolExecutor(AT_ONCE + 2, "headrace-batch")
         self._stopping = False
         self.ended: Counter[str] = Counter()
         """Batches that have ended since the server started, by status."""

@@ -169,3 +169,30 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         assert process.wait(5) == 128 + signal.SIGTERM
         with pytest.raises(httpx.TransportError):
             answer.result()
+
+
+def test_a_limit_that_is_met_costs_a_batch_nothing(tmp_path: Path) -> None:
+    count = 400
+    rows = (
+        {"custom_id": str(n), "method": "POST", "url": "/v1/completions", "body": {"prompt": "a b c d " * (n % 9 + 1)}}
+        for n in range(count)
+    )
+    talk = (*TALK, "--state-dir", "state", "--drain-timeout", "1")
+    with server(*talk, folder=tmp_path) as (process, url), ThreadPoolExecutor(1) as pool:
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        file = httpx.post(f"{url}/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"}).json()
+        body = {"input_file_id": file["id"], "endpoint": "/v1/completions"}
+        identity = post(url, "/v1/batches", body).json()["id"]
+        pool.submit(post, url, "/v1/completions", {"prompt": WORDS * 30, "max_tokens": 10_000})
+        wait_for(lambda: batch(url, identity)["request_counts"]["completed"] > 0)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    with server(*talk, folder=tmp_path) as (_, url):
+        wait_for(lambda: batch(url, identity)["status"] not in ("validating", "in_progress", "finalizing"), 60)
+        done = batch(url, identity)
+        assert done["status"] == "completed"
+        assert done["request_counts"] == {"total": count, "completed": count, "failed": 0}
+
+
+def batch(url: str, identity: str) -> dict[str, Any]:
+    return dict(httpx.get(f"{url}/v1/batches/{identity}").json())

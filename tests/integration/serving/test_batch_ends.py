@@ -65,6 +65,12 @@ def test_the_errors_of_a_file_are_bounded(serve: Callable[..., Any]) -> None:
         assert len(ended(server, begin(server, ["x"] * 5_000))["errors"]["data"]) == 100
 
 
+def test_a_server_that_takes_few_requests_does_whole_batches(serve: Callable[..., Any]) -> None:
+    with serve(limits=ServeLimits(max_requests=8)) as server:
+        done = ended(server, begin(server, [line(number) for number in range(3_000)]))
+        assert done["request_counts"] == {"total": 3_000, "completed": 3_000, "failed": 0}
+
+
 def test_the_served_model_may_be_named(serve: Callable[..., Any]) -> None:
     with serve(name="ours") as server:
         rows = [line(0, body={"model": "ours", "input": "a"}), line(1)]
