@@ -171,7 +171,7 @@ def _refuse_pickles(model: str | None) -> None:
 
 
 def _batcher(settings: ServerSettings, engine: Engine[Any, Any], listener: Listener) -> DynamicBatcher[Any, Any]:
-    """What feeds an engine of this type. Its own room is never full: the gate is before it, and batches wait outside."""
+    """What feeds an engine of this type. Its own room is never full: the gate and the backfill are before it."""
     room = 2 * settings.limits.max_requests + (MOST_WAITING if settings.state is not None else 0)
     if isinstance(engine, StreamEngine):
         return StreamBatcher(engine.infer, max_in_flight=engine.max_in_flight, max_queue_size=room, listener=listener)
