@@ -24,6 +24,7 @@ from headrace.serving.files import FileStore
 from headrace.serving.guest import Guest
 from headrace.serving.host import Host
 from headrace.serving.lines import Lines
+from headrace.serving.metrics import BulkState
 from headrace.serving.service import Service
 from headrace.serving.validation import Findings, Rules, look_through
 
@@ -60,12 +61,19 @@ class BulkDesk:
         self._target_s = target_s
         self._listeners = listeners
         self._batches: Batches | None = None
+        self._backfill: Backfill | None = None
 
     def batches(self) -> Batches:
         """All batches; raises NotRunningError outside the server's life."""
         if self._batches is None:
             raise NotRunningError("the server is not running")
         return self._batches
+
+    def state(self) -> BulkState | None:
+        """What there is now, for the metrics; None outside the server's life."""
+        if self._batches is None or self._backfill is None:
+            return None
+        return BulkState(self._batches, self._backfill.done, self._backfill.waiting)
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -86,7 +94,9 @@ class BulkDesk:
     @asynccontextmanager
     async def running(self, service: Service) -> AsyncIterator[None]:
         """Continue unfinished batches, and take new ones while the body runs."""
-        backfill = Backfill(service.engine, service.batcher, self._target_s, lambda: service.gate.requests)
+        backfill = Backfill(
+            service.engine, service.batcher, self._target_s, lambda: service.gate.requests, service.tokens
+        )
         self._listeners.append(backfill.listen)
         loop = asyncio.get_running_loop()
         limits = self._host.limits
@@ -103,10 +113,10 @@ class BulkDesk:
         batches = Batches(self._state / "batches", means)
         try:
             async with batches.running():
-                self._batches = batches
+                self._batches, self._backfill = batches, backfill
                 yield
         finally:
-            self._batches = None
+            self._batches = self._backfill = None
             backfill.refuse()
             self._listeners.remove(backfill.listen)
 

@@ -47,6 +47,16 @@ EVERYBODY = Tenant()
 """Where no keys are set, all see all."""
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What was done with a key."""
+
+    requests: int
+    refused: int
+    """Of those, by the key's own limits."""
+    running: int
+
+
 class Account:
     """What a key has used."""
 
@@ -54,6 +64,8 @@ class Account:
         self.settings = settings
         self.tenant = Tenant(settings.name, settings.admin)
         self.running = 0
+        self.requests = 0
+        self.refused = 0
         self._tokens = float(settings.per_minute or 0)
         self._filled = now
 
@@ -63,6 +75,15 @@ class Account:
         Raises:
             ApiError: 429, the key's limit is reached.
         """
+        self.requests += 1
+        try:
+            self._check(now)
+        except ApiError:
+            self.refused += 1
+            raise
+        self.running += 1
+
+    def _check(self, now: float) -> None:
         settings = self.settings
         if settings.max_concurrent is not None and self.running >= settings.max_concurrent:
             raise ApiError(
@@ -83,7 +104,6 @@ class Account:
                     retry_after_s=(1 - self._tokens) / rate,
                 )
             self._tokens -= 1
-        self.running += 1
 
     def leave(self) -> None:
         """A counted request has been answered."""
@@ -97,6 +117,7 @@ class Keys:
         self._clock = clock
         self._accounts = [Account(key, clock()) for key in keys]
         self.required = bool(self._accounts)
+        self.has_admin = any(account.settings.admin for account in self._accounts)
 
     def account(self, headers: Iterable[tuple[bytes, bytes]]) -> Account | None:
         """Whose request this is; None where no keys are set.
@@ -116,6 +137,26 @@ class Keys:
                 found = account
         if found is None:
             raise ApiError(401, "the API key is not known", code="invalid_api_key")
+        return found
+
+    def check_metrics(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Who may read the metrics, which name all keys: the admin, or any key where there is none.
+
+        Raises:
+            ApiError: 401 or 403.
+        """
+        account = self.account(headers)
+        if account is not None and self.has_admin and not account.settings.admin:
+            raise ApiError(403, "the metrics are for an admin key", code="admin_only")
+
+    def use(self) -> dict[str, Use]:
+        """What was done with the keys of each name."""
+        found: dict[str, Use] = {}
+        for account in self._accounts:
+            sofar = found.get(account.settings.name, Use(0, 0, 0))
+            found[account.settings.name] = Use(
+                sofar.requests + account.requests, sofar.refused + account.refused, sofar.running + account.running
+            )
         return found
 
     def enter(self, account: Account) -> None:
