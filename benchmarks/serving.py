@@ -274,7 +274,7 @@ def _beside(target_ms: float, seconds: float, *, bulk: bool) -> list[Any]:
         if bulk:
             _upload(port, int(CAPACITY * (seconds + 30)))
             load(port, 0, 8.0, rate=rate)  # until it is learned how long batches take, and what delays requests
-        names = ("headrace_records_total", "headrace_batch_seconds_sum")
+        names = ("headrace_records_total", "headrace_batch_duration_seconds_sum")
         done, busy = (metric(port, name) for name in names)
         began = time.monotonic()
         result = load(port, 0, seconds, rate=rate)

@@ -69,7 +69,7 @@ class Crowd:
 
     async def look(self, moment: str) -> None:
         """One row: what the server holds, and what its engine has done since the last one."""
-        names = ("headrace_stepped_records_total", "headrace_in_flight_records", "headrace_cancelled_records")
+        names = ("headrace_stepped_records_total", "headrace_in_flight_records", "headrace_cancelled_records_total")
         work, inside, cancelled = [await asyncio.to_thread(metric, self._port, name) for name in names]
         now = time.monotonic()
         per_s = (work - self._work) / (now - self._since)

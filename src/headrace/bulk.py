@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,16 +16,24 @@ from headrace.events import Event, JobStarted, Listener, PartCommitted
 from headrace.io.openai import CHAT, COMPLETIONS, EMBEDDINGS, url_of
 from headrace.jobs import run as main_path
 from headrace.jobs.job import Limits, StopRequest
+from headrace.jobs.lock import exclusive
 from headrace.serving.backfill import Backfill
-from headrace.serving.batches import BatchEnd, Batches
+from headrace.serving.batch_runs import BatchEnd, Means
+from headrace.serving.batches import AT_ONCE, Batches
 from headrace.serving.files import FileStore
 from headrace.serving.guest import Guest
+from headrace.serving.host import Host
+from headrace.serving.lines import Lines
+from headrace.serving.metrics import BulkState
 from headrace.serving.service import Service
+from headrace.serving.validation import Findings, Rules, look_through
 
 _ENDPOINTS: Mapping[str, tuple[str, ...]] = {"embed": (EMBEDDINGS,), "generate": (COMPLETIONS, CHAT)}
 _LIMITS = Limits(max_error_rate=1.0, workers=1, part_records=1024, commit_interval_s=1.0)
 _AHEAD = 2_048
 """Records of a batch that are read and not yet answered."""
+MOST_WAITING = 4 * AT_ONCE * _AHEAD
+"""Of all batches together, inputs in the batcher; each may be ahead by one line of many inputs besides."""
 
 
 class BulkDesk:
@@ -32,6 +41,7 @@ class BulkDesk:
 
     Args:
         state: the folder of its files and jobs.
+        host: of the server.
         task: of the model.
         target_s: what requests may take beside bulk work.
         listeners: of the server; the backfill becomes one.
@@ -40,16 +50,18 @@ class BulkDesk:
         ConfigError: the folder cannot be made.
     """
 
-    def __init__(self, state: Path, task: str, target_s: float | None, listeners: list[Listener]) -> None:
+    def __init__(self, state: Path, host: Host, task: str, target_s: float | None, listeners: list[Listener]) -> None:
         try:
             self.files = FileStore(state / "files")
         except OSError as error:
             raise ConfigError(f"cannot keep files in {state}: {error.strerror}; choose a folder to write to") from error
         self._state = state
+        self._host = host
         self._task = task
         self._target_s = target_s
         self._listeners = listeners
         self._batches: Batches | None = None
+        self._backfill: Backfill | None = None
 
     def batches(self) -> Batches:
         """All batches; raises NotRunningError outside the server's life."""
@@ -57,24 +69,54 @@ class BulkDesk:
             raise NotRunningError("the server is not running")
         return self._batches
 
+    def state(self) -> BulkState | None:
+        """What there is now, for the metrics; None outside the server's life."""
+        if self._batches is None or self._backfill is None:
+            return None
+        return BulkState(self._batches, self._backfill.done, self._backfill.waiting)
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Be the only server of this state while the body runs.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+            OutputLockedError: another server has it.
+        """
+        lock = exclusive(self._state / "lock", self._state, "stop that server, or choose another --state-dir")
+        with ExitStack() as held:
+            try:
+                held.enter_context(lock)
+            except OSError as error:
+                raise ConfigError(f"cannot write {self._state / 'lock'}: {error.strerror or error}") from error
+            yield
+
     @asynccontextmanager
     async def running(self, service: Service) -> AsyncIterator[None]:
         """Continue unfinished batches, and take new ones while the body runs."""
-        backfill = Backfill(service.engine, service.batcher, self._target_s, lambda: service.gate.requests)
+        backfill = Backfill(
+            service.engine, service.batcher, self._target_s, lambda: service.gate.requests, service.tokens
+        )
         self._listeners.append(backfill.listen)
         loop = asyncio.get_running_loop()
-        batches = Batches(
-            self._state / "batches",
-            self.files,
-            _ENDPOINTS.get(self._task, ()),
-            lambda source, folder, url: _Run(service, partial(Guest, backfill, loop), source, folder, url),
-        )
+        limits = self._host.limits
+
+        def look(path: Path, url: str, stopped: Callable[[], bool]) -> Findings:
+            return look_through(path, Rules(url, service.name, limits.max_body_bytes), stopped)
+
+        def make_run(source: Path, folder: Path, url: str, owner: str | None) -> _Run:
+            # What a key has in batches is one share of them, however many these are.
+            make_guest = partial(Guest, backfill, loop, ("batch", owner or folder.name))
+            return _Run(service, Lines(service.engine, url, self._host), make_guest, source, folder, url)
+
+        means = Means(self.files, _ENDPOINTS.get(self._task, ()), look, make_run)
+        batches = Batches(self._state / "batches", means)
         try:
             async with batches.running():
-                self._batches = batches
+                self._batches, self._backfill = batches, backfill
                 yield
         finally:
-            self._batches = None
+            self._batches = self._backfill = None
             backfill.refuse()
             self._listeners.remove(backfill.listen)
 
@@ -95,13 +137,15 @@ class _Stop(StopRequest):
 class _Run:
     """One batch as a job."""
 
-    def __init__(self, service: Service, guest: partial[Guest], source: Path, folder: Path, url: str) -> None:
+    def __init__(
+        self, service: Service, lines: Lines, guest: partial[Guest], source: Path, folder: Path, url: str
+    ) -> None:
         self.completed = self.failed = self._earlier_failures = 0
         engine = service.engine
         ahead = 8 * engine.default_batch_size if isinstance(engine, BatchEngine) else _AHEAD
-        self._guest = guest(str(folder), min(ahead, _AHEAD))
+        self._guest = guest(min(ahead, _AHEAD))
         self._stop = _Stop(self._guest)
-        self._engine = engine
+        self._lines = lines
         self._settings = wiring.JobSettings(
             source=source,
             sink=folder / "output.jsonl",
@@ -115,7 +159,7 @@ class _Run:
         """Work to the end, or until asked to stop."""
         plan = self._plan()
         self._earlier_failures = plan.output.parts.count_errors() if plan.output.parts.path.is_dir() else 0
-        end = main_path.run(wiring.build(plan, self._engine, self._stop, self._listen, self._guest))
+        end = main_path.run(wiring.build(plan, self._lines, self._stop, self._listen, self._guest))
         self.completed, self.failed = end.records - end.failed, end.failed
         if end.state == "interrupted":
             return BatchEnd(complete=False, output=None, errors=None)
@@ -126,17 +170,19 @@ class _Run:
         asked = url_of(plan.source)
         if asked != self._url:
             raise ConfigError(f"the batch is for {self._url}, its file asks for {asked}")
-        return plan
+        return replace(plan, columns=replace(plan.columns, text="body", text_only=False))
 
     def stop(self) -> None:
         """Ask for an early end."""
         self._stop.request()
 
     def salvage(self) -> BatchEnd:
-        """Make files of what is finished."""
+        """Make files of what is finished, and count it."""
         plan = self._plan()
         with plan.output.locked():
             plan.output.merge_so_far()
+            self.failed = plan.output.parts.count_errors()
+            self.completed = sum(part.end - part.start for part in plan.output.parts.committed()) - self.failed
         return _end(plan, complete=False)
 
     def _listen(self, event: Event) -> None:

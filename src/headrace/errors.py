@@ -3,7 +3,8 @@
     HeadraceError
     ├── ConfigError (ValueError)            a parameter, flag or file cannot be used; nothing was started
     │   ├── UnknownOptionError              an engine or handler has no option of this name
-    │   └── MissingExtraError               an optional dependency is not installed
+    │   ├── MissingExtraError               an optional dependency is not installed
+    │   └── DiskFullError                   the disk of an output is full
     ├── NotRunningError (RuntimeError)      the batcher has not been started, or is stopped
     ├── AlreadyRunningError (RuntimeError)  started twice
     ├── QueueFullError                      submit_nowait found no room
@@ -54,6 +55,10 @@ class UnknownOptionError(ConfigError):
 
 class MissingExtraError(ConfigError):
     """An optional dependency is not installed; the message names the extra that brings it."""
+
+
+class DiskFullError(ConfigError):
+    """The disk of an output is full."""
 
 
 class NotRunningError(HeadraceError, RuntimeError):

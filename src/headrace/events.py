@@ -186,6 +186,17 @@ class RequestDone:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class PieceSent:
+    """A piece of a streamed answer is on its way to its client: a token, as a rule."""
+
+    first: bool
+    """Whether it is the answer's first."""
+    wait_s: float
+    """Since the request was read, for the first; since the piece before, for the others."""
+    at: float
+
+
 Event: TypeAlias = (
     BatchFormed
     | BatchDone
@@ -199,5 +210,6 @@ Event: TypeAlias = (
     | PieceDone
     | WorkerLost
     | RequestDone
+    | PieceSent
 )
 Listener: TypeAlias = Callable[[Event], None]

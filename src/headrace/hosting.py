@@ -14,7 +14,7 @@ import headrace
 from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.streaming import StreamBatcher
-from headrace.bulk import BulkDesk
+from headrace.bulk import MOST_WAITING, BulkDesk
 from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
 from headrace.engines.local_model import pickled_weights
@@ -26,6 +26,7 @@ from headrace.serving.auth import Keys, KeySettings
 from headrace.serving.batch_routes import batches_router, files_router
 from headrace.serving.host import Host
 from headrace.serving.limits import ServeLimits
+from headrace.serving.metrics import families
 from headrace.serving.service import Service
 from headrace.wiring import Fan
 
@@ -118,21 +119,25 @@ def build(settings: ServerSettings) -> tuple[FastAPI, Host]:
     """
     if settings.task not in registry.known_tasks():
         raise ConfigError(f"unknown task {settings.task!r}; known: {', '.join(registry.known_tasks())}")
-    metrics = PrometheusListener(lambda: _gauges(host))
+    version = headrace.__version__
+    bulk: BulkDesk | None = None
+    metrics = PrometheusListener(lambda: families(host, lambda: bulk.state() if bulk is not None else None), version)
     listeners: list[Listener] = [metrics]
     host = Host(settings.limits, Keys(settings.keys), Fan(listeners), metrics.render)
     make_service = functools.partial(_service, settings, host)
-    version = headrace.__version__
     if settings.state is None:
         return create_app(host, make_service, settings.task, version=version), host
-    bulk = BulkDesk(settings.state, settings.task, settings.latency_target_s, listeners)
+    bulk = BulkDesk(settings.state, host, settings.task, settings.latency_target_s, listeners)
     return create_app(
         host,
         make_service,
         settings.task,
         version=version,
-        routers=(files_router(bulk.files, settings.limits.max_file_bytes), batches_router(bulk.batches)),
-        background=bulk.running,
+        routers=(
+            files_router(bulk.files, settings.limits.max_file_bytes, bulk.batches),
+            batches_router(bulk.batches),
+        ),
+        background=bulk,
     ), host
 
 
@@ -168,8 +173,8 @@ def _refuse_pickles(model: str | None) -> None:
 
 
 def _batcher(settings: ServerSettings, engine: Engine[Any, Any], listener: Listener) -> DynamicBatcher[Any, Any]:
-    """What feeds an engine of this type. The gate is before it: its own waiting room is never full."""
-    room = 2 * settings.limits.max_requests
+    """What feeds an engine of this type. Its own room is never full: the gate and the backfill are before it."""
+    room = 2 * settings.limits.max_requests + (MOST_WAITING if settings.state is not None else 0)
     if isinstance(engine, StreamEngine):
         return StreamBatcher(engine.infer, max_in_flight=engine.max_in_flight, max_queue_size=room, listener=listener)
     if isinstance(engine, StepEngine):
@@ -193,24 +198,3 @@ def _batcher(settings: ServerSettings, engine: Engine[Any, Any], listener: Liste
         on_error="isolate",
         listener=listener,
     )
-
-
-def _gauges(host: Host) -> Mapping[str, float]:
-    service = host.loaded
-    if service is None:
-        return {"ready": 0.0}
-    stats = service.batcher.stats
-    return {
-        "ready": float(host.ready),
-        "waiting_records": stats.waiting,
-        "waiting_cost": stats.waiting_cost,
-        "in_flight_records": stats.in_flight,
-        "accepted_records": service.gate.requests,
-        "accepted_cost": service.gate.cost,
-        "refused_records": service.gate.refused,
-        "cancelled_records": service.cancelled,
-        "utilization": stats.window_utilization,
-        "batch_utilization": stats.batch_utilization,
-        "padding_efficiency": stats.padding_efficiency,
-        "queue_seconds_p99": stats.queue_times.p99,
-    }

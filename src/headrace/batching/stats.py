@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate, repeat
 
 from headrace.batching.policy import Batch
 from headrace.events import CloseReason
@@ -29,6 +31,15 @@ class Durations:
 
     counts: tuple[float, ...] = field(default=(), repr=False)
     """Per bucket of the histogram, up to the last that is not empty."""
+    total_s: float = field(default=0.0, repr=False)
+    """All of them added up, in seconds."""
+
+    @property
+    def cumulative(self) -> tuple[tuple[float, float], ...]:
+        """For each doubling from 2 µs to 18 minutes, how many durations stay within it; the last bound is infinite."""
+        counts = (*self.counts, *repeat(0.0, len(_BOUNDS) + 1 - len(self.counts)))
+        sums = tuple(accumulate(counts))
+        return (*((_BOUNDS[at], sums[at]) for at in range(4, len(_BOUNDS), 4)), (math.inf, sums[-1]))
 
     def percentile(self, share: float) -> float:
         """The duration in seconds that `share` (0 to 1) of all stay within; 0 when there are none."""
@@ -56,7 +67,8 @@ class Durations:
 
     def __add__(self, other: Durations) -> Durations:
         longer, shorter = sorted((self.counts, other.counts), key=len, reverse=True)
-        return Durations(tuple(a + b for a, b in zip(longer, shorter, strict=False)) + longer[len(shorter) :])
+        counts = tuple(a + b for a, b in zip(longer, shorter, strict=False)) + longer[len(shorter) :]
+        return Durations(counts, self.total_s + other.total_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +195,9 @@ class Meter:
         """Records that left before they were in a batch: cancelled, late, or stopped."""
         self.reasons: Counter[CloseReason] = Counter()
         self._queue_times = [0.0] * (len(_BOUNDS) + 1)
+        self._queued_s = 0.0
         self._process_times = [0.0] * (len(_BOUNDS) + 1)
+        self._processed_s = 0.0
         self._running = 0
         self._busy = 0.0
         self._busy_since = 0.0
@@ -212,7 +226,9 @@ class Meter:
         self.reasons[batch.reason] += 1
         step = len(batch.entries) // _SAMPLED + 1
         for entry in batch.entries[::step]:
-            self._queue_times[bisect_left(_BOUNDS, now - entry.arrival)] += step * entry.count
+            waited = now - entry.arrival
+            self._queue_times[bisect_left(_BOUNDS, waited)] += step * entry.count
+            self._queued_s += waited * step * entry.count
 
     def ended(self, now: float, size: int, failed: int, completed: int, duration: float) -> None:
         """That batch came back: `failed` got an exception, `completed` a result, the rest had left."""
@@ -225,6 +241,7 @@ class Meter:
         """A record got a slot of a step-wise engine, for the first time."""
         self.taken += 1
         self._queue_times[bisect_left(_BOUNDS, now - arrival)] += 1
+        self._queued_s += now - arrival
 
     def step_began(self, now: float, size: int, cost: float) -> None:
         """A step-wise engine takes one step with `size` records, which hold `cost`."""
@@ -257,8 +274,8 @@ class Meter:
             in_flight=self.in_flight,
             max_batch_size=max_batch_size,
             close_reasons=dict(self.reasons),
-            queue_times=_trimmed(self._queue_times),
-            process_times=_trimmed(self._process_times),
+            queue_times=_trimmed(self._queue_times, self._queued_s),
+            process_times=_trimmed(self._process_times, self._processed_s),
         )
 
     def _begin(self, now: float, size: int, cost: float, padded: float) -> None:
@@ -274,6 +291,7 @@ class Meter:
     def _end(self, now: float, duration: float) -> None:
         self._running -= 1
         self._process_times[bisect_left(_BOUNDS, duration)] += 1
+        self._processed_s += duration
         if not self._running:
             self._busy += now - self._busy_since
             self._remember(now)
@@ -304,8 +322,8 @@ class Meter:
         return before[1]
 
 
-def _trimmed(counts: list[float]) -> Durations:
+def _trimmed(counts: list[float], total_s: float) -> Durations:
     used = len(counts)
     while used and not counts[used - 1]:
         used -= 1
-    return Durations(tuple(counts[:used]))
+    return Durations(tuple(counts[:used]), total_s)

@@ -47,7 +47,7 @@ class Overview:
     async def __call__(self, request: Request) -> Response:
         """The metrics of every replica on one page."""
         try:
-            self._keys.account(request.scope["headers"])
+            self._keys.check_metrics(request.scope["headers"])
         except ApiError as error:
             return error_response(error)
         return Response(merged(await self._pages(), "replica"), headers={"content-type": METRICS_TYPE})

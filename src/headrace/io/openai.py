@@ -25,6 +25,12 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 
+class Answers(tuple[Any, ...]):
+    """The outputs of one request, one for each of the several inputs that it may have."""
+
+    __slots__ = ()
+
+
 def batch_url(file: InputFile) -> str | None:
     """The URL that the first line asks, if it is a request of a batch."""
     try:
@@ -149,27 +155,34 @@ def _error(failed: Failed) -> dict[str, Any]:
     return {**letter(failed), "custom_id": failed.record.id, "response": None, "error": error}
 
 
+def _outputs(ok: Ok) -> Sequence[Any]:
+    return ok.output if isinstance(ok.output, Answers) else (ok.output,)
+
+
 def _embedding(ok: Ok) -> dict[str, Any]:
-    vector = ok.output.tolist() if hasattr(ok.output, "tolist") else ok.output
-    data = [{"object": "embedding", "index": 0, "embedding": vector}]
+    vectors = (vector.tolist() if hasattr(vector, "tolist") else vector for vector in _outputs(ok))
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
     return {"object": "list", "data": data, "usage": {"prompt_tokens": ok.cost, "total_tokens": ok.cost}}
 
 
 def _completion(ok: Ok) -> dict[str, Any]:
-    output: Mapping[str, Any] = ok.output
-    choice = {"index": 0, "text": output["text"], "finish_reason": output["finish_reason"], "logprobs": None}
-    return {"object": "text_completion", "choices": [choice], "usage": _usage(output)}
+    choices = [
+        {"index": index, "text": output["text"], "finish_reason": output["finish_reason"], "logprobs": None}
+        for index, output in enumerate(_outputs(ok))
+    ]
+    return {"object": "text_completion", "choices": choices, "usage": _usage(_outputs(ok))}
 
 
 def _chat(ok: Ok) -> dict[str, Any]:
-    output: Mapping[str, Any] = ok.output
+    (output,) = _outputs(ok)
     message = {"role": "assistant", "content": output["text"]}
     choice = {"index": 0, "message": message, "finish_reason": output["finish_reason"], "logprobs": None}
-    return {"object": "chat.completion", "choices": [choice], "usage": _usage(output)}
+    return {"object": "chat.completion", "choices": [choice], "usage": _usage(_outputs(ok))}
 
 
-def _usage(output: Mapping[str, Any]) -> dict[str, int]:
-    asked, answered = output["prompt_tokens"], output["completion_tokens"]
+def _usage(outputs: Sequence[Any]) -> dict[str, int]:
+    asked = sum(output["prompt_tokens"] for output in outputs)
+    answered = sum(output["completion_tokens"] for output in outputs)
     return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
 
 

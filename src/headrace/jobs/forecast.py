@@ -15,7 +15,7 @@ from typing import Any
 from headrace.batching.cost import batch_cost
 from headrace.batching.window import MAX_STRETCH
 from headrace.engines.base import BatchEngine
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, DiskFullError
 from headrace.io.locations import is_remote
 from headrace.jobs.job import Job
 from headrace.jobs.stages import Work, longest_first
@@ -57,7 +57,8 @@ def check_room(output: Path) -> None:
     """See that an output can be written at all, before a model is loaded.
 
     Raises:
-        ConfigError: its folder may not be written, or its disk is full.
+        ConfigError: its folder may not be written.
+        DiskFullError: its disk is full.
     """
     if not is_remote(output):
         folder = next(place for place in (output, *output.absolute().parents) if place.is_dir())
@@ -65,7 +66,9 @@ def check_room(output: Path) -> None:
             raise ConfigError(f"cannot write {output}: {folder} is read-only for this user; choose another output")
     free = free_bytes(output)
     if free is not None and free < _LEAST_FREE:
-        raise ConfigError(f"cannot write {output}: its disk has {free / 1e6:.1f} MB left; make room, or choose another")
+        raise DiskFullError(
+            f"cannot write {output}: its disk has {free / 1e6:.1f} MB left; make room, or choose another"
+        )
 
 
 def free_bytes(output: Path) -> int | None:

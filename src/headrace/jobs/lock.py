@@ -1,4 +1,4 @@
-"""One writer per output: a lock that dies with the process that holds it."""
+"""One writer per output, one server per state folder: a lock that dies with the process that holds it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,34 @@ from pathlib import Path
 
 from headrace.errors import OutputLockedError
 
+_held: set[int] = set()
+"""File descriptors of the locks of this process."""
+
+
+def _let_go() -> None:
+    """Give up the locks in a forked child: one that outlives its parent must not go on holding them."""
+    if not _held:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in _held:
+        os.dup2(nothing, descriptor, inheritable=False)  # not closed: a file object here still has the number
+    os.close(nothing)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
 
 @contextlib.contextmanager
-def exclusive(path: Path, output: Path) -> Iterator[None]:
+def exclusive(path: Path, output: Path, way_out: str = "wait for it, or choose another output") -> Iterator[None]:
     """Hold the lock file while the body runs; the file stays, and says who held it last.
 
     The kernel frees the lock when the process ends, however it ends, so a file left by `kill -9` locks nothing.
+
+    Args:
+        path: the lock file, which is made if it is not there.
+        output: what it guards.
+        way_out: what the error advises.
 
     Raises:
         OutputLockedError: another process writes the same output; the message names it.
@@ -28,13 +50,15 @@ def exclusive(path: Path, output: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            raise OutputLockedError(
-                f"{output} is being written by {_describe(file.read())}; wait for it, or choose another output"
-            ) from error
+            raise OutputLockedError(f"{output} is being written by {_describe(file.read())}; {way_out}") from error
         file.truncate(0)
         json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}, file)
         file.flush()
-        yield
+        _held.add(file.fileno())
+        try:
+            yield
+        finally:
+            _held.discard(file.fileno())
 
 
 def _describe(content: str) -> str:

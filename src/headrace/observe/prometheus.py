@@ -1,50 +1,67 @@
-"""What happens in a server as counters and gauges for Prometheus."""
+"""What happens in a server, for Prometheus."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, RequestDone, StepDone
+from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, PieceSent, RequestDone, StepDone
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_SIZES = tuple(float(2**power) for power in range(13))
 
 
 class PrometheusListener:
-    """A listener that counts, and the page that tells the counts.
+    """A listener that counts, and the page that tells the counts; docs/serving.md has what each means.
 
     Args:
-        now: gauges by name, asked for when the page is made.
+        now: what is counted elsewhere, asked for when the page is made.
+        version: Headrace's.
     """
 
-    def __init__(self, now: Callable[[], Mapping[str, float]]) -> None:
-        self._registry = CollectorRegistry()
-        counter, registry = Counter, self._registry
-        self._requests = counter("headrace_requests", "Requests answered.", ("route", "status"), registry=registry)
-        self._request_s = Histogram(
-            "headrace_request_seconds", "From a request to its answer.", ("route",), buckets=_SECONDS, registry=registry
-        )
-        self._batches = counter("headrace_batches", "Batches, by why they were closed.", ("reason",), registry=registry)
-        self._batch_s = Histogram(
-            "headrace_batch_seconds", "Batches or steps in the engine.", buckets=_SECONDS, registry=registry
-        )
-        self._records = counter("headrace_records", "Records that left the engine.", ("result",), registry=registry)
-        self._stepped = counter(
-            "headrace_stepped_records",
-            "Records in each step, added up: the work of a step-wise engine.",
-            registry=registry,
-        )
-        self._cost = counter("headrace_batch_cost", "Cost of all batches.", registry=registry)
-        self._padded = counter("headrace_batch_padded_cost", "The same with padding.", registry=registry)
-        self._starved = counter("headrace_starved_seconds", "A slot stood free.", registry=registry)
-        self._splits = counter("headrace_batch_splits", "Failed batches run again in halves.", registry=registry)
+    def __init__(self, now: Callable[[], Iterable[Metric]], version: str) -> None:
+        self._registry = registry = CollectorRegistry()
+
+        def counter(name: str, help_: str, *labels: str) -> Counter:
+            return Counter(f"headrace_{name}", help_, labels, registry=registry)
+
+        def histogram(name: str, help_: str, *labels: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(f"headrace_{name}", help_, labels, buckets=buckets, registry=registry)
+
+        self._requests = counter("requests", "Requests answered, by route and status.", "route", "status")
+        self._request_s = histogram("request_duration_seconds", "From a request to the end of its answer.", "route")
+        self._first_s = histogram("time_to_first_token_seconds", "From a request to its stream's first token.")
+        self._between_s = histogram("inter_token_latency_seconds", "Between two tokens of a stream.")
+        self._batches = counter("batches", "Batches in the engine, by why they were closed.", "reason")
+        self._batch_s = histogram("batch_duration_seconds", "A batch, or a step, in the engine.")
+        self._batch_size = histogram("batch_size", "Records of a batch, or of a step.", buckets=_SIZES)
+        self._records = counter("records", "Records that left the engine, by result.", "result")
+        self._stepped = counter("stepped_records", "Records of each step, added up.")
+        self._cost = counter("batch_cost", "Cost of all batches, in the engine's unit: tokens for text.")
+        self._padded = counter("batch_padded_cost", "The same with padding.")
+        self._starved = counter("starved_seconds", "The engine was free and had nothing to do.")
+        self._splits = counter("batch_splits", "Failed batches that were run again in halves.")
         self._by_kind: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        registry.register(_Gauges(now))
+        self._good, self._failed = self._records.labels("ok"), self._records.labels("failed")
+        Gauge("headrace_build_info", "Headrace's version.", ("version",), registry=registry).labels(version).set(1)
+        registry.register(_Pulled(now))
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
 
     def __call__(self, event: Event) -> None:
         """Count an event."""
@@ -58,14 +75,18 @@ class PrometheusListener:
                 self._cost.inc(event.cost)
                 self._padded.inc(event.padded_cost)
                 self._starved.inc(event.starved_s)
+                self._batch_size.observe(event.size)
             case BatchDone():
                 self._batch_s.observe(event.duration_s)
                 self._left(event.size - event.failed, event.failed)
             case StepDone():
                 self._batch_s.observe(event.duration_s)
+                self._batch_size.observe(event.size)
                 self._stepped.inc(event.size)
                 self._starved.inc(event.starved_s)
                 self._left(event.finished - event.failed, event.failed)
+            case PieceSent():
+                (self._first_s if event.first else self._between_s).observe(event.wait_s)
             case BatchSplit():
                 self._splits.inc()
             case _:
@@ -80,22 +101,21 @@ class PrometheusListener:
         return found
 
     def _left(self, good: int, failed: int) -> None:
-        self._records.labels("ok").inc(good)
-        self._records.labels("failed").inc(failed)
+        self._good.inc(good)
+        self._failed.inc(failed)
 
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
-class _Gauges(Collector):
-    def __init__(self, now: Callable[[], Mapping[str, float]]) -> None:
+class _Pulled(Collector):
+    def __init__(self, now: Callable[[], Iterable[Metric]]) -> None:
         self._now = now
 
-    def collect(self) -> Iterator[Metric]:
-        """One gauge for each name."""
-        for name, value in self._now().items():
-            yield GaugeMetricFamily(f"headrace_{name}", name.replace("_", " ").capitalize() + ".", value)
+    def collect(self) -> Iterable[Metric]:
+        """What there is now."""
+        return self._now()
 
 
 def merged(pages: Mapping[str, bytes], label: str) -> bytes:

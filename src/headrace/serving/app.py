@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -28,6 +28,18 @@ _ROUTES: dict[str, Callable[[Host], APIRouter]] = {
 }
 
 
+class Background(Protocol):
+    """What lives beside a service."""
+
+    def claimed(self) -> contextlib.AbstractContextManager[None]:
+        """Taken before the model is loaded, and held to the very end."""
+        ...
+
+    def running(self, service: Service) -> contextlib.AbstractAsyncContextManager[None]:
+        """What runs while the service does, and ends before it."""
+        ...
+
+
 def create_app(
     host: Host,
     make_service: Callable[[], Service],
@@ -35,7 +47,7 @@ def create_app(
     *,
     version: str = "",
     routers: Sequence[APIRouter] = (),
-    background: Callable[[Service], contextlib.AbstractAsyncContextManager[None]] | None = None,
+    background: Background | None = None,
 ) -> FastAPI:
     """An app that makes its service when it starts and closes it when it ends.
 
@@ -45,22 +57,23 @@ def create_app(
         task: of the model: it decides which routes there are.
         version: Headrace's, in the documents.
         routers: further routes.
-        background: what else lives as long as the service, and ends before it.
+        background: what else lives as long as the service.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service = await asyncio.to_thread(make_service)
-        await service.start()
-        host.draining = host.dead = False
-        try:
-            async with background(service) if background is not None else contextlib.nullcontext():
-                host.loaded = service
-                yield
-                host.draining = True
-        finally:
-            host.loaded = None
-            await service.stop(host.limits.drain_s)
+        with background.claimed() if background is not None else contextlib.nullcontext():
+            service = await asyncio.to_thread(make_service)
+            await service.start()
+            host.draining = host.dead = False
+            try:
+                async with background.running(service) if background is not None else contextlib.nullcontext():
+                    host.loaded = service
+                    yield
+                    host.draining = True
+            finally:
+                host.loaded = None
+                await service.stop(host.limits.drain_s)
 
     app = FastAPI(
         title="Headrace",

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.serving.errors import ApiError
@@ -25,14 +26,46 @@ class KeySettings:
     """Requests a minute; None for no limit."""
     max_concurrent: int | None = None
     """Requests at the same time; None for no limit."""
+    admin: bool = False
+    """Whether it sees the files and batches of all."""
 
 
-class _Account:
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whose files and batches a request may see and use."""
+
+    name: str | None = None
+    """The key's; None where no keys are set."""
+    sees_all: bool = True
+
+    def owns(self, entry: Mapping[str, Any]) -> bool:
+        """Whether a file or batch is there for this tenant. What was made without keys belongs to nobody."""
+        return self.sees_all or entry.get("owner") == self.name
+
+
+EVERYBODY = Tenant()
+"""Where no keys are set, all see all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What was done with a key."""
+
+    requests: int
+    refused: int
+    """Of those, by the key's own limits."""
+    running: int
+
+
+class Account:
     """What a key has used."""
 
     def __init__(self, settings: KeySettings, now: float) -> None:
         self.settings = settings
+        self.tenant = Tenant(settings.name, settings.admin)
         self.running = 0
+        self.requests = 0
+        self.refused = 0
         self._tokens = float(settings.per_minute or 0)
         self._filled = now
 
@@ -42,6 +75,15 @@ class _Account:
         Raises:
             ApiError: 429, the key's limit is reached.
         """
+        self.requests += 1
+        try:
+            self._check(now)
+        except ApiError:
+            self.refused += 1
+            raise
+        self.running += 1
+
+    def _check(self, now: float) -> None:
         settings = self.settings
         if settings.max_concurrent is not None and self.running >= settings.max_concurrent:
             raise ApiError(
@@ -62,7 +104,6 @@ class _Account:
                     retry_after_s=(1 - self._tokens) / rate,
                 )
             self._tokens -= 1
-        self.running += 1
 
     def leave(self) -> None:
         """A counted request has been answered."""
@@ -74,10 +115,11 @@ class Keys:
 
     def __init__(self, keys: Iterable[KeySettings] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._accounts = [_Account(key, clock()) for key in keys]
+        self._accounts = [Account(key, clock()) for key in keys]
         self.required = bool(self._accounts)
+        self.has_admin = any(account.settings.admin for account in self._accounts)
 
-    def account(self, headers: Iterable[tuple[bytes, bytes]]) -> _Account | None:
+    def account(self, headers: Iterable[tuple[bytes, bytes]]) -> Account | None:
         """Whose request this is; None where no keys are set.
 
         Raises:
@@ -89,7 +131,7 @@ class Keys:
         if presented is None:
             raise ApiError(401, 'no API key: send "Authorization: Bearer KEY"', code="missing_api_key")
         digest = hashlib.sha256(presented).digest()
-        found: _Account | None = None
+        found: Account | None = None
         for account in self._accounts:  # all of them, whichever it is: the time tells nothing
             if hmac.compare_digest(account.settings.digest, digest):
                 found = account
@@ -97,7 +139,27 @@ class Keys:
             raise ApiError(401, "the API key is not known", code="invalid_api_key")
         return found
 
-    def enter(self, account: _Account) -> None:
+    def check_metrics(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Who may read the metrics, which name all keys: the admin, or any key where there is none.
+
+        Raises:
+            ApiError: 401 or 403.
+        """
+        account = self.account(headers)
+        if account is not None and self.has_admin and not account.settings.admin:
+            raise ApiError(403, "the metrics are for an admin key", code="admin_only")
+
+    def use(self) -> dict[str, Use]:
+        """What was done with the keys of each name."""
+        found: dict[str, Use] = {}
+        for account in self._accounts:
+            sofar = found.get(account.settings.name, Use(0, 0, 0))
+            found[account.settings.name] = Use(
+                sofar.requests + account.requests, sofar.refused + account.refused, sofar.running + account.running
+            )
+        return found
+
+    def enter(self, account: Account) -> None:
         """Count a request; raises ApiError 429 at the key's limit."""
         account.enter(self._clock())
 
@@ -115,15 +177,13 @@ def _presented(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 def read_keys(path: Path | None, environment: str | None) -> list[KeySettings]:
     """Keys from a file and from the environment's `HEADRACE_API_KEYS`, which holds keys between commas.
 
-    A line of the file is `KEY`, or `NAME KEY [per_minute=N] [max_concurrent=N]`; `#` begins a comment.
+    A line of the file is `KEY`, or `NAME KEY [admin] [per_minute=N] [max_concurrent=N]`; `#` begins a comment. Keys of
+    one name share what is theirs, so that one can follow another.
 
     Raises:
         ConfigError: the file cannot be read or holds no key, a line is none of these, or a key comes twice.
     """
-    keys: list[KeySettings] = []
-    for number, key in enumerate(part.strip() for part in (environment or "").split(",")):
-        if key:
-            keys.append(_settings(f"environment-{number}", key, {}))
+    keys = [_settings(None, key.strip(), {}) for key in (environment or "").split(",") if key.strip()]
     if path is not None:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -142,17 +202,25 @@ def _parse(path: Path, number: int, words: list[str]) -> KeySettings | None:
     if not words:
         return None
     if len(words) == 1:
-        return _settings(f"line-{number}", words[0], {})
-    limits: dict[str, int] = {}
+        return _settings(None, words[0], {})
+    if words[1] == "admin" or words[1].startswith(("per_minute=", "max_concurrent=")):
+        raise ConfigError(f"API key file {path}, line {number}: a key with admin or limits needs a name before it")
+    given: dict[str, Any] = {}
     for word in words[2:]:
         name, _, value = word.partition("=")
-        if name not in ("per_minute", "max_concurrent") or not value.isdigit() or int(value) < 1:
+        if word == "admin":
+            given["admin"] = True
+        elif name in ("per_minute", "max_concurrent") and value.isdigit() and int(value) >= 1:
+            given[name] = int(value)
+        else:
             raise ConfigError(
-                f"API key file {path}, line {number}: {word!r} is neither per_minute=N nor max_concurrent=N with N >= 1"
+                f"API key file {path}, line {number}: {word!r} is neither admin, per_minute=N nor max_concurrent=N "
+                "with N >= 1"
             )
-        limits[name] = int(value)
-    return _settings(words[0], words[1], limits)
+    return _settings(words[0], words[1], given)
 
 
-def _settings(name: str, key: str, limits: Mapping[str, int]) -> KeySettings:
-    return KeySettings(name, hashlib.sha256(key.encode()).digest(), **limits)
+def _settings(name: str | None, key: str, given: Mapping[str, Any]) -> KeySettings:
+    digest = hashlib.sha256(key.encode()).digest()
+    # Not by its place: what a key owns must not pass to another when a line is added or taken away.
+    return KeySettings(name or f"key-{digest.hex()[:12]}", digest, **given)

@@ -10,9 +10,10 @@ from typing import Any
 
 from headrace.batching.batcher import DynamicBatcher
 from headrace.engines.base import BatchEngine, Engine, Prepared, StepEngine
-from headrace.errors import StoppedError
+from headrace.errors import NotRunningError, StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, RequestDone, StepDone
 from headrace.serving.pacing import Margin, Recent, TimeModel
+from headrace.serving.tokens import Tokens
 
 BULK = -6
 """Priority of bulk work: a request goes before what has waited a minute less. What waits longer than that goes first,
@@ -38,6 +39,7 @@ class Backfill:
         batcher: shared with the requests.
         target_s: what requests may take; None promises nothing.
         held: how many requests are accepted and not answered.
+        tokens: those of bulk records are counted there.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Backfill:
         batcher: DynamicBatcher[Any, Any],
         target_s: float | None,
         held: Callable[[], int],
+        tokens: Tokens | None = None,
     ) -> None:
         self._batch_engine = engine if isinstance(engine, BatchEngine) else None
         self._steps = isinstance(engine, StepEngine)  # whose budget is of the unit of its `span`
@@ -53,6 +56,7 @@ class Backfill:
         self._batcher = batcher
         self._target_s = target_s
         self._held = held
+        self._tokens = tokens
         self.model = TimeModel()
         self.margin = Margin()
         self._online = Recent(_LATE_S)
@@ -82,9 +86,13 @@ class Backfill:
             self._inside.pop(turn, None)  # cancelled just after it was let in
             self._let_in()
             raise
-        ticket = self._batcher.submit_nowait(
-            entry.payload, estimated_cost=None if self._steps else entry.cost, priority=BULK, caller=caller
-        )
+        try:
+            ticket = self._batcher.submit_nowait(
+                entry.payload, estimated_cost=None if self._steps else entry.cost, priority=BULK, caller=caller
+            )
+        except NotRunningError as error:  # a drain has met its limit: no fault of the record's
+            self._inside.pop(turn, None)
+            raise StoppedError("the server stops") from error
         self._inside[ticket] = entry.cost
         self._inside.pop(turn, None)
         ticket.add_done_callback(self._left)
@@ -93,6 +101,8 @@ class Backfill:
         finally:
             ticket.cancel()
         self.done += 1
+        if self._tokens is not None:
+            self._tokens.count((result,), entry.cost)
         return result
 
     def refuse(self) -> None:

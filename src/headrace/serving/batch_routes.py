@@ -7,10 +7,11 @@ import errno
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Form, Query, Response, UploadFile
+from fastapi import APIRouter, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
+from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.batches import Batches
 from headrace.serving.errors import ApiError
 from headrace.serving.files import FileStore
@@ -30,42 +31,45 @@ class BatchRequest(BaseModel):
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
 
 
-def files_router(files: FileStore, max_bytes: int) -> APIRouter:
+def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches]) -> APIRouter:
     """Files go in, are listed, read and forgotten."""
     routes = APIRouter(tags=["batches"], responses=ERRORS)
 
     @routes.post("/v1/files", response_model=File)
-    async def create(file: UploadFile, purpose: Annotated[Literal["batch"], Form()]) -> Response:
+    async def create(request: Request, file: UploadFile, purpose: Annotated[Literal["batch"], Form()]) -> Response:
         """Keep a batch file (JSON Lines)."""
         if not file.size:
             raise ApiError(400, "the file is empty", code="empty", param="file")
         if file.size > max_bytes:
             raise ApiError(413, f"the file is longer than the {max_bytes:,} bytes allowed", code="too_long")
         try:
-            kept = await asyncio.to_thread(files.create, file.file, file.filename or "upload.jsonl", purpose)
+            name, owner = file.filename or "upload.jsonl", _tenant(request).name
+            kept = await asyncio.to_thread(files.create, file.file, name, purpose, owner)
         except OSError as error:
             raise disk_error(error) from error
         return JsonReply(kept)
 
     @routes.get("/v1/files", response_model=FileList)
-    async def list_all(limit: Limit = 100, after: After = None) -> Response:
+    async def list_all(request: Request, limit: Limit = 100, after: After = None) -> Response:
         """The newest first."""
-        return JsonReply(_page(await asyncio.to_thread(files.list), limit, after))
+        return JsonReply(_page(await asyncio.to_thread(files.list, _tenant(request)), limit, after))
 
     @routes.get("/v1/files/{file_id}", response_model=File)
-    async def describe(file_id: str) -> Response:
+    async def describe(request: Request, file_id: str) -> Response:
         """A file's description."""
-        return JsonReply(await asyncio.to_thread(files.get, file_id))
+        return JsonReply(await asyncio.to_thread(files.get, file_id, _tenant(request)))
 
     @routes.get("/v1/files/{file_id}/content", responses={200: {"content": {"application/jsonl": {}}}})
-    async def content(file_id: str) -> FileResponse:
+    async def content(request: Request, file_id: str) -> FileResponse:
         """A file's lines."""
-        return FileResponse(await asyncio.to_thread(files.path, file_id), media_type="application/jsonl")
+        path = await asyncio.to_thread(files.path, file_id, _tenant(request))
+        return FileResponse(path, media_type="application/jsonl")
 
     @routes.delete("/v1/files/{file_id}", response_model=Deleted)
-    async def delete(file_id: str) -> Response:
-        """Forget a file."""
-        await asyncio.to_thread(files.delete, file_id)
+    async def delete(request: Request, file_id: str) -> Response:
+        """Forget a file; one that a batch reads is kept (409)."""
+        batches().release(file_id, _tenant(request))  # on the loop, where batches begin: none can begin in between
+        await asyncio.to_thread(files.discard, file_id)
         return JsonReply({"id": file_id, "object": "file", "deleted": True})
 
     return routes
@@ -76,30 +80,39 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
     routes = APIRouter(tags=["batches"], responses=ERRORS)
 
     @routes.post("/v1/batches", response_model=Batch)
-    async def create(body: BatchRequest) -> Response:
+    async def create(request: Request, body: BatchRequest) -> Response:
         """Begin a batch over an uploaded file."""
+        given = body.input_file_id, body.endpoint, body.completion_window, body.metadata
         try:
-            batch = batches().create(body.input_file_id, body.endpoint, body.completion_window, body.metadata)
+            batch = batches().create(*given, _tenant(request))
         except OSError as error:
             raise disk_error(error) from error
         return JsonReply(batch)
 
     @routes.get("/v1/batches", response_model=BatchList)
-    async def list_all(limit: Limit = 20, after: After = None) -> Response:
+    async def list_all(request: Request, limit: Limit = 20, after: After = None) -> Response:
         """The newest first."""
-        return JsonReply(_page(batches().list(), limit, after))
+        return JsonReply(_page(batches().list(_tenant(request)), limit, after))
 
     @routes.get("/v1/batches/{batch_id}", response_model=Batch)
-    async def describe(batch_id: str) -> Response:
+    async def describe(request: Request, batch_id: str) -> Response:
         """How far a batch is."""
-        return JsonReply(batches().get(batch_id))
+        return JsonReply(batches().get(batch_id, _tenant(request)))
 
     @routes.post("/v1/batches/{batch_id}/cancel", response_model=Batch)
-    async def cancel(batch_id: str) -> Response:
+    async def cancel(request: Request, batch_id: str) -> Response:
         """Stop a batch; what is finished is kept."""
-        return JsonReply(batches().cancel(batch_id))
+        try:
+            return JsonReply(batches().cancel(batch_id, _tenant(request)))
+        except OSError as error:
+            raise disk_error(error) from error
 
     return routes
+
+
+def _tenant(request: Request) -> Tenant:
+    tenant: Tenant = request.scope.get("headrace_tenant", EVERYBODY)
+    return tenant
 
 
 def disk_error(error: OSError) -> ApiError:

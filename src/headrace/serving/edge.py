@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapp
 from typing import Any
 
 from headrace.events import RequestDone
-from headrace.serving.auth import Keys
+from headrace.serving.auth import Account, Keys
 from headrace.serving.direct import DirectRoute, Message, Receive, Send
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.host import Host
@@ -19,6 +19,8 @@ App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """Answered without a key: load balancers and supervisors have none, and they tell nothing."""
+METRICS = "/metrics"
+"""Told to whoever has a key, while the server drains too: that is when they are looked at."""
 UPLOADS = "/v1/files"
 CLIENT_GONE = 499
 """nginx's number for a client that closed the connection; nobody receives it, counters show it."""
@@ -70,6 +72,20 @@ class Edge:
             return
         keys: Keys = self._host.keys
         account = keys.account(scope["headers"])
+        if path == METRICS:
+            await self._app(scope, receive, send)
+            return
+        host = self._host
+        host.admit()
+        host.under_way += 1
+        try:
+            await self._admitted(path, account, scope, receive, send)
+        finally:
+            host.under_way -= 1
+
+    async def _admitted(
+        self, path: str, account: Account | None, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    ) -> None:
         upload = path == UPLOADS
         limits = self._host.limits
         body = _Body(receive, limits, limits.max_file_bytes if upload else limits.max_body_bytes, steady=upload)
@@ -81,8 +97,9 @@ class Edge:
         if account is None:
             await app(scope, body.receive, send)
             return
-        keys.enter(account)
+        self._host.keys.enter(account)
         scope["headrace_caller"] = account.settings.name
+        scope["headrace_tenant"] = account.tenant
         try:
             await app(scope, body.receive, send)
         finally:
@@ -173,7 +190,7 @@ class _Rest:
 
 def error_response(error: ApiError) -> JsonReply:
     """The response that an error is."""
-    # What is left of the body is not read: the connection cannot be used again.
-    unread = error.body["error"]["code"] == "slow_body" or error.status_code == 413
+    # What is left of the body is not read: the connection cannot be used again. Nor is one to a server that stops.
+    unread = error.body["error"]["code"] in ("slow_body", "not_ready") or error.status_code == 413
     close = {"Connection": "close"} if unread else {}
     return JsonReply(error.body, error.status_code, {**(error.headers or {}), **close})

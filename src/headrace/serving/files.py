@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headrace.io.parts import atomic_file, sync_folder
+from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.errors import ApiError
 
 _ID = re.compile(r"file-[0-9a-f]{32}")
@@ -30,7 +32,7 @@ class FileStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
 
-    def create(self, content: BinaryIO, filename: str, purpose: str) -> dict[str, Any]:
+    def create(self, content: BinaryIO, filename: str, purpose: str, owner: str | None) -> dict[str, Any]:
         """Keep an upload.
 
         Raises:
@@ -39,49 +41,55 @@ class FileStore:
         identity = f"file-{uuid.uuid4().hex}"
         with atomic_file(self._content(identity)) as file:
             shutil.copyfileobj(content, file, 1024 * 1024)
-        return self._describe(identity, filename, purpose)
+        return self._describe(identity, filename, purpose, owner)
 
-    def adopt(self, path: Path, seed: str, filename: str) -> str:
+    def adopt(self, path: Path, seed: str, filename: str, owner: str | None) -> str:
         """Keep a file that a batch has made, under an id that is the same each time it is adopted; returns the id."""
         identity = f"file-{uuid.uuid5(uuid.NAMESPACE_OID, seed).hex}"
         content = self._content(identity)
         if not content.exists():
             os.link(path, content)  # not a move: a kill may come before it is noted that the batch is done
             sync_folder(self._folder)
-        self._describe(identity, filename, "batch_output")
+        self._describe(identity, filename, "batch_output", owner)
         return identity
 
-    def get(self, identity: str) -> dict[str, Any]:
-        """The description; raises ApiError 404 where there is none."""
+    def get(self, identity: str, tenant: Tenant = EVERYBODY) -> dict[str, Any]:
+        """The description; raises ApiError 404 where there is none, or none that this tenant may know of."""
         if _ID.fullmatch(identity):
             try:
                 description: dict[str, Any] = json.loads((self._folder / f"{identity}.json").read_bytes())
             except FileNotFoundError:
                 pass
             else:
-                return description
+                if tenant.owns(description):
+                    return description
         raise ApiError(404, f"there is no file {identity!r:.80}", code="file_not_found", param="file_id")
 
-    def path(self, identity: str) -> Path:
-        """Where the content is; raises ApiError 404 where there is none."""
-        self.get(identity)
+    def path(self, identity: str, tenant: Tenant = EVERYBODY) -> Path:
+        """Where the content is; raises ApiError 404 as `get` does."""
+        self.get(identity, tenant)
         return self._content(identity)
 
-    def list(self) -> list[dict[str, Any]]:
-        """All descriptions, the newest first."""
-        found = [self.get(path.stem) for path in self._folder.glob("file-*.json")]
+    def list(self, tenant: Tenant = EVERYBODY) -> list[dict[str, Any]]:
+        """The descriptions of a tenant's files, the newest first."""
+        found = []
+        for path in self._folder.glob("file-*.json"):
+            with contextlib.suppress(ApiError):  # deleted meanwhile, or another's
+                found.append(self.get(path.stem, tenant))
         return sorted(found, key=lambda file: (-int(file["created_at"]), str(file["id"])))
 
-    def delete(self, identity: str) -> None:
-        """Forget a file; raises ApiError 404 where there is none."""
-        self.get(identity)
+    def forget(self, identity: str) -> None:
+        """Take a file's name away: from now on nobody finds it. `discard` then frees its room."""
         (self._folder / f"{identity}.json").unlink(missing_ok=True)
+
+    def discard(self, identity: str) -> None:
+        """Delete the content of a forgotten file."""
         self._content(identity).unlink(missing_ok=True)
 
     def _content(self, identity: str) -> Path:
         return self._folder / f"{identity}.jsonl"
 
-    def _describe(self, identity: str, filename: str, purpose: str) -> dict[str, Any]:
+    def _describe(self, identity: str, filename: str, purpose: str, owner: str | None) -> dict[str, Any]:
         description = {
             "id": identity,
             "object": "file",
@@ -90,6 +98,7 @@ class FileStore:
             "filename": filename[:200],
             "purpose": purpose,
             "status": "processed",
+            "owner": owner,
         }
         with atomic_file(self._folder / f"{identity}.json") as file:
             file.write(json.dumps(description).encode())

@@ -10,22 +10,18 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from headrace.engines.base import Prepared
 from headrace.errors import StoppedError
+from headrace.io.openai import Answers
 from headrace.serving.backfill import Backfill
+from headrace.serving.lines import Line
 
 
 class Prepares(Protocol):
     """A record of a job, ready for the engine."""
 
     @property
-    def payload(self) -> Any:
-        """What the engine takes."""
-        ...
-
-    @property
-    def cost(self) -> int:
-        """In the engine's unit."""
+    def payload(self) -> Line:
+        """What the engine is to do."""
         ...
 
 
@@ -36,7 +32,7 @@ class Guest:
         backfill: lets records into the batcher.
         loop: the server's.
         caller: whose share of the batches the job counts on.
-        ahead: records that are read and not yet answered, at most.
+        ahead: inputs that are read and not yet answered, at most.
     """
 
     def __init__(self, backfill: Backfill, loop: asyncio.AbstractEventLoop, caller: Hashable, ahead: int) -> None:
@@ -60,6 +56,28 @@ class Guest:
         self._stopped = True
         for future in list(self._open):
             future.cancel()
+
+    def _places(self, work: Prepares) -> int:
+        """How much of what may be under way a record takes."""
+        return min(max(len(work.payload.parts), 1), self._ahead)
+
+    async def _answer(self, line: Line) -> Answers:
+        """A line's outputs. Runs on the server's loop.
+
+        Raises:
+            Exception: the first of its inputs that has none.
+        """
+        if len(line.parts) == 1:
+            return line.answers([await self._backfill.run(line.parts[0], self._caller)])
+        tasks = [
+            self._loop.create_task(self._backfill.run(part, self._caller), name="headrace-batch-input")
+            for part in line.parts
+        ]
+        try:
+            return line.answers(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def runs_as_completed(
         self, runs: AsyncIterable[Sequence[Prepares]]
@@ -90,9 +108,9 @@ class Guest:
         async def feed() -> None:
             nonlocal sent
             async for work in records:
-                await room.acquire()
-                run = self._backfill.run(Prepared(work.payload, work.cost), self._caller)
-                future = asyncio.run_coroutine_threadsafe(run, self._loop)
+                for _ in range(self._places(work)):
+                    await room.acquire()
+                future = asyncio.run_coroutine_threadsafe(self._answer(work.payload), self._loop)
                 sent += 1
                 self._open.add(future)
                 future.add_done_callback(partial(over, work))
@@ -107,7 +125,8 @@ class Guest:
                 if entry is None:
                     continue
                 got += 1
-                room.release()
+                for _ in range(self._places(entry[0])):
+                    room.release()
                 yield entry[0], _result(entry[1])
             feeding.result()
         finally:

@@ -30,6 +30,8 @@ class Host:
     draining: bool = False
     dead: bool = False
     """The engine is gone."""
+    under_way: int = 0
+    """Requests admitted whose answers have not been sent: a drain waits for them."""
     on_dead: Callable[[], None] = field(default=lambda: None)
     """What to do then, beside refusing: a server ends, so that its supervisor starts another."""
 
@@ -40,17 +42,27 @@ class Host:
 
     @property
     def service(self) -> Service:
-        """The service.
+        """The service. A request that was admitted has it to its end, whatever happens to the server meanwhile.
 
         Raises:
             ApiError: 503 while there is none.
         """
-        if self.loaded is None or not self.ready:
-            why = "the model is gone" if self.dead else "stopping" if self.draining else "loading its model"
-            raise ApiError(
-                503, f"the server is not ready: {why}", code="not_ready", retry_after_s=RETRY_WHEN_STOPPING_S
-            )
+        if self.loaded is None:
+            raise self._not_ready()
         return self.loaded
+
+    def admit(self) -> None:
+        """Whether a request that begins now is taken: asked once for each, before anything else.
+
+        Raises:
+            ApiError: 503 while the server loads or drains, or once the model is gone.
+        """
+        if not self.ready:
+            raise self._not_ready()
+
+    def _not_ready(self) -> ApiError:
+        why = "the model is gone" if self.dead else "stopping" if self.draining else "loading its model"
+        return ApiError(503, f"the server is not ready: {why}", code="not_ready", retry_after_s=RETRY_WHEN_STOPPING_S)
 
     def engine_died(self) -> None:
         """Take no more requests."""
@@ -85,7 +97,7 @@ class Host:
                 if name == b"x-request-timeout":
                     timeout_s = _seconds(value.decode("latin-1"))
         caller = scope.get("headrace_caller") or scope.get("client")
-        return Call(request.receive, timeout_s or self.limits.timeout_s, caller, param)
+        return Call(request.receive, timeout_s or self.limits.timeout_s, caller, param, self.listener)
 
     def check_texts(self, texts: list[str], param: str) -> int:
         """A guess of what the texts cost, once it is known that they are neither too many nor too long.

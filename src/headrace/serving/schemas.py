@@ -81,7 +81,7 @@ class ErrorResponse(BaseModel):
 
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorResponse} for status in (400, 401, 404, 408, 409, 413, 429, 500, 503, 504, 507)
+    status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 409, 413, 429, 500, 503, 504, 507)
 }
 """What every route may answer too."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import socket
 import sys
@@ -124,9 +125,12 @@ class Server(uvicorn.Server):
         if not self._drain_until:
             return False
         service = self._host.loaded
-        if service is None or not service.gate.requests:
+        left_s = self._drain_until - time.monotonic()
+        if service is None or not self._host.under_way:
+            # What is answered may still be on its way to clients that read slowly.
+            self.config.timeout_graceful_shutdown = max(_LAST_WORDS_S, math.ceil(left_s))
             return True
-        if time.monotonic() < self._drain_until:
+        if left_s > 0:
             return False
         await service.batcher.stop(timeout=0.1, drain=False)  # each of them is told 503
         return True

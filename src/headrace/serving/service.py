@@ -11,9 +11,11 @@ from typing import Any
 from headrace.batching.batcher import DynamicBatcher
 from headrace.engines.base import BatchEngine, Engine, FollowableEngine, Prepared, StepEngine
 from headrace.errors import EngineDeadError
+from headrace.events import Listener
 from headrace.serving.errors import ClientGoneError, api_error
 from headrace.serving.gate import Gate
 from headrace.serving.limits import ServeLimits
+from headrace.serving.tokens import Tokens
 from headrace.serving.waiting import Receive, Wait
 
 ONLINE = 0
@@ -36,6 +38,8 @@ class Call:
     """Whose share of the batches it counts on: the API key's, or the connection's."""
     param: str = "input"
     """The field that holds its records."""
+    listener: Listener | None = None
+    """Told how its stream goes on."""
 
 
 class Service:
@@ -68,6 +72,7 @@ class Service:
         self.gate = Gate(limits.max_requests, limits.max_cost or _GATE_BATCHES * full, _width(engine), full)
         self.cancelled = 0
         """Records whose client left before they were answered."""
+        self.tokens = Tokens(engine)
         # Asked here once: looking through a protocol's methods takes longer than a small request.
         self.follows = engine if isinstance(engine, FollowableEngine) else None
         self._tells_cost = not isinstance(engine, StepEngine)  # whose budget is of the unit of its `span`
@@ -106,7 +111,9 @@ class Service:
         except Exception as error:  # the edge to HTTP: whatever it is, it becomes a status
             raise self.told(error, call.param) from error
         else:
-            return results, sum(entry.cost for entry in prepared)
+            cost = sum(entry.cost for entry in prepared)
+            self.tokens.count(results, cost)
+            return results, cost
         finally:
             wait.close()
             self.gate.release(len(values), size, done=done)

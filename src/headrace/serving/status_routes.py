@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from headrace.serving.errors import ApiError
 from headrace.serving.host import Host
@@ -28,8 +28,9 @@ def router(host: Host, task: str) -> APIRouter:
         return JsonReply({"status": status}, 200 if host.ready else 503)
 
     @routes.get("/metrics", response_class=Response, responses={200: {"content": {METRICS_TYPE: {}}}})
-    async def metrics() -> Response:
-        """Counters and gauges for Prometheus."""
+    async def metrics(request: Request) -> Response:
+        """Counters, gauges and histograms for Prometheus; where keys have an admin among them, for that alone."""
+        host.keys.check_metrics(request.scope["headers"])
         return Response(host.render_metrics(), media_type=METRICS_TYPE)
 
     @routes.get("/v1/models", response_model=ModelList, tags=["OpenAI"])

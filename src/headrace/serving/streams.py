@@ -5,12 +5,14 @@ from __future__ import annotations
 import abc
 import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import Response
 
 from headrace.errors import DeadlineExceededError
+from headrace.events import PieceSent
 from headrace.serving.direct import Receive, Send
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.service import Call, Service
@@ -70,6 +72,8 @@ class EventStream(Response):
         self._texts: dict[int, str] = {}
         self._sent: dict[int, int] = {}
         self._news = asyncio.Event()
+        self._began = time.monotonic()
+        self._heard: dict[int, float] = {}
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's shape
         """Serve the stream."""
@@ -85,6 +89,7 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await self._stream(futures, wait, send)
             done = True
+            service.tokens.count(self._answers, sum(entry.cost for entry in prepared))
         except ClientGoneError:
             service.cancelled += count
             raise
@@ -140,7 +145,20 @@ class EventStream(Response):
     def _new_text(self, index: int) -> bytes:
         text, sent = self._texts.pop(index), self._sent.get(index, 0)
         self._sent[index] = max(len(text), sent)
-        return self._chunks.piece(index, text[sent:], None) if len(text) > sent else b""
+        if len(text) <= sent:
+            return b""
+        self._tell(index)
+        return self._chunks.piece(index, text[sent:], None)
+
+    def _tell(self, index: int) -> None:
+        """Let the listener know of a piece of an answer."""
+        listener = self._call.listener
+        if listener is None:
+            return
+        now, before = time.monotonic(), self._heard.get(index)
+        self._heard[index] = now
+        since = self._began if before is None else before
+        listener(PieceSent(before is None, now - since, now))
 
     def _last(self, index: int, future: asyncio.Future[Any], wait: Wait) -> bytes:
         """What is left to say of an answer that has ended.
@@ -155,6 +173,8 @@ class EventStream(Response):
         answer = future.result()
         self._answers.append(answer)
         rest = answer["text"][self._sent.get(index, 0) :]
+        if rest:
+            self._tell(index)
         return (self._chunks.piece(index, rest, None) if rest else b"") + self._chunks.piece(
             index, "", answer["finish_reason"]
         )

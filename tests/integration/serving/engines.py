@@ -115,3 +115,24 @@ class Gradual(FakeEngine):
 
     def __init__(self, model: str | None = None) -> None:
         super().__init__(model, seconds_per_batch=0.02)
+
+
+class SlowTalker(Talker):
+    """A step takes 40 ms."""
+
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__(model, slots=64, step_s=0.04)
+
+
+class Slow(FakeEngine):
+    """A batch takes 300 ms."""
+
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__(model, seconds_per_batch=0.3)
+
+
+class SlowLabeler(Slow):
+    """Labels instead of vectors."""
+
+    def forward(self, batch: Any) -> Any:
+        return [{"label": "good", "score": 1.0} for _ in super().forward(batch)]

@@ -68,7 +68,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def test_each_request_is_answered_once_and_bad_ones_apart(server: Running, tmp_path: Path) -> None:
-    rows = [line(0), "no json", line(2, method="GET"), *(line(number) for number in range(3, 50))]
+    rows = [line(0), line(1, body={"input": ""}), line(2, body={}), *(line(number) for number in range(3, 50))]
     done = ended(server, begin(server, rows))
     assert done["status"] == "completed"
     assert done["request_counts"] == {"total": 50, "completed": 48, "failed": 2}
@@ -76,8 +76,8 @@ def test_each_request_is_answered_once_and_bad_ones_apart(server: Running, tmp_p
     assert [row["custom_id"] for row in output] == ["r0", *(f"r{number}" for number in range(3, 50))]
     assert output[0]["response"]["body"]["data"][0]["embedding"] == FakeEngine().vector("text 0")
     errors = rows_of(server, done["error_file_id"])
-    assert len(errors) == 2
-    assert errors[1]["custom_id"] == "r2"
+    assert [row["custom_id"] for row in errors] == ["r1", "r2"]
+    assert [row["error"]["message"] for row in errors] == ["input holds an empty text", "input: Field required"]
     assert all(done[f"{moment}_at"] for moment in ("in_progress", "finalizing", "completed"))
 
 

@@ -8,10 +8,12 @@ pytest.importorskip("prometheus_client", reason='needs a server: pip install "he
 
 
 def page(requests: int, ready: float) -> bytes:
+    from prometheus_client.core import GaugeMetricFamily
+
     from headrace.events import RequestDone
     from headrace.observe.prometheus import PrometheusListener
 
-    listener = PrometheusListener(lambda: {"ready": ready})
+    listener = PrometheusListener(lambda: [GaugeMetricFamily("headrace_ready", "Ready.", ready)], "1")
     for _ in range(requests):
         listener(RequestDone(route="/v1/embeddings", method="POST", status=200, duration_s=0.02, at=0.0))
     return listener.render()
@@ -31,7 +33,11 @@ def test_pages_of_replicas_become_one_whose_samples_say_whose_they_are() -> None
     assert {replica: sample.value for replica, sample in requests.items()} == {"a": 3, "b": 4}
     assert requests["a"].labels["route"] == "/v1/embeddings"
     assert families["headrace_requests"].type == "counter"
-    counts = [s for s in families["headrace_request_seconds"].samples if s.name.endswith("_count")]
+    durations = families["headrace_request_duration_seconds"]
+    assert durations.type == "histogram"
+    buckets = [s for s in durations.samples if s.name.endswith("_bucket") and s.labels["le"] == "0.025"]
+    assert {sample.labels["replica"]: sample.value for sample in buckets} == {"a": 3, "b": 4}
+    counts = [s for s in durations.samples if s.name.endswith("_count")]
     assert {sample.labels["replica"]: sample.value for sample in counts} == {"a": 3, "b": 4}
     assert {sample.labels["replica"]: sample.value for sample in families["headrace_ready"].samples} == {"a": 1, "b": 0}
 

@@ -46,12 +46,25 @@ def test_a_file_names_keys_and_their_limits(tmp_path: Path) -> None:
     assert b"k1" not in alice.digest
 
 
+def test_a_key_may_be_an_admins_and_is_known_without_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("root k1 admin per_minute=60\nk2\n")
+    root, plain = read_keys(path, None)
+    assert (root.admin, root.per_minute, plain.admin) == (True, 60, False)
+    path.write_text("k2\n")
+    assert read_keys(path, None)[0].name == plain.name == read_keys(None, "k2")[0].name
+    assert "k2" not in plain.name
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("# nothing", "holds no key"),
         ("alice k1 per_hour=5", "per_hour=5"),
         ("alice k1 per_minute=0", "per_minute=0"),
+        ("alice k1 admins", "admins"),
+        ("k1 admin", "needs a name"),
+        ("k1 per_minute=5", "needs a name"),
         ("one\none", "twice"),
     ],
 )

@@ -185,3 +185,15 @@ def test_slots_stay_free_for_as_many_requests_as_there_lately_were(
 
     virtual(main())
     assert max(map(len, engine.steps)) == most
+
+
+def test_what_comes_after_the_batcher_has_stopped_is_for_the_next_server(virtual: VirtualTime) -> None:
+    bench = Bench(None)
+
+    async def run() -> None:
+        async with bench.batcher:
+            pass
+        with pytest.raises(StoppedError):
+            await bench.fill.run(Prepared("bulk", 1), "job")
+
+    virtual(run())

@@ -1,0 +1,36 @@
+"""One server per state folder: a second one is refused, and the first one's batches go on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from openai import OpenAI
+from tests.acceptance.command import headrace
+from tests.acceptance.serving.process import server
+from tests.acceptance.serving.requests import begin, ended
+
+SLOW = ("--engine", "tests.acceptance.engines:slow", "--batch-tokens", "64", "--state-dir", "state")
+
+
+def test_a_second_server_is_refused_and_a_killed_one_is_succeeded(tmp_path: Path) -> None:
+    with (
+        server(*SLOW, folder=tmp_path) as (process, url),
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        identity = begin(client, tmp_path, 1_000).id
+        began = time.monotonic()
+        status, said = headrace("serve", "--port", "0", *SLOW, folder=tmp_path)
+        assert status == 2
+        assert said.count("\n") == 1
+        assert str(process.pid) in said
+        assert "--state-dir" in said
+        assert time.monotonic() - began < 20
+        time.sleep(0.5)
+        assert client.batches.retrieve(identity).status in ("validating", "in_progress")
+        process.kill()
+    with (
+        server(*SLOW, folder=tmp_path) as (_, url),
+        OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        assert ended(client, identity).status == "completed"
