@@ -7,6 +7,7 @@ import atexit
 import functools
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,11 +21,13 @@ from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
 from headrace.engines.custom import load_factory
 from headrace.errors import ConfigError
-from headrace.events import Event, Listener
+from headrace.events import Event, InputLeftOut, Listener
 from headrace.io import openai
 from headrace.io.base import PartWriter, Source
+from headrace.io.files import FileSource
 from headrace.io.handing import HandingWriter, Receiver
 from headrace.io.ids import UniqueIds
+from headrace.io.images import ImageSource
 from headrace.io.opening import open_source
 from headrace.io.selection import SelectedSource, Selection
 from headrace.io.targets import Target, find_target, openai_writer, refuse_output_in_input
@@ -42,6 +45,7 @@ from headrace.jobs.survey import Survey, survey
 from headrace.jobs.usercode import UserCode, WorkerKind
 from headrace.observe.progress import Progress
 from headrace.observe.report import Report, ReportBuilder
+from headrace.records import LeftOut
 
 T = TypeVar("T")
 
@@ -147,7 +151,9 @@ def carry_out(
     try:
         job = build(plan, engine, stop, fan, batcher(fan) if batcher is not None else None)
         if on_survey is not None and not (plan.settings.retry or plan.output.is_finished):
-            on_survey(survey(replace(job, source=plan.source), spread=False))
+            on_survey(_survey(plan, job, spread=False))
+        for left_out in plan.left_out:
+            fan(InputLeftOut(left_out, time.monotonic()))
         if not progress:
             end = main_path.run(job)
         else:
@@ -170,7 +176,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
     engine = build_engine(plan.settings)
     try:
         job = build(plan, engine, StopRequest(), Fan(()))
-        found = survey(replace(job, source=plan.source), spread=True)
+        found = _survey(plan, job, spread=True)
         return found, forecast(job, found, shape_of(plan.settings, engine), is_folder=plan.output.is_folder)
     finally:
         plan.user.close()
@@ -187,6 +193,8 @@ class Plan:
     columns: columns.Columns
     output: JobOutput
     user: UserCode
+    left_out: tuple[LeftOut, ...]
+    """What the input holds that is not read, as far as a listing tells."""
 
 
 def check(settings: JobSettings) -> Plan:
@@ -200,6 +208,7 @@ def check(settings: JobSettings) -> Plan:
     if isinstance(settings.source, (str, Path)):
         refuse_output_in_input(settings.source, target)
     source = open_source(settings.source, settings.input_format)
+    left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
     url = openai.url_of(source)
     settings = replace(settings, task=settings.task or _OPENAI_TASKS.get(url or "", "embed"))
     task = TASKS.get(settings.task or "")
@@ -228,7 +237,7 @@ def check(settings: JobSettings) -> Plan:
     check_room(output.target)
     if not (settings.overwrite or settings.retry):
         output.refuse_foreign_files()
-    return Plan(settings, source, found, output, user)
+    return Plan(settings, source, found, output, user, left_out)
 
 
 def _target(settings: JobSettings) -> Target:
@@ -357,6 +366,11 @@ def build_engine(settings: JobSettings) -> Engine[Any, Any]:
         settings.task or "", settings.model, engine=settings.engine, **settings.engine_options
     )
     return engine
+
+
+def _survey(plan: Plan, job: Job, *, spread: bool) -> Survey:
+    found = survey(replace(job, source=plan.source), spread=spread)
+    return replace(found, left_out=plan.left_out + found.left_out)
 
 
 def _changes(settings: JobSettings) -> Literal["refuse", "ignore", "overwrite"]:

@@ -71,7 +71,8 @@ def test_an_unclosed_quote_costs_one_row_and_names_its_bytes(tmp_path: Path, nam
 
 
 def test_the_lines_up_to_the_next_whole_row_are_one_dead_letter(tmp_path: Path) -> None:
-    content = 'id,text\n1,one\n2,"two\nof, ""three""\n\nlines"\n3,"a\nb, ""c""\n"d" is not doubled\nend"\n4,"four\nlines"\n5,5\n'
+    content = 'id,text\n1,one\n2,"two\nof, ""three""\n\nlines"\n3,"a\nb, ""c""\n"d" is not doubled\nend"\n'
+    content += '4,"four\nlines"\n5,5\n'
     found = outcomes(write(tmp_path / "in.csv", content))
     assert texts(found) == ["one", 'two\nof, "three"\n\nlines', None, "four\nlines", "5"]
     assert found[2].record.data["text"] == '3,"a\nb, ""c""\n"d" is not doubled\nend"\n'
@@ -174,7 +175,7 @@ def test_every_row_but_the_broken_one_is_read(
     column: int,
     done: frozenset[int],
 ) -> None:
-    """The quote behind a field is taken away, or one is put before it; all rows before and behind it are read as they are."""
+    """The quote behind a field is taken away, or one is put before it; all other rows are read as they are."""
     where %= len(rows)
     lines = [written(row, delimiter) for row in rows]
     fields = ["x", "x", "x"]
