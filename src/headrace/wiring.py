@@ -59,7 +59,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     *,
     sink: str | Path | Receiver,
     task: str | None = None,
-    engine: str | None = None,
+    engine: str | Callable[..., Any] | None = None,
     text_column: str | None = None,
     text_pair_column: str | None = None,
     id_column: str | None = None,
@@ -88,10 +88,12 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
 
     Args:
         source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
-            returns one, a `datasets.Dataset` (docs/formats.md).
+            returns one, a `datasets.Dataset`, a table of pandas, polars, Arrow or DuckDB (docs/formats.md).
         model: a local folder; None for the task's default model.
         sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
             Or a function that is called with lists of rows.
+        engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
+            outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
         shard: (i, n): take every n-th row from the i-th on.
         sample: take each row with this probability, the same rows for the same `sample_seed`.
         limit: take the first so many rows.
@@ -210,7 +212,8 @@ def check(settings: JobSettings) -> Plan:
     source = open_source(settings.source, settings.input_format)
     left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
     url = openai.url_of(source)
-    settings = replace(settings, task=settings.task or _OPENAI_TASKS.get(url or "", "embed"))
+    own = "custom" if callable(settings.engine) else "embed"
+    settings = replace(settings, task=settings.task or _OPENAI_TASKS.get(url or "", own))
     task = TASKS.get(settings.task or "")
     if task is None:
         raise ConfigError(f"unknown task {settings.task!r}; known: {', '.join(TASKS)}")
@@ -241,8 +244,12 @@ def check(settings: JobSettings) -> Plan:
 
 
 def _target(settings: JobSettings) -> Target:
-    if not callable(settings.sink):
+    if isinstance(settings.sink, (str, Path)):
         return find_target(settings.sink, settings.output_format)
+    if not callable(settings.sink):
+        raise ConfigError(
+            f"the sink is of type {type(settings.sink).__name__}; give the name of a file or folder, or a function"
+        )
     # What a job knows of itself has to be somewhere, though nothing can be resumed from it.
     place = Path(tempfile.mkdtemp(prefix="headrace-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)

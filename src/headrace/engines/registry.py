@@ -64,10 +64,11 @@ def known_tasks() -> tuple[str, ...]:
     return tuple(_ENGINES)
 
 
-def create(task: str, model: str | Path | None = None, *, engine: str | None = None, **options: Any) -> Any:
+def create(task: str, model: str | Path | None = None, *, engine: Any = None, **options: Any) -> Any:
     """An engine for `task`, with `model` loaded: one of the types of `engines.base`.
 
-    `engine` is the name of one, or `module:name` for one of your own (see `custom.load`); None is the task's own.
+    `engine` is the name of one, or `module:name` or a callable for one of your own (see `custom.load`); None is the
+    task's own.
 
     Raises:
         ConfigError: no such task, engine, model or option.
@@ -77,7 +78,7 @@ def create(task: str, model: str | Path | None = None, *, engine: str | None = N
     engines = _ENGINES.get(task)
     if engines is None:
         raise ConfigError(f"unknown task {task!r}; known: {', '.join(_ENGINES)}")
-    if engine is not None and ":" in engine:
+    if engine is not None and (not isinstance(engine, str) or ":" in engine):
         return load(engine, model, options)
     if engine is None and task == "custom":
         raise ConfigError("task custom is for an engine of your own: name it with engine (module:name) or handler")

@@ -13,6 +13,7 @@ from headrace.io.base import Source
 from headrace.io.delimited import DelimitedFormat
 from headrace.io.files import FileFormat, FileSource, InputFile, look_at
 from headrace.io.folders import Name
+from headrace.io.frames import table_source
 from headrace.io.hub import DatasetSource, is_dataset, is_saved_dataset, load_saved
 from headrace.io.images import ImageSource
 from headrace.io.jsonl import JsonlFormat
@@ -55,7 +56,8 @@ def open_source(source: Any, format: str | None = None) -> Source:  # noqa: A002
 
     Args:
         source: a file, a folder, a glob, an address of either, "-" for stdin; or rows: a sequence, an iterable, an
-            asynchronous iterable, a function that returns one, a `datasets.Dataset`.
+            asynchronous iterable, a function that returns one, a `datasets.Dataset`; or a table: of pandas, polars,
+            Arrow or DuckDB, or of any library that exports Arrow's stream.
         format: one of `known_formats`, for files whose names do not tell; it may end in .gz or .zst for stdin.
 
     Raises:
@@ -81,7 +83,13 @@ def open_source(source: Any, format: str | None = None) -> Source:  # noqa: A002
 def _from_python(source: Any) -> Source:
     if is_dataset(source):
         return DatasetSource(source)
-    if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
+    if (found := table_source(source)) is not None:
+        return found
+    if isinstance(source, (Mapping, bytes, bytearray)):
+        raise ConfigError(
+            f"the input is of type {type(source).__name__}; give a file's name, or rows as a list of dicts or a table"
+        )
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return SequenceSource(source)
     return IterableSource(source)
 
