@@ -54,6 +54,8 @@ def execute(settings: JobSettings, place: Place, stop: StopRequest, *, progress:
         JobError: also when workers die again and again.
     """
     plan = wiring.check(settings)
+    if (end := wiring.already_finished(plan)) is not None:
+        return end
     chosen = plan.settings
     if not (chosen.engine is None or isinstance(chosen.engine, str)):
         raise ConfigError("workers on a cluster import an engine of your own: name it as module:name")

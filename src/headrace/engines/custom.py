@@ -154,7 +154,8 @@ def _takes(parameters: Sequence[inspect.Parameter], option: str) -> bool:
 def _refuse(reference: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
     if options:
         option = next(iter(options))
-        raise UnknownOptionError(f"{reference!r} has no option {option!r}; known: {', '.join(known) or 'none'}", option)
+        message = f"{reference!r} has no option {option!r}; known: {', '.join(known) or 'none'}"
+        raise UnknownOptionError(message, option, tuple(known))
 
 
 def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[Any]]:
