@@ -113,8 +113,8 @@ def _check_kept(source: Source, names: Sequence[str], writer: PartWriter) -> Non
             writer.encode([Ok(Record(record.position, record.position, {name: value}), None)])
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                f"cannot keep column {name!r}: JSON Lines cannot hold its values, of type {type(value).__name__}; write to "
-                "a .parquet file, or turn them into text with a function of your own (--map)"
+                f"cannot keep column {name!r}: JSON Lines cannot hold its values, of type {type(value).__name__}; "
+                "write to a .parquet file, or turn them into text with a function of your own (--map)"
             ) from error
 
 

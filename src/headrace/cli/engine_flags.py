@@ -24,8 +24,8 @@ def engine_options(arguments: Sequence[str]) -> dict[str, Any]:
         flag = left.pop(0)
         if not flag.startswith("--") or flag == "--":
             raise ConfigError(
-                f"unexpected argument {flag!r}: flags begin with --, and a flag takes one value; did you mean -i {flag}? A "
-                "glob stands in quotes: -i '*.jsonl'"
+                f"unexpected argument {flag!r}: flags begin with --, and a flag takes one value; did you mean "
+                f"-i {flag}? Put a glob in quotes: -i '*.jsonl'"
             )
         name, equals, text = flag.removeprefix("--").partition("=")
         value: Any

@@ -159,7 +159,7 @@ def _serve(given: SimpleNamespace) -> int:
 
     options = {} if given.max_model_len is None else {"max_model_len": given.max_model_len}
     registry.check(given.task, given.model, given.engine, options)
-    say(f"loading {given.model or 'the default model'} to serve {given.task} ...")
+    say(f"loading {given.model or given.engine or 'the default model'} to serve {given.task} ...")
     from headrace.hosting import build
     from headrace.serving.server import Server
 

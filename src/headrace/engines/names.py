@@ -46,6 +46,6 @@ def _hint(name: str, known: tuple[str, ...]) -> str:
         return ": take 'generate', and say in --prompt-template what is to be done with the text"
     if word in _OWN:
         return ": a model of your own does it, with --task custom --engine module:function (docs/engines.md)"
-    names = [*known, *(name for names in _CALLED.values() for name in names), *_PROMPTED, *_OWN]
-    close = difflib.get_close_matches(word, names, 1)
+    every = [*known, *(name for names in _CALLED.values() for name in names), *_PROMPTED, *_OWN]
+    close = difflib.get_close_matches(word, every, 1)
     return _hint(close[0], known) if close else ""

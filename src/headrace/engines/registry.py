@@ -182,7 +182,7 @@ def _known_options(entry: _Entry) -> list[str] | None:
     rest = found.args.kwarg
     if rest is None:
         return names
-    return [*names, *Sampling.__slots__] if rest.arg == "sampling" else None
+    return list(dict.fromkeys((*names, *Sampling.__slots__))) if rest.arg == "sampling" else None
 
 
 def _refuse_unknown(task: str, known: Sequence[str], options: Mapping[str, Any]) -> None:
