@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from headrace import errors
-from headrace.batching.batcher import DynamicBatcher
-from headrace.batching.continuous import ContinuousBatcher
-from headrace.batching.cost import CostEstimator, CostEstimatorFn, TokenEstimator, TokenEstimatorFn
-from headrace.batching.decorator import Batched, batched
-from headrace.batching.offload import BlockedLoopWarning
-from headrace.batching.own_loop import map_batches
-from headrace.batching.stats import BatchStats
-from headrace.batching.stepping import Done, StepFunction
-from headrace.batching.tokens import NoTokenEstimateWarning, Prompt, TokenBatcher
-
+TYPE_CHECKING = False  # as typing's own, without the time to import it
 if TYPE_CHECKING:
+    from typing import Any
+
+    from headrace import errors
+    from headrace.batching.batcher import DynamicBatcher
+    from headrace.batching.continuous import ContinuousBatcher
+    from headrace.batching.cost import CostEstimator, CostEstimatorFn, TokenEstimator, TokenEstimatorFn
+    from headrace.batching.decorator import Batched, batched
     from headrace.batching.fanout import map_concurrent
+    from headrace.batching.offload import BlockedLoopWarning
+    from headrace.batching.own_loop import map_batches
     from headrace.batching.reuse import reusable
+    from headrace.batching.stats import BatchStats
+    from headrace.batching.stepping import Done, StepFunction
+    from headrace.batching.tokens import NoTokenEstimateWarning, Prompt, TokenBatcher
     from headrace.wiring import run
 
 __version__ = "0.1.0"
@@ -45,18 +45,41 @@ __all__ = [
     "run",
 ]
 
+_MODULES = {
+    "BatchStats": "batching.stats",
+    "Batched": "batching.decorator",
+    "BlockedLoopWarning": "batching.offload",
+    "ContinuousBatcher": "batching.continuous",
+    "CostEstimator": "batching.cost",
+    "CostEstimatorFn": "batching.cost",
+    "Done": "batching.stepping",
+    "DynamicBatcher": "batching.batcher",
+    "NoTokenEstimateWarning": "batching.tokens",
+    "Prompt": "batching.tokens",
+    "StepFunction": "batching.stepping",
+    "TokenBatcher": "batching.tokens",
+    "TokenEstimator": "batching.cost",
+    "TokenEstimatorFn": "batching.cost",
+    "batched": "batching.decorator",
+    "map_batches": "batching.own_loop",
+    "map_concurrent": "batching.fanout",
+    "reusable": "batching.reuse",
+    "run": "wiring",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "map_concurrent":
-        from headrace.batching.fanout import map_concurrent
+    """Each name is imported when it is first asked for: the command line begins at once, and a batcher stays light."""
+    from importlib import import_module
 
-        return map_concurrent
-    if name == "reusable":
-        from headrace.batching.reuse import reusable
+    if name == "errors":
+        return import_module("headrace.errors")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    found = getattr(import_module(f"headrace.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found
 
-        return reusable
-    if name == "run":  # brings in the whole house: only for those who run jobs
-        from headrace.wiring import run
 
-        return run
-    raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

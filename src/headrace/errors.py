@@ -44,13 +44,14 @@ class ConfigError(HeadraceError, ValueError):
 class UnknownOptionError(ConfigError):
     """An engine has no option of this name; the message lists those it has."""
 
-    def __init__(self, message: str, option: str) -> None:
+    def __init__(self, message: str, option: str, known: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.option = option
+        self.known = known
 
-    def __reduce__(self) -> tuple[type[UnknownOptionError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[UnknownOptionError], tuple[str, str, tuple[str, ...]]]:
         """So that it arrives from another process too."""
-        return UnknownOptionError, (str(self), self.option)
+        return UnknownOptionError, (str(self), self.option, self.known)
 
 
 class MissingExtraError(ConfigError):

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from headrace.records import LeftOut
+
 CloseReason: TypeAlias = Literal["full_cost", "full_size", "timeout", "idle", "drain", "boundary"]
 """Why a batch was closed:
 
@@ -96,6 +98,14 @@ class RecordFailed:
     position: int
     reason: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputLeftOut:
+    """The input of a job holds something that is not read."""
+
+    left_out: LeftOut
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +213,7 @@ Event: TypeAlias = (
     | BatchSplit
     | StepDone
     | RecordFailed
+    | InputLeftOut
     | StageDone
     | JobStarted
     | PartCommitted

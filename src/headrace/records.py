@@ -42,4 +42,23 @@ class Failed:
     attempts: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Names that an input holds and that are not read, all for one reason."""
+
+    reason: str
+    """Such as "a folder"."""
+    count: int
+    names: tuple[str, ...]
+    """The first of them, relative to the input."""
+
+    def more(self, other: LeftOut) -> LeftOut:
+        """These and others of the same reason."""
+        return LeftOut(self.reason, self.count + other.count, self.names)
+
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self.names):,} more" if self.count > len(self.names) else ""
+        return f"{self.reason}: {', '.join(self.names)}{more}"
+
+
 Outcome: TypeAlias = Ok | Failed

@@ -3,50 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import functools
-import shutil
-import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.streaming import StreamBatcher
 from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
-from headrace.engines.custom import load_factory
-from headrace.errors import ConfigError
-from headrace.events import Event, Listener
-from headrace.io import openai
-from headrace.io.base import PartWriter, Source
-from headrace.io.handing import HandingWriter, Receiver
+from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
+from headrace.io.handing import Receiver
 from headrace.io.ids import UniqueIds
-from headrace.io.opening import open_source
-from headrace.io.selection import SelectedSource, Selection
-from headrace.io.targets import Target, find_target, openai_writer, refuse_output_in_input
-from headrace.jobs import columns
+from headrace.io.selection import Selection
 from headrace.jobs import run as main_path
-from headrace.jobs.forecast import Forecast, Shape, check_room, forecast
+from headrace.jobs.forecast import Forecast, Shape, forecast
 from headrace.jobs.job import Feeding, Job, JobEnd, Limits, StopRequest
-from headrace.jobs.output import Beginning, JobOutput
-from headrace.jobs.settings import TASKS, Task, as_json, check_numbers
+from headrace.jobs.output import Beginning
 from headrace.jobs.settings import JobSettings as JobSettings
+from headrace.jobs.settings import as_json
 from headrace.jobs.settings import known_tasks as known_tasks
 from headrace.jobs.stages import Work, infer, infer_one
 from headrace.jobs.stepping import WorkSteps
 from headrace.jobs.survey import Survey, survey
-from headrace.jobs.usercode import UserCode, WorkerKind
+from headrace.jobs.usercode import WorkerKind
 from headrace.observe.progress import Progress
 from headrace.observe.report import Report, ReportBuilder
+from headrace.planning import Plan as Plan
+from headrace.planning import changes, fingerprint, finished_before
+from headrace.planning import check as check
 
 T = TypeVar("T")
-
-
-_OPENAI_TASKS = {openai.EMBEDDINGS: "embed", openai.COMPLETIONS: "generate", openai.CHAT: "generate"}
 
 
 def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
@@ -55,7 +46,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     *,
     sink: str | Path | Receiver,
     task: str | None = None,
-    engine: str | None = None,
+    engine: str | Callable[..., Any] | None = None,
     text_column: str | None = None,
     text_pair_column: str | None = None,
     id_column: str | None = None,
@@ -84,10 +75,12 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
 
     Args:
         source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
-            returns one, a `datasets.Dataset` (docs/formats.md).
+            returns one, a `datasets.Dataset`, a table of pandas, polars, Arrow or DuckDB (docs/formats.md).
         model: a local folder; None for the task's default model.
         sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
             Or a function that is called with lists of rows.
+        engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
+            outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
         shard: (i, n): take every n-th row from the i-th on.
         sample: take each row with this probability, the same rows for the same `sample_seed`.
         limit: take the first so many rows.
@@ -109,7 +102,12 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
 
 
 def execute(
-    settings: JobSettings, stop: StopRequest, *, progress: bool, on_survey: Callable[[Survey], None] | None = None
+    settings: JobSettings,
+    stop: StopRequest,
+    *,
+    progress: bool,
+    on_survey: Callable[[Survey], None] | None = None,
+    on_load: Callable[[JobSettings], None] | None = None,
 ) -> tuple[JobEnd, Report]:
     """Build the job and run it to its end, or until it is asked to stop. Blocks.
 
@@ -118,12 +116,17 @@ def execute(
         stop: how to be asked.
         progress: show a progress bar on stderr.
         on_survey: told what the first rows are like, if there is anything to do.
+        on_load: told what is to be done before a model is loaded for it.
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
         JobError: the job cannot start or go on; what it has finished is kept.
     """
     plan = check(settings)
+    if (end := already_finished(plan)) is not None:
+        return end
+    if on_load is not None:
+        on_load(plan.settings)
     return carry_out(plan, build_engine(plan.settings), stop, progress=progress, on_survey=on_survey)
 
 
@@ -147,7 +150,9 @@ def carry_out(
     try:
         job = build(plan, engine, stop, fan, batcher(fan) if batcher is not None else None)
         if on_survey is not None and not (plan.settings.retry or plan.output.is_finished):
-            on_survey(survey(replace(job, source=plan.source), spread=False))
+            on_survey(_survey(plan, job, spread=False))
+        for left_out in plan.left_out:
+            fan(InputLeftOut(left_out, time.monotonic()))
         if not progress:
             end = main_path.run(job)
         else:
@@ -157,6 +162,18 @@ def carry_out(
     finally:
         engine.close()
     return end, report.build()
+
+
+def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
+    """How a job ended that is known to have, without its engine: see `planning.finished_before`."""
+    started = time.monotonic()
+    ended = finished_before(plan)
+    if ended is None:
+        return None
+    report = ReportBuilder()
+    report(JobStarted(plan.source.total_bytes, plan.source.total_records, ended.records, started))
+    report(JobDone("finished", time.monotonic()))
+    return JobEnd("already_finished", ended.records, ended.failed), report.build()
 
 
 def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
@@ -170,86 +187,11 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
     engine = build_engine(plan.settings)
     try:
         job = build(plan, engine, StopRequest(), Fan(()))
-        found = survey(replace(job, source=plan.source), spread=True)
+        found = _survey(plan, job, spread=True)
         return found, forecast(job, found, shape_of(plan.settings, engine), is_folder=plan.output.is_folder)
     finally:
         plan.user.close()
         engine.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What can be checked before a model is loaded."""
-
-    settings: JobSettings
-    """With the task that the input decided."""
-    source: Source
-    columns: columns.Columns
-    output: JobOutput
-    user: UserCode
-
-
-def check(settings: JobSettings) -> Plan:
-    """Open the input and look at its first rows, and see that the output may be written. Writes nothing.
-
-    Raises:
-        ConfigError: a file, column or format cannot be used.
-    """
-    check_numbers(settings)
-    target = _target(settings)
-    if isinstance(settings.source, (str, Path)):
-        refuse_output_in_input(settings.source, target)
-    source = open_source(settings.source, settings.input_format)
-    url = openai.url_of(source)
-    settings = replace(settings, task=settings.task or _OPENAI_TASKS.get(url or "", "embed"))
-    task = TASKS.get(settings.task or "")
-    if task is None:
-        raise ConfigError(f"unknown task {settings.task!r}; known: {', '.join(TASKS)}")
-    if task.pairs == ("always" if settings.text_pair_column is None else "never"):
-        need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
-        raise ConfigError(f"task {settings.task!r} {need} the second text (text_pair_column)")
-    if not settings.selection.is_all:
-        source = SelectedSource(source, settings.selection)
-    output = JobOutput(target, _writer(settings, target, task, url))
-    named = columns.Columns(
-        settings.text_column or ("body" if url and not task.text_only else task.input),
-        settings.id_column,
-        task.text_only,
-        settings.text_pair_column,
-        settings.prompt_template,
-        ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
-    )
-    user = UserCode(
-        _function(settings.prepare), _function(settings.finish), settings.worker_kind, settings.limits.workers
-    )
-    found = columns.resolve(source, named, user if settings.prepare else None)
-    if task.output in found.keep:
-        raise ConfigError(f"cannot keep column {task.output!r}: the output of task {settings.task!r} is named so")
-    check_room(output.target)
-    if not (settings.overwrite or settings.retry):
-        output.refuse_foreign_files()
-    return Plan(settings, source, found, output, user)
-
-
-def _target(settings: JobSettings) -> Target:
-    if not callable(settings.sink):
-        return find_target(settings.sink, settings.output_format)
-    # What a job knows of itself has to be somewhere, though nothing can be resumed from it.
-    place = Path(tempfile.mkdtemp(prefix="headrace-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
-    return Target(place, is_folder=True, format="rows")
-
-
-def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) -> PartWriter:
-    if callable(settings.sink):
-        return HandingWriter(settings.sink, task.output)
-    if url is None:
-        return target.writer(task.output)
-    if settings.task != _OPENAI_TASKS[url]:
-        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url]!r}, not {settings.task!r}")
-    if settings.keep_columns:
-        raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
-    return openai_writer(target, url)
 
 
 def build(
@@ -261,17 +203,6 @@ def build(
 ) -> Job:
     """Put the parts together; `batcher` is for an engine that is shared with others."""
     settings = plan.settings
-    fingerprint = {
-        "source": plan.source.describe(),
-        "engine": engine.describe(),
-        "task": settings.task,
-        "text_column": plan.columns.text,
-        "text_pair_column": plan.columns.pair,
-        "id_column": plan.columns.id,
-        "prompt_template": plan.columns.template,
-        "keep_columns": list(plan.columns.keep),
-        **plan.user.describe(),
-    }
     identity = None if settings.retry else plan.columns.id
     return Job(
         # Ids that come twice would leave it open which output belongs to which record; a retry knows that none does.
@@ -280,7 +211,7 @@ def build(
         engine=engine,
         batcher=batcher or build_batcher(settings, engine, stop, listener),
         output=plan.output,
-        begun=Beginning(fingerprint, as_json(settings), _changes(settings)),
+        begun=Beginning(fingerprint(plan, engine.describe()), as_json(settings), changes(settings)),
         listener=listener,
         limits=settings.limits,
         stop=stop,
@@ -359,12 +290,9 @@ def build_engine(settings: JobSettings) -> Engine[Any, Any]:
     return engine
 
 
-def _changes(settings: JobSettings) -> Literal["refuse", "ignore", "overwrite"]:
-    return "overwrite" if settings.overwrite else "ignore" if settings.ignore_changes else "refuse"
-
-
-def _function(given: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
-    return load_factory(given) if isinstance(given, str) else given
+def _survey(plan: Plan, job: Job, *, spread: bool) -> Survey:
+    found = survey(replace(job, source=plan.source), spread=spread)
+    return replace(found, left_out=plan.left_out + found.left_out)
 
 
 class Fan:

@@ -17,9 +17,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, epilog=ending.STATUSES)(
-    run.run
-)
+app.command(
+    "run",
+    cls=run.RunCommand,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog=ending.STATUSES,
+)(run.run)
 app.command("retry", epilog=ending.STATUSES)(retry.retry)
 app.command("inspect")(inspect.inspect)
 app.command("merge")(merge.merge)

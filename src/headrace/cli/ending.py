@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headrace.cli.engine_flags import as_typed
+from headrace.cli.engine_flags import as_flag, as_typed, suggestion
 from headrace.cli.stopping import Stopper
 from headrace.errors import (
     BrokenOffError,
@@ -45,12 +45,17 @@ TRY_AGAIN = 75
 _NOT_STARTED = (ConfigError, EngineError, ResumeMismatchError, OutputLockedError)
 
 
-def guarded(command: Callable[[], int]) -> int:
-    """The exit status of a command; an error is one line, and never a traceback."""
+def guarded(command: Callable[[], int], flags: Sequence[str] = ()) -> int:
+    """The exit status of a command; an error is one line, and never a traceback.
+
+    Args:
+        flags: the command's own, one of which may be meant where an engine has no such option.
+    """
     try:
         return command()
     except UnknownOptionError as error:
-        say(f"{as_typed(sys.argv, error.option)}: {error}")
+        typed = as_typed(sys.argv, error.option)
+        say(f"{typed}: {error}{suggestion(typed, [*flags, *(as_flag(name) for name in error.known)])}")
         return 2
     except HeadraceError as error:
         say(str(error))

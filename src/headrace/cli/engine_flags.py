@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,10 @@ def engine_options(arguments: Sequence[str]) -> dict[str, Any]:
     while left:
         flag = left.pop(0)
         if not flag.startswith("--") or flag == "--":
-            raise ConfigError(f"unexpected argument {flag!r}; flags begin with --, and a flag takes one value")
+            raise ConfigError(
+                f"unexpected argument {flag!r}: flags begin with --, and a flag takes one value; did you mean "
+                f"-i {flag}? Put a glob in quotes: -i '*.jsonl'"
+            )
         name, equals, text = flag.removeprefix("--").partition("=")
         value: Any
         if equals:
@@ -46,6 +50,17 @@ def as_typed(arguments: Sequence[str], option: str) -> str:
         if flag.startswith("--") and flag[2:].removeprefix("no-").replace("-", "_") == option:
             return flag
     return option
+
+
+def as_flag(option: str) -> str:
+    """The flag of an engine's option."""
+    return "--" + option.replace("_", "-")
+
+
+def suggestion(typed: str, flags: Sequence[str]) -> str:
+    """Which of the flags may have been meant, as the end of a sentence; nothing where none is like it."""
+    close = difflib.get_close_matches(as_flag(typed.lstrip("-")), [*dict.fromkeys(flags)], 3, 0.75)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def _value(text: str) -> Any:

@@ -15,6 +15,8 @@ _SHOWN = 100
 
 def say_survey(survey: Survey) -> None:
     """The short form, before every run."""
+    for left_out in survey.left_out:
+        say(f"left out of the input: {left_out}")
     if survey.sampled:
         say(f"{_records(survey)}; of the first {survey.sampled:,}: {_lengths(survey)}")
 
@@ -23,6 +25,8 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
     """The long form, to stdout."""
     print(f"records     {_records(survey)}")
     print(f"sample      {survey.sampled:,} records: {_lengths(survey)}")
+    for left_out in survey.left_out:
+        print(f"left out    {left_out}")
     for example in survey.examples:
         print(f"  as the model sees it: {_short(example)}")
     if forecast.seconds is None:

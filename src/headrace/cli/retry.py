@@ -59,4 +59,9 @@ def _settings(output: str, limits: Limits, ignore_changes: bool) -> JobSettings:
         raise ConfigError(
             f"{output} was made of rows or functions that only its program has: call headrace.run there with retry=True"
         )
-    return from_json(state["settings"], output, limits, ignore_changes=ignore_changes)
+    try:
+        return from_json(state["settings"], output, limits, ignore_changes=ignore_changes)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the settings that {output} was made with are damaged ({error}): run the job anew"
+        ) from error

@@ -7,9 +7,10 @@ import sys
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from headrace.cli.cluster_flags import CpusPerReplica, GpusPerReplica, On, Replicas, cluster_run
-from headrace.cli.ending import conclude, guarded
+from headrace.cli.ending import conclude, guarded, say
 from headrace.cli.engine_flags import engine_options
 from headrace.cli.forecasts import print_forecast, say_survey
 from headrace.cli.stopping import stop_on_signals
@@ -182,12 +183,33 @@ def _begin(given: dict[str, Any]) -> int:
     elsewhere = cluster_run(given)
     if elsewhere is not None and dry_run:
         raise typer.BadParameter("it tries this machine; leave out --on", param_hint="--dry-run")
+    flags = [flag for parameter in given["context"].command.params for flag in parameter.opts]
     settings = _settings(given)
     if dry_run:
-        return guarded(lambda: _rehearse(settings, price))
-    run_here = functools.partial(execute, progress=True, on_survey=say_survey)
+        return guarded(lambda: _rehearse(settings, price), flags)
+    run_here = functools.partial(execute, progress=True, on_survey=say_survey, on_load=_say_loading)
     with stop_on_signals() as stopper:
-        return guarded(lambda: conclude(settings, stopper, *(elsewhere or run_here)(settings, stopper)))
+        return guarded(lambda: conclude(settings, stopper, *(elsewhere or run_here)(settings, stopper)), flags)
+
+
+def _say_loading(settings: JobSettings) -> None:
+    chosen = " ".join(str(name) for name in (settings.engine, settings.model) if name) or "the default model"
+    say(f"loading {chosen} for {settings.task} ...")
+
+
+class RunCommand(TyperCommand):
+    """Says what is meant where the input stands without its flag."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As ever."""
+        first = args[0] if args else ""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if type(error).__name__ != "MissingParameter" or not first or first.startswith("-"):
+                raise
+            say(f"{error.format_message().rstrip('.')}; did you mean headrace run -i {first} -o OUTPUT?")
+            raise typer.Exit(2) from error
 
 
 def _rehearse(settings: JobSettings, gpu_hour_price: float | None) -> int:

@@ -155,6 +155,11 @@ def _settings(given: SimpleNamespace) -> ServerSettings:
 
 def _serve(given: SimpleNamespace) -> int:
     """Serve in this process until told to stop; returns the exit status."""
+    from headrace.engines import registry
+
+    options = {} if given.max_model_len is None else {"max_model_len": given.max_model_len}
+    registry.check(given.task, given.model, given.engine, options)
+    say(f"loading {given.model or given.engine or 'the default model'} to serve {given.task} ...")
     from headrace.hosting import build
     from headrace.serving.server import Server
 
@@ -171,7 +176,9 @@ def _serve(given: SimpleNamespace) -> int:
         raise ConfigError("--ssl-keyfile and --ssl-certfile go together; one is missing")
     if given.ssl_ca_certs is not None and given.ssl_certfile is None:
         raise ConfigError("--ssl-ca-certs needs a certificate of the server's own: --ssl-keyfile, --ssl-certfile")
-    return Server(app, state, {"host": given.host, "port": given.port, **tls}).run_app()
+    return Server(app, state, {"host": given.host, "port": given.port, **tls}).run_app(
+        lambda address, routes: say(f"ready at {address}: {', '.join(routes)}")
+    )
 
 
 def _serve_on(on: str, given: SimpleNamespace) -> int:
@@ -197,6 +204,11 @@ def _serve_on(on: str, given: SimpleNamespace) -> int:
     say = functools.partial(print, "headrace:", file=sys.stderr)
     serve_until_stopped(_settings(given), replicas, cluster, (given.host, given.port), say)
     return 0
+
+
+def say(line: str) -> None:
+    """One line to stderr."""
+    print(f"headrace: {line}", file=sys.stderr, flush=True)
 
 
 def _stop(line: str) -> NoReturn:

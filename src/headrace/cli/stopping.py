@@ -19,10 +19,18 @@ class Stopper(StopRequest):
     signal: int | None = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's shape
-        """Ask to stop; at the second call end the process, which is safe at any moment: parts are whole or absent."""
+        """Ask to stop; at the second call end the process, which is safe at any moment: parts are whole or absent.
+
+        Raises:
+            SystemExit: nothing has begun that there would be to finish.
+        """
         if self.requested:
             os._exit(128 + number)
         self.signal = number
+        if not self.working:
+            self.request()
+            os.write(2, b"\nheadrace: interrupted before the job began; what earlier runs have done is kept\n")
+            raise SystemExit(128 + number)
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nheadrace: stopping: finishing what is in flight (again to end at once)\n")
         self.request()

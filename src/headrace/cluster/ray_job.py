@@ -13,7 +13,7 @@ from headrace.cluster.crew import Crew
 from headrace.cluster.desk import Facts, Spec
 from headrace.cluster.ray_workers import Place, Staff, connected
 from headrace.engines.base import Prepared
-from headrace.errors import RecordError
+from headrace.errors import ConfigError, RecordError
 from headrace.jobs.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 from headrace.observe.report import Report
@@ -54,7 +54,11 @@ def execute(settings: JobSettings, place: Place, stop: StopRequest, *, progress:
         JobError: also when workers die again and again.
     """
     plan = wiring.check(settings)
+    if (end := wiring.already_finished(plan)) is not None:
+        return end
     chosen = plan.settings
+    if not (chosen.engine is None or isinstance(chosen.engine, str)):
+        raise ConfigError("workers on a cluster import an engine of your own: name it as module:name")
     spec = Spec(
         task=chosen.task or "",
         model=chosen.model,

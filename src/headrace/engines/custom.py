@@ -77,8 +77,8 @@ class FunctionEngine:
         self._function = None
 
 
-def load(reference: str, model: str | Path | None, options: Mapping[str, Any]) -> BatchEngine[Any, Any, Any]:
-    """The engine that `module:name` stands for.
+def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> BatchEngine[Any, Any, Any]:
+    """The engine that `module:name` stands for, or that a callable or object of one's own is.
 
     A callable whose first parameter is named `model` is a factory: it is called with the model and the options, and
     gives an engine, a function, or an object with one method. Another class is called without arguments. Another
@@ -87,9 +87,9 @@ def load(reference: str, model: str | Path | None, options: Mapping[str, Any]) -
     Raises:
         ConfigError: it names nothing that can be an engine, or an option it does not take.
     """
-    found = load_factory(reference)
+    found, reference = (load_factory(engine), engine) if isinstance(engine, str) else (engine, _name(engine))
     chosen = dict(options)
-    parameters = _parameters(found, reference)
+    parameters = _parameters(found, reference) if callable(found) else []
     made: Any = found
     used_model: str | Path | None = None
     if parameters and parameters[0].name == "model":
@@ -99,8 +99,8 @@ def load(reference: str, model: str | Path | None, options: Mapping[str, Any]) -
         made = found()
     if hasattr(made, "prepare") and any(hasattr(made, method) for method in ("forward", "step", "infer")):
         _refuse(reference, chosen, ())
-        engine: BatchEngine[Any, Any, Any] = made
-        return engine
+        whole: BatchEngine[Any, Any, Any] = made
+        return whole
     size = chosen.pop("batch_size", BATCH_SIZE)
     _refuse(reference, chosen, ("batch_size",))
     return FunctionEngine(_one_function(made, reference), reference, used_model, size)
@@ -131,6 +131,12 @@ def load_factory(reference: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]  # narrowed to a callable of unknown signature
 
 
+def _name(engine: Any) -> str:
+    """What identifies an object in a job's fingerprint: no address of it."""
+    kind = engine if hasattr(engine, "__qualname__") else type(engine)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
 def _parameters(found: Callable[..., Any], reference: str) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(found).parameters.values())
@@ -148,7 +154,8 @@ def _takes(parameters: Sequence[inspect.Parameter], option: str) -> bool:
 def _refuse(reference: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
     if options:
         option = next(iter(options))
-        raise UnknownOptionError(f"{reference!r} has no option {option!r}; known: {', '.join(known) or 'none'}", option)
+        message = f"{reference!r} has no option {option!r}; known: {', '.join(known) or 'none'}"
+        raise UnknownOptionError(message, option, tuple(known))
 
 
 def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[Any]]:

@@ -17,15 +17,16 @@ _OWN = Path(__file__).parent.parent / "models"
 # What decides a model's output: weights, configuration, tokenizer. Model cards and exports for other runtimes do not.
 _DECIDING = frozenset({".bin", ".jinja", ".json", ".model", ".pt", ".safetensors", ".txt"})
 _OTHER_RUNTIMES = frozenset({"onnx", "openvino"})
-_WEIGHTS = frozenset({".bin", ".pt", ".safetensors"})
+WEIGHTS = frozenset({".bin", ".pt", ".safetensors"})
+ONNX_WEIGHTS = frozenset({".onnx"})
 _TOKENIZERS = frozenset({"tokenizer.json", "tekken.json", "vocab.txt", "vocab.json"})
 # Weights that Python's pickle reads, which can run whatever they like: those of a training's state are never loaded.
 _PICKLED = frozenset({".bin", ".ckpt", ".pt", ".pth"})
-_NOT_WEIGHTS = frozenset({"optimizer", "rng_state", "scaler", "scheduler", "training_args"})
+_NOTWEIGHTS = frozenset({"optimizer", "rng_state", "scaler", "scheduler", "training_args"})
 _READ_BYTES = 1 << 20
 
 
-def find_folder(model: str | Path | None, weights: frozenset[str] = _WEIGHTS) -> Path:
+def find_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) -> Path:
     """The folder of `model`: a path, or the name of a model that a package brings (the default where None).
 
     Args:
@@ -58,7 +59,7 @@ def find_folder(model: str | Path | None, weights: frozenset[str] = _WEIGHTS) ->
     return folder.resolve()
 
 
-def named_folder(model: str | Path | None, weights: frozenset[str] = _WEIGHTS) -> Path:
+def named_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) -> Path:
     """The same, for what has no default.
 
     Raises:
@@ -105,8 +106,8 @@ def pickled_weights(folder: Path) -> list[Path]:
         path
         for path in folder.rglob("*")
         if path.suffix in _PICKLED
-        and path.stem.rpartition("_")[0] not in _NOT_WEIGHTS
-        and path.stem not in _NOT_WEIGHTS
+        and path.stem.rpartition("_")[0] not in _NOTWEIGHTS
+        and path.stem not in _NOTWEIGHTS
         and not any(path.parent.glob("*.safetensors"))
     )
 

@@ -15,13 +15,12 @@ from transformers import AutoConfig, AutoTokenizer
 from headrace.engines.heads import VectorHead
 from headrace.engines.image_tasks import ImageEngine, image_classifier, image_embedder
 from headrace.engines.images import MAX_PIXELS, images_for
-from headrace.engines.local_model import check_tokenizer, digest, named_folder
+from headrace.engines.local_model import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
 from headrace.engines.network import Arrays, Rows
 from headrace.engines.text import Takes, TextTokens, TooLong, tokens_for
 from headrace.engines.text_tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
 from headrace.errors import ConfigError, EngineDeadError, EngineError
 
-_WEIGHTS = frozenset({".onnx"})
 # Where a folder holds several: the plain export before the optimised and quantised ones of the same model.
 _NAMES = ("model.onnx", "onnx/model.onnx")
 _LOADING = (
@@ -150,7 +149,7 @@ def embed(
         ConfigError: no such folder, or a parameter the model cannot follow.
         EngineError: the files cannot be loaded.
     """
-    folder = named_folder(model, _WEIGHTS)
+    folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, _VECTORS[:1], Pooling(folder))
     limit = json.loads(_read(folder / "sentence_bert_config.json") or "{}").get("max_seq_length")
     tokens = _tokens(folder, "text", max_model_len or limit, on_too_long)
@@ -166,7 +165,7 @@ def classify(
     top_labels: int | None = None,
 ) -> TextEngine:
     """A classifier of texts, or of pairs of texts; `top_labels` lists so many labels. Others as `embed`."""
-    folder = named_folder(model, _WEIGHTS)
+    folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
     return classifier(network, _tokens(folder, "either", max_model_len, on_too_long), _config(folder), top_labels)
 
@@ -179,7 +178,7 @@ def score(
     on_too_long: TooLong = "truncate",
 ) -> TextEngine:
     """A cross-encoder: one score per pair of texts. Parameters and errors as `embed`."""
-    folder = named_folder(model, _WEIGHTS)
+    folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
     return scorer(network, _tokens(folder, "pair", max_model_len, on_too_long), _config(folder))
 
@@ -196,7 +195,7 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
 ) -> ZeroShotEngine:
     """A classifier by `labels` of one's own; `multi_label` if several may hold at once. Others as `embed`."""
     candidates = Candidates(labels, hypothesis_template, multi_label)
-    folder = named_folder(model, _WEIGHTS)
+    folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
     tokens = _tokens(folder, "premise", max_model_len, on_too_long)
     return ZeroShotEngine(network, tokens, candidates, _config(folder))
@@ -210,7 +209,7 @@ def image_classify(
     max_pixels: int = MAX_PIXELS,
 ) -> ImageEngine:
     """A classifier of images; a larger image than `max_pixels` fails before it is decoded. Others as `embed`."""
-    folder = named_folder(model, _WEIGHTS)
+    folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
     return image_classifier(network, images_for(folder, max_pixels), _config(folder), top_labels)
 
@@ -219,7 +218,7 @@ def image_embed(
     model: str | Path | None = None, *, providers: Sequence[str] = (), max_pixels: int = MAX_PIXELS
 ) -> ImageEngine:
     """One vector per image: the output `image_embeds` or `pooler_output`, else the first. Others as `embed`."""
-    folder = named_folder(model, _WEIGHTS)
+    folder = named_folder(model, ONNX_WEIGHTS)
     return image_embedder(OnnxNetwork(folder, providers, _VECTORS), images_for(folder, max_pixels))
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headrace.engines.custom import load
+from headrace.engines.local_model import DEFAULT_MODEL, ONNX_WEIGHTS, WEIGHTS, named_folder
+from headrace.engines.names import unknown_task
+from headrace.engines.requests import Sampling
 from headrace.errors import ConfigError, MissingExtraError, UnknownOptionError
 
 
@@ -19,42 +24,48 @@ class _Entry:
     """`module:attribute`"""
     extra: str
     """The extra that installs what the module imports."""
+    default: str | None = None
+    """The model where none is named."""
+    weights: frozenset[str] | None = WEIGHTS
+    """Suffixes of the files in a model's folder that the engine needs one of; None where its model is no folder."""
 
 
 _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
     "embed": {
-        "torch": _Entry("headrace.engines.embedding:EmbeddingEngine", extra="torch"),
-        "onnx": _Entry("headrace.engines.onnx:embed", extra="onnx"),
-        "endpoint": _Entry("headrace.engines.endpoint:embed", extra="client"),
+        "torch": _Entry("headrace.engines.embedding:EmbeddingEngine", extra="torch", default=DEFAULT_MODEL),
+        "onnx": _Entry("headrace.engines.onnx:embed", extra="onnx", weights=ONNX_WEIGHTS),
+        "endpoint": _Entry("headrace.engines.endpoint:embed", extra="client", weights=None),
     },
     "classify": {
         "torch": _Entry("headrace.engines.classification:classify", extra="torch"),
-        "onnx": _Entry("headrace.engines.onnx:classify", extra="onnx"),
-        "endpoint": _Entry("headrace.engines.endpoint:classify", extra="client"),
+        "onnx": _Entry("headrace.engines.onnx:classify", extra="onnx", weights=ONNX_WEIGHTS),
+        "endpoint": _Entry("headrace.engines.endpoint:classify", extra="client", weights=None),
     },
     "score": {
         "torch": _Entry("headrace.engines.classification:score", extra="torch"),
-        "onnx": _Entry("headrace.engines.onnx:score", extra="onnx"),
+        "onnx": _Entry("headrace.engines.onnx:score", extra="onnx", weights=ONNX_WEIGHTS),
     },
     "zero-shot": {
         "torch": _Entry("headrace.engines.classification:zero_shot", extra="torch"),
-        "onnx": _Entry("headrace.engines.onnx:zero_shot", extra="onnx"),
+        "onnx": _Entry("headrace.engines.onnx:zero_shot", extra="onnx", weights=ONNX_WEIGHTS),
     },
     "image-classify": {
         "torch": _Entry("headrace.engines.vision:image_classify", extra="vision"),
-        "onnx": _Entry("headrace.engines.onnx:image_classify", extra="onnx"),
+        "onnx": _Entry("headrace.engines.onnx:image_classify", extra="onnx", weights=ONNX_WEIGHTS),
     },
     "image-embed": {
         "torch": _Entry("headrace.engines.vision:image_embed", extra="vision"),
-        "onnx": _Entry("headrace.engines.onnx:image_embed", extra="onnx"),
+        "onnx": _Entry("headrace.engines.onnx:image_embed", extra="onnx", weights=ONNX_WEIGHTS),
     },
     "generate": {
-        "torch": _Entry("headrace.engines.generation:GenerationEngine", extra="torch"),
-        "static": _Entry("headrace.engines.static_generation:StaticGenerationEngine", extra="torch"),
-        "vllm": _Entry("headrace.engines.vllm:VllmEngine", extra="vllm"),
-        "endpoint": _Entry("headrace.engines.endpoint:generate", extra="client"),
+        "torch": _Entry("headrace.engines.generation:GenerationEngine", extra="torch", default="arithmetic"),
+        "static": _Entry(
+            "headrace.engines.static_generation:StaticGenerationEngine", extra="torch", default="arithmetic"
+        ),
+        "vllm": _Entry("headrace.engines.vllm:VllmEngine", extra="vllm", default="arithmetic"),
+        "endpoint": _Entry("headrace.engines.endpoint:generate", extra="client", weights=None),
     },
-    "custom": {"torchserve": _Entry("headrace.engines.torchserve:TorchServeEngine", extra="torch")},
+    "custom": {"torchserve": _Entry("headrace.engines.torchserve:TorchServeEngine", extra="torch", weights=None)},
 }
 """The engines of each task by name; the first is the task's own."""
 
@@ -64,21 +75,64 @@ def known_tasks() -> tuple[str, ...]:
     return tuple(_ENGINES)
 
 
-def create(task: str, model: str | Path | None = None, *, engine: str | None = None, **options: Any) -> Any:
+def check(task: str, model: str | Path | None, engine: Any, options: Mapping[str, Any]) -> None:
+    """See, without importing what the engine needs, that there is such a task, engine, model and option.
+
+    Raises:
+        ConfigError: there is not; as `create` says it, but in no time.
+    """
+    entry = _entry(task, engine)
+    if entry is None:
+        return
+    known = _known_options(entry)
+    if known is not None:
+        _refuse_unknown(task, known, options)
+    folder_of(task, model, engine)
+
+
+def folder_of(task: str, model: str | Path | None, engine: Any) -> Path | None:
+    """Where the model is that the engine would load; None where it is no folder of this machine.
+
+    Raises:
+        ConfigError: there is none there, or none is named.
+    """
+    entry = _entry(task, engine)
+    if entry is None or entry.weights is None:
+        return None
+    chosen = entry.default if model is None else model
+    return named_folder(chosen, entry.weights)
+
+
+def create(task: str, model: str | Path | None = None, *, engine: Any = None, **options: Any) -> Any:
     """An engine for `task`, with `model` loaded: one of the types of `engines.base`.
 
-    `engine` is the name of one, or `module:name` for one of your own (see `custom.load`); None is the task's own.
+    `engine` is the name of one, or `module:name` or a callable for one of your own (see `custom.load`); None is the
+    task's own.
 
     Raises:
         ConfigError: no such task, engine, model or option.
         MissingExtraError: what the engine needs is not installed.
         EngineError: the model's files cannot be loaded.
     """
+    entry = _entry(task, engine)
+    if entry is None:
+        return load(engine, model, options)
+    factory = _import_known(task, entry)
+    _check_options(task, factory, options)
+    return factory(model, **options)
+
+
+def _entry(task: str, engine: Any) -> _Entry | None:
+    """The engine of that name; None for one of your own.
+
+    Raises:
+        ConfigError: there is no such task or engine.
+    """
     engines = _ENGINES.get(task)
     if engines is None:
-        raise ConfigError(f"unknown task {task!r}; known: {', '.join(_ENGINES)}")
-    if engine is not None and ":" in engine:
-        return load(engine, model, options)
+        raise unknown_task(task, _ENGINES)
+    if engine is not None and (not isinstance(engine, str) or ":" in engine):
+        return None
     if engine is None and task == "custom":
         raise ConfigError("task custom is for an engine of your own: name it with engine (module:name) or handler")
     entry = engines.get(engine or next(iter(engines)))
@@ -86,9 +140,7 @@ def create(task: str, model: str | Path | None = None, *, engine: str | None = N
         raise ConfigError(
             f"task {task!r} has no engine {engine!r}; known: {', '.join(engines)}, or module:name for one of your own"
         )
-    factory = _import_known(task, entry)
-    _check_options(task, factory, options)
-    return factory(model, **options)
+    return entry
 
 
 def _import_known(task: str, entry: _Entry) -> Callable[..., Any]:
@@ -108,8 +160,33 @@ def _check_options(task: str, factory: Callable[..., Any], options: dict[str, An
     parameters = list(inspect.signature(factory).parameters.values())
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return  # it knows better
-    known = [parameter.name for parameter in parameters[1:]]
+    _refuse_unknown(task, [parameter.name for parameter in parameters[1:]], options)
+
+
+def _known_options(entry: _Entry) -> list[str] | None:
+    """The names of a factory's options, read from its source: to import it would take its libraries' time.
+
+    None where it takes any, or where that cannot be told.
+    """
+    module, _, attribute = entry.factory.partition(":")
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    found = next((node for node in body if getattr(node, "name", None) == attribute), None)
+    if isinstance(found, ast.ClassDef):
+        found = next((node for node in found.body if getattr(node, "name", None) == "__init__"), None)
+    if not isinstance(found, ast.FunctionDef):
+        return None
+    names = [argument.arg for argument in (*found.args.args, *found.args.kwonlyargs) if argument.arg != "self"][1:]
+    rest = found.args.kwarg
+    if rest is None:
+        return names
+    return list(dict.fromkeys((*names, *Sampling.__slots__))) if rest.arg == "sampling" else None
+
+
+def _refuse_unknown(task: str, known: Sequence[str], options: Mapping[str, Any]) -> None:
     unknown = [name for name in options if name not in known]
     if unknown:
         message = f"task {task!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}"
-        raise UnknownOptionError(message, unknown[0])
+        raise UnknownOptionError(message, unknown[0], tuple(known))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from headrace.records import Failed, Ok, Record
+from headrace.records import Failed, LeftOut, Ok, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class Chunk:
     """Rows that could not be read as records; each still has its position."""
     bytes: int
     """Input bytes this chunk stands for, skipped rows included."""
+    left_out: Sequence[LeftOut] = ()
+    """What was met on the way that is no row, such as hidden files in an archive."""
 
 
 class Source(Protocol):

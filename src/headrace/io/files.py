@@ -14,6 +14,7 @@ from headrace.errors import ConfigError, JobError
 from headrace.io import compression
 from headrace.io.base import Chunk
 from headrace.io.locations import facts, is_remote, store, with_retries
+from headrace.records import LeftOut
 
 BLOCK_BYTES = 256 * 1024
 CHUNK_ROWS = 512
@@ -139,6 +140,8 @@ def look_at(path: Path) -> InputFile:
             raise ConfigError(f"cannot read input file {path}: Permission denied")
     except OSError as error:
         reason = error.strerror or ("not found" if isinstance(error, FileNotFoundError) else error)
+        if not is_remote(path) and path.is_symlink():
+            reason = f"{reason}: it is a link to {path.readlink()}"
         raise ConfigError(f"cannot read input file {path}: {reason}") from error
     return InputFile(path, found.st_size, f"{found.st_mtime_ns} {found.st_ino}")
 
@@ -174,11 +177,18 @@ class FileSource:
     Args:
         files: each with the format it is read by, in the order of their names.
         root: names in the fingerprint are relative to it.
+        left_out: names beside the files that are not read.
     """
 
-    def __init__(self, files: Sequence[tuple[InputFile, FileFormat]], root: Path | None = None) -> None:
+    def __init__(
+        self,
+        files: Sequence[tuple[InputFile, FileFormat]],
+        root: Path | None = None,
+        left_out: Sequence[LeftOut] = (),
+    ) -> None:
         self._files = files
         self._root = root
+        self.left_out = left_out
         self.formats: Sequence[FileFormat] = [form for _, form in files]
         sizes = [file.size for file, _ in files]
         self.total_bytes: int | None = None if None in sizes else sum(size or 0 for size in sizes)

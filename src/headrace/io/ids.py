@@ -12,7 +12,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +133,10 @@ def _end(chunk: Chunk) -> int:
 
 
 def _still_to_do(chunk: Chunk, next_todo: Callable[[int], int]) -> Chunk:
-    return Chunk(
-        [record for record in chunk.records if next_todo(record.position) == record.position],
-        [failed for failed in chunk.failures if next_todo(failed.record.position) == failed.record.position],
-        chunk.bytes,
+    return replace(
+        chunk,
+        records=[record for record in chunk.records if next_todo(record.position) == record.position],
+        failures=[failed for failed in chunk.failures if next_todo(failed.record.position) == failed.record.position],
     )
 
 

@@ -11,7 +11,7 @@ from headrace.errors import JobError
 from headrace.io.base import Chunk
 from headrace.io.files import CHUNK_ROWS, InputFile, todo
 from headrace.io.locations import is_remote
-from headrace.records import Record
+from headrace.records import LeftOut, Record
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"})
 _REMOTE_CHUNK_ROWS = 32
@@ -25,8 +25,9 @@ class ImageSource:
     identified by names, sizes and times of the files (or the store's tags), not by reading every image.
     """
 
-    def __init__(self, root: Path, files: Sequence[InputFile]) -> None:
+    def __init__(self, root: Path, files: Sequence[InputFile], left_out: Sequence[LeftOut] = ()) -> None:
         self._root = root
+        self.left_out = left_out
         self._files = files
         self.total_records: int | None = len(files)
         self.total_bytes: int | None = sum(file.size or 0 for file in files)

@@ -35,14 +35,14 @@ class SequenceSource:
         total = len(self._rows)
         count = min(total, _DIGESTED_ROWS)
         places = (number * (total - 1) // max(1, count - 1) for number in range(count))
-        return {"format": "sequence", "records": total, "blake2b": _digest(self._rows[place] for place in places)}
+        return {"format": "sequence", "records": total, "blake2b": digest_of(self._rows[place] for place in places)}
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
         """At most 512 rows each."""
         total = len(self._rows)
         for start in range(0, total, CHUNK_ROWS):
             positions = todo(start, min(start + CHUNK_ROWS, total), next_todo)
-            yield _chunk([(position, self._rows[position]) for position in positions])
+            yield chunk_of([(position, self._rows[position]) for position in positions])
 
 
 class IterableSource:
@@ -65,13 +65,13 @@ class IterableSource:
 
     def describe(self) -> Mapping[str, Any]:
         """Digest of the first rows."""
-        return {"format": "iterable", "first_records": len(self._head), "blake2b": _digest(self._head)}
+        return {"format": "iterable", "first_records": len(self._head), "blake2b": digest_of(self._head)}
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
         """At most 64 rows each."""
         for start, rows in self._batches():
             positions = todo(start, start + len(rows), next_todo)
-            yield _chunk([(position, rows[position - start]) for position in positions])
+            yield chunk_of([(position, rows[position - start]) for position in positions])
 
     def _batches(self) -> Iterator[tuple[int, list[Any]]]:
         """Rows and the position of their first; what was read ahead comes first."""
@@ -127,11 +127,12 @@ def _run(rows: AsyncIterable[Any]) -> Iterator[Any]:
         closing.join()
 
 
-def _chunk(rows: Sequence[tuple[int, Any]]) -> Chunk:
+def chunk_of(rows: Sequence[tuple[int, Any]]) -> Chunk:
+    """Rows with their positions as records; what is no row is a `Failed`."""
     records: list[Record] = []
     failures: list[Failed] = []
     for position, row in rows:
-        data = {"text": row} if isinstance(row, str) else row
+        data = {"text": str(row)} if isinstance(row, str) else row
         if isinstance(data, Mapping):
             records.append(Record(position, position, data))
         else:
@@ -140,7 +141,8 @@ def _chunk(rows: Sequence[tuple[int, Any]]) -> Chunk:
     return Chunk(records, failures, 0)
 
 
-def _digest(rows: Iterable[Any]) -> str:
+def digest_of(rows: Iterable[Any]) -> str:
+    """Of the rows' content, in hex."""
     digest = hashlib.blake2b(digest_size=16)
     for row in rows:
         digest.update(json.dumps(row, sort_keys=True, default=_stable).encode() + b"\n")

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.io import compression, images
+from headrace.io import compression, folders, images
 from headrace.io.base import Source
 from headrace.io.delimited import DelimitedFormat
 from headrace.io.files import FileFormat, FileSource, InputFile, look_at
+from headrace.io.folders import Name
+from headrace.io.frames import table_source
 from headrace.io.hub import DatasetSource, is_dataset, is_saved_dataset, load_saved
 from headrace.io.images import ImageSource
 from headrace.io.jsonl import JsonlFormat
-from headrace.io.locations import is_remote, locate, store, with_retries
+from headrace.io.locations import is_remote, locate
 from headrace.io.memory import IterableSource, SequenceSource
 from headrace.io.openai import OpenAIFormat, batch_url
 from headrace.io.stdin import spool
@@ -42,7 +44,6 @@ _SUFFIXES = {
     ".tgz": "tar",
 }
 _COMPRESSED = ("jsonl", "csv", "tsv", "tar")
-_GLOB = frozenset("*?[")
 
 
 def known_formats() -> tuple[str, ...]:
@@ -55,7 +56,8 @@ def open_source(source: Any, format: str | None = None) -> Source:  # noqa: A002
 
     Args:
         source: a file, a folder, a glob, an address of either, "-" for stdin; or rows: a sequence, an iterable, an
-            asynchronous iterable, a function that returns one, a `datasets.Dataset`.
+            asynchronous iterable, a function that returns one, a `datasets.Dataset`; or a table: of pandas, polars,
+            Arrow or DuckDB, or of any library that exports Arrow's stream.
         format: one of `known_formats`, for files whose names do not tell; it may end in .gz or .zst for stdin.
 
     Raises:
@@ -69,33 +71,50 @@ def open_source(source: Any, format: str | None = None) -> Source:  # noqa: A002
     if str(source) == "-":
         return FileSource([_with_format(look_at(spool(_stdin_suffix(format))), None)])
     place = locate(source)
-    if _GLOB & set(str(place)) and not _exists(place):
-        return _many(_glob(place), _anchor(place), format)
+    if folders.is_pattern(place) and (is_remote(place) or not os.path.lexists(place)):
+        return _many(folders.expand(place), folders.anchor_of(place), format)
     if _is_folder(place):
         if not is_remote(place) and is_saved_dataset(place):
             return load_saved(place)
-        return _many(_walk(place), place, format)
+        return _many(folders.walk(place), place, format)
     return FileSource([_with_format(look_at(place), format)])
 
 
 def _from_python(source: Any) -> Source:
     if is_dataset(source):
         return DatasetSource(source)
-    if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, Mapping):
+    if (found := table_source(source)) is not None:
+        return found
+    if isinstance(source, (Mapping, bytes, bytearray)):
+        raise ConfigError(
+            f"the input is of type {type(source).__name__}; give a file's name, or rows as a list of dicts or a table"
+        )
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
         return SequenceSource(source)
     return IterableSource(source)
 
 
-def _many(paths: Sequence[Path], root: Path, format: str | None) -> Source:  # noqa: A002 - as above
-    """The files of a folder or glob, those of known formats: all of them data, or else all images."""
-    data = [path for path in paths if format or _format_name(path)]
-    pictures = [path for path in paths if path.suffix.lower() in images.SUFFIXES]
+def _many(names: Sequence[Name], root: Path, format: str | None) -> Source:  # noqa: A002 - as above
+    """The files of a folder or glob: those of known formats, or if there is none the images. Each is read or refused.
+
+    Raises:
+        ConfigError: there is neither; or what is named like an input cannot be read.
+    """
+    data = [name.path for name in names if not name.left_out and (format or _format_name(name.path))]
+    pictures = [name.path for name in names if not name.left_out and name.path.suffix.lower() in images.SUFFIXES]
+    chosen, beside = set(data or pictures), set(pictures)
+    left_out = folders.summed_up(
+        (path.relative_to(root).as_posix(), why or ("an image beside data" if path in beside else "of no known format"))
+        for path, why in names
+        if path not in chosen
+    )
     if data:
-        return FileSource([_with_format(look_at(path), format) for path in data], root)
+        return FileSource([_with_format(look_at(path), format) for path in data], root, left_out)
     if pictures:
-        return ImageSource(root, [look_at(path) for path in pictures])
+        return ImageSource(root, [look_at(path) for path in pictures], left_out)
+    more = f"; it holds {'; '.join(map(str, left_out))}" if left_out else ""
     raise ConfigError(
-        f"{root} holds no file of a known format; {_known()}, or images ({', '.join(sorted(images.SUFFIXES))})"
+        f"{root} holds no file of a known format; {_known()}, or images ({', '.join(sorted(images.SUFFIXES))}){more}"
     )
 
 
@@ -134,68 +153,8 @@ def _known() -> str:
     return f"known: {', '.join(_SUFFIXES)} (text and tar also with {packed} behind it)"
 
 
-def _exists(place: Path) -> bool:
-    return not is_remote(place) and place.exists()
-
-
 def _is_folder(place: Path) -> bool:
     if not is_remote(place):
         return place.is_dir()
-    if _format_name(place):  # an object's name, most likely: no listing is asked for
-        return False
-    fs, address = store(place)
-    return bool(_ask(fs.isdir, address))
-
-
-def _ask(call: Callable[[str], Any], address: str) -> Any:
-    """What a store lists.
-
-    Raises:
-        ConfigError: it does not answer.
-    """
-    try:
-        return with_retries(call)(address)
-    except OSError as error:
-        raise ConfigError(f"cannot read {address}: {error.strerror or error}") from error
-
-
-def _walk(folder: Path) -> list[Path]:
-    """Every file below a folder, by name."""
-    if is_remote(folder):
-        fs, address = store(folder)
-        return _visible((_at(folder, found) for found in _ask(fs.find, address)), folder)
-    return _visible((path for path in folder.rglob("*") if path.is_file()), folder)
-
-
-def _glob(pattern: Path) -> list[Path]:
-    anchor = _anchor(pattern)
-    if is_remote(pattern):
-        fs, address = store(pattern)
-        found = _visible((_at(anchor, found) for found in _ask(fs.glob, address)), anchor)
-    else:
-        inner = str(pattern.relative_to(anchor)) if anchor != Path() else str(pattern)
-        found = _visible((path for path in anchor.glob(inner) if path.is_file()), anchor)
-    if not found:
-        raise ConfigError(f"no file matches {pattern}")
-    return found
-
-
-def _anchor(pattern: Path) -> Path:
-    """The deepest folder above the first part with a wildcard."""
-    place = pattern
-    for parent in itertools.chain([pattern], pattern.parents):
-        if _GLOB & set(parent.name):
-            place = parent.parent
-    return place
-
-
-def _at(folder: Path, address: str) -> Path:
-    """An address as the store lists it, as a place below a folder."""
-    _, root = store(folder)
-    return folder / address.removeprefix(root).lstrip("/") if address.startswith(root) else locate(address)
-
-
-def _visible(paths: Iterator[Path], root: Path) -> list[Path]:
-    """Without what is hidden (`.` or `_` in front, as table formats have it), by name."""
-    parts = ((path.relative_to(root).parts, path) for path in paths)
-    return [path for names, path in sorted(parts, key=lambda pair: pair[0]) if not any(n[0] in "._" for n in names)]
+    # The end of a name says that it is an object's, most likely: no listing is asked for.
+    return _format_name(place) is None and folders.is_store_folder(place)

@@ -102,7 +102,7 @@ class SelectedSource:
                 replace(failed, record=_renumber(failed.record, cursor.numbers[failed.record.position]))
                 for failed in chunk.failures
             ]
-            yield Chunk(records, failures, chunk.bytes)
+            yield replace(chunk, records=records, failures=failures)
             cursor.forget()
             if cursor.ended:
                 return

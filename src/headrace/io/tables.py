@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError, HeadraceError, JobError, MissingExtraError
 from headrace.io.base import Chunk
 from headrace.io.files import CHUNK_BYTES, CHUNK_ROWS, InputFile, share, todo
+from headrace.io.frames import check_names
 from headrace.records import Record
 
 
@@ -53,6 +55,7 @@ class ParquetFormat:
         """A chunk is at most 512 rows and about 4 MiB of one row group."""
         with _damage(file, JobError), file.open() as stream, self._pa.parquet.ParquetFile(stream) as table:
             total, start = table.metadata.num_rows, 0
+            check_names(table.schema_arrow.names, str(file.path))
             if not total:
                 yield Chunk((), (), file.size or 0)
             for group in range(table.metadata.num_row_groups):
@@ -94,7 +97,7 @@ class ArrowFormat:
         """A chunk is at most 512 rows and about 4 MiB of one record batch."""
         with _damage(file, JobError), file.open() as stream:
             start, seen = 0, 0
-            for batch in self._batches(stream):
+            for batch in self._batches(stream, file.path):
                 file.check()
                 at = stream.tell()
                 size, seen = max(0, at - seen), max(at, seen)
@@ -107,14 +110,17 @@ class ArrowFormat:
             yield Chunk((), (), max(0, (file.size or 0) - seen))
             return start
 
-    def _batches(self, stream: Any) -> Iterator[Any]:
+    def _batches(self, stream: Any, path: Path) -> Iterator[Any]:
         pa = self._pa
         try:
             table = pa.ipc.open_file(stream)
         except pa.ArrowInvalid:
             stream.seek(0)
-            yield from pa.ipc.open_stream(stream)
+            reader = pa.ipc.open_stream(stream)
+            check_names(reader.schema.names, str(path))
+            yield from reader
         else:
+            check_names(table.schema.names, str(path))
             for number in range(table.num_record_batches):
                 yield table.get_batch(number)
 

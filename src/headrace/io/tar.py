@@ -10,6 +10,7 @@ from typing import Any
 from headrace.errors import JobError
 from headrace.io.base import Chunk
 from headrace.io.files import CHUNK_BYTES, CHUNK_ROWS, InputFile
+from headrace.io.folders import HIDDEN, summed_up
 from headrace.records import Failed, Record
 
 _BLOCK = 512
@@ -34,6 +35,7 @@ class TarFormat:
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """A chunk is at most 512 samples and about 4 MiB."""
         begin, told, held = base, 0, 0
+        left_out: list[tuple[str, str]] = []
         records: list[Record] = []
         failures: list[Failed] = []
         compressed = file.path.suffix.lower() != ".tar"
@@ -41,7 +43,8 @@ class TarFormat:
         try:
             # A compressed archive is a stream: its members are read on the way.
             with stream, tarfile.open(fileobj=stream, mode="r|" if compressed else "r:") as archive:
-                for key, members in _samples(archive, lambda number: next_todo(begin + number) == begin + number):
+                samples = _samples(archive, lambda number: next_todo(begin + number) == begin + number, left_out)
+                for key, members in samples:
                     if members:
                         outcome = _sample(key, members, base, f"{file.path}!{key}")
                         (failures if isinstance(outcome, Failed) else records).append(outcome)  # type: ignore[arg-type]
@@ -56,7 +59,8 @@ class TarFormat:
         except (tarfile.TarError, EOFError, OSError) as error:
             raise JobError(f"{file.path} is damaged or truncated: {error}; what was read of it is kept") from error
         file.check()
-        yield Chunk(records, failures, (file.size or 0) - told)
+        names = ((f"{file.path.name}!{name}", reason) for name, reason in left_out)
+        yield Chunk(records, failures, (file.size or 0) - told, summed_up(names))
         return base - begin
 
 
@@ -109,29 +113,47 @@ def _check_end(stream: Any, compressed: bool, name: str) -> None:
         raise JobError(f"{name} is truncated: it has no end mark; what was read of it is finished and kept")
 
 
-def _samples(archive: tarfile.TarFile, wanted: Callable[[int], bool]) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Key and members of each sample; no members where it is not wanted."""
-    key, members, number = None, dict[str, bytes](), -1
+def _samples(
+    archive: tarfile.TarFile, wanted: Callable[[int], bool], left_out: list[tuple[str, str]]
+) -> Iterator[tuple[str, dict[str, bytes | str]]]:
+    """Key and members of each sample, for a member that is no file the reason; no members where it is not wanted.
+
+    What belongs to no sample is added to `left_out`.
+    """
+    key, members, number = None, dict[str, bytes | str](), -1
     for member in archive:
         archive.members = []  # type: ignore[attr-defined]  # else the archive remembers every header it has seen
         folder, slash, name = member.name.rpartition("/")
         stem, _, extension = name.partition(".")
-        if not member.isfile() or not stem:
+        if member.isdir():
+            continue  # what it holds comes by itself
+        if not stem:
+            left_out.append((member.name, HIDDEN))
             continue
         if (found := folder + slash + stem) != key:
             if key is not None:
                 yield key, members
             key, members, number = found, {}, number + 1
-        if wanted(number) and (content := archive.extractfile(member)) is not None:
-            members[extension.lower()] = content.read()
+        if wanted(number):
+            members[extension.lower()] = _content(archive, member)
     if key is not None:
         yield key, members
 
 
-def _sample(key: str, members: dict[str, bytes], position: int, path: str) -> Record | Failed:
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes | str:
+    content = archive.extractfile(member) if member.isfile() else None
+    if content is not None:
+        return content.read()
+    kind = f"a link to {member.linkname}" if member.islnk() or member.issym() else "no file"
+    return f"its member {member.name} is {kind}, which is not read: pack the file itself"
+
+
+def _sample(key: str, members: dict[str, bytes | str], position: int, path: str) -> Record | Failed:
     data: dict[str, Any] = {"id": key, "path": path}
     try:
         for extension, content in members.items():
+            if isinstance(content, str):
+                raise ValueError(content)
             kind = extension.rpartition(".")[2]
             data[extension] = _value(kind, content)
             if kind in _IMAGES:

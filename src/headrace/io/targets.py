@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,11 +106,12 @@ def refuse_output_in_input(source: str | Path, target: Target) -> None:
     """
     if is_remote(target.place) or not str(source):
         return
-    given = Path(source)
+    given, real = Path(source), os.path.realpath(source)
     for place in (target.place.absolute(), target.errors.absolute()):
-        if place.resolve() == given.resolve():
+        written = os.path.realpath(place)  # which has no complaints about links that go round
+        if written == real:
             raise ConfigError(f"{target} is both input and output; choose another output")
-        if given.is_dir() and given.resolve() in place.resolve().parents:
+        if given.is_dir() and Path(real) in Path(written).parents:
             raise ConfigError(f"{target} is within the input folder {source}; choose another output")
         if _matches(place.parts, given.absolute().parts):
             raise ConfigError(f"{place.name} is among the input {source}; choose another output")

@@ -123,8 +123,10 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     texts = (wanted.text, wanted.pair) if wanted.template is None else _template_columns(wanted.template)
     for column in filter(None, (*texts, wanted.id, *wanted.keep)):
         if head and column not in known:
+            images = column == wanted.text == "text" and "image" in known
             raise ConfigError(
                 f"no record among the first {len(head)} has a column {column!r}; they have {', '.join(known[:20])}"
+                + ("; for images take --task image-embed or image-classify" if images else "")
             )
     identity = "id" if wanted.id is None and "id" in known else wanted.id or None
     if "id" in wanted.keep and identity != "id":

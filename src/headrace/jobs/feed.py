@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headrace.errors import StoppedError
+from headrace.events import InputLeftOut
 from headrace.jobs.dedupe import Once
 from headrace.jobs.job import Job
 from headrace.jobs.retries import Retries
@@ -202,6 +203,8 @@ class Feed:
             return None
         chunk, event = loaded
         self._job.listener(event)
+        for left_out in chunk.left_out:
+            self._job.listener(InputLeftOut(left_out, event.at))
         return await self._prepare(self._preparation.prepare, chunk)
 
     async def _prepare(self, call: Callable[[Any], Any], argument: Any) -> Prepared:

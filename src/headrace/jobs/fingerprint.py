@@ -9,6 +9,23 @@ from typing import Any
 
 from headrace.errors import ResumeMismatchError
 
+_FLAGS = {
+    "source.selection.limit": "--limit",
+    "source.selection.sample": "--sample",
+    "source.selection.sample_seed": "--sample-seed",
+    "source.selection.shard": "--shard",
+    "engine.max_model_len": "--max-model-len",
+    "engine.on_too_long": "--on-too-long",
+    "engine.model_digest": "--model",
+    "id_column": "--id-column",
+    "keep_columns": "--keep-columns",
+    "prompt_template": "--prompt-template",
+    "task": "--task",
+    "text_column": "--text-column",
+    "text_pair_column": "--text-pair-column",
+}
+"""What says so on the command line."""
+
 
 def check_same(output: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """See that a job is the one its output was begun with.
@@ -18,7 +35,7 @@ def check_same(output: Path, then: Mapping[str, Any], now: Mapping[str, Any]) ->
     """
     old, new = _flat(then), _flat(now)
     differences = [
-        f"{key} was {old.get(key)!r}, now {new.get(key)!r}"
+        f"{key} was {old.get(key)!r}, now {new.get(key)!r}{f' ({_FLAGS[key]})' if key in _FLAGS else ''}"
         for key in sorted({*old, *new})
         if old.get(key) != new.get(key)
     ]

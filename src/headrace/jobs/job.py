@@ -46,6 +46,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
+        self.working = False
+        """Whether a job has begun that would finish what is in flight; before, there is nothing to wait for."""
 
     def request(self) -> None:
         """Read no more, finish what is in flight, commit, return."""

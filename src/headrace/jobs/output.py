@@ -16,7 +16,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -298,10 +298,26 @@ def read_state(path: Path) -> dict[str, Any] | None:
     """
     try:
         state = json.loads(as_os_errors(path.read_text)(encoding="utf-8"))
-        if not {"fingerprint", "finished"} <= state.keys():
+        if not _is_state(state):
             raise ValueError("it is not as a job writes it")
     except FileNotFoundError:
         return None
-    except (ValueError, AttributeError) as error:
+    except (ValueError, RecursionError) as error:
         raise JobError(f"{path} is damaged ({error}); begin anew with --overwrite") from error
     return cast("dict[str, Any]", state)
+
+
+def _is_state(state: Any) -> bool:
+    if not isinstance(state, dict) or not {"fingerprint", "finished"} <= state.keys():
+        return False
+    finished, settings = state["finished"], state.get("settings")
+    return (
+        isinstance(state["fingerprint"], dict)
+        and (settings is None or (isinstance(settings, dict) and {"source", "selection"} <= settings.keys()))
+        and (finished is None or (isinstance(finished, dict) and _are_counts(finished)))
+    )
+
+
+def _are_counts(finished: Mapping[str, Any]) -> bool:
+    names = {field.name for field in fields(Finished)}
+    return finished.keys() == names and all(type(count) is int and count >= 0 for count in finished.values())

@@ -71,6 +71,7 @@ def _started(job: Job, todo: Pass | Finished) -> JobStarted:
 def _work(job: Job, todo: Pass) -> JobEnd:
     """What is left to do, and the job's end where nothing is left."""
     # All records of a retry are known to fail: no rate of theirs says that something is wrong.
+    job.stop.working = True
     tally = Tally(todo.done, todo.failed, replace(job.limits, max_error_rate=1.0) if job.retry else job.limits)
     try:
         complete = asyncio.run(pump(job, todo, tally))

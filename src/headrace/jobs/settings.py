@@ -51,8 +51,9 @@ class JobSettings:
     """None: what an OpenAI batch file asks for, else "embed"."""
     model: str | None = None
     """A folder or a known name; None is the task's default."""
-    engine: str | None = None
-    """The engine to use instead of the task's own: a name such as "onnx" or "vllm", or `module:name` of your own."""
+    engine: str | Callable[..., Any] | None = None
+    """The engine to use instead of the task's own: a name such as "onnx" or "vllm", or one of your own: `module:name`,
+    a function, or whatever else `headrace.engines.custom.load` takes."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the engine, such as `max_model_len`."""
     text_column: str | None = None

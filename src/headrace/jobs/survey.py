@@ -12,6 +12,7 @@ from headrace.errors import RecordError
 from headrace.io.base import Chunk, Source
 from headrace.jobs.job import Job
 from headrace.jobs.stages import Preparation, Work
+from headrace.records import LeftOut
 
 _BLOCK = 128
 """Rows that are sampled together."""
@@ -40,6 +41,8 @@ class Survey:
     """Some inputs as the engine is given them."""
     prepare_s: float
     """Per record, on one worker."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What the input holds that is not read, as far as it was met."""
 
     def quantile(self, fraction: float) -> int:
         """The cost that so many of the sample do not exceed, in the engine's unit; 0 for no sample."""
@@ -56,6 +59,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
     preparation = Preparation(job.columns, job.engine, job.user, dedupe=False)
     sample = _Sample(job.source)
     work: list[Work] = []
+    left_out: list[LeftOut] = []
     examples: list[Any] = []
     failed = truncated = 0
     spent = 0.0
@@ -64,6 +68,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
         work += prepared.work
         failed += len(prepared.failures) + len(prepared.passing)
         truncated += prepared.truncated
+        left_out += chunk.left_out
         spent += event.duration_s
         if len(examples) < _EXAMPLES:
             examples += _inputs(job, chunk)
@@ -77,6 +82,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
         work=tuple(work),
         examples=tuple(examples[:_EXAMPLES]),
         prepare_s=spent / max(sampled, 1),
+        left_out=tuple(left_out),
     )
 
 
@@ -122,7 +128,7 @@ class _Sample:
                 read = itertools.chain(chunk.records, (failed.record for failed in chunk.failures))
                 last = max(record.position for record in read)
                 self.records = max(last + 1, round((last + 1) * self._source.total_bytes / size))
-            if rows:
+            if rows or chunk.left_out:
                 yield chunk
             if enough(rows):
                 return

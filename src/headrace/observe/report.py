@@ -14,6 +14,7 @@ from headrace.events import (
     BatchSplit,
     CloseReason,
     Event,
+    InputLeftOut,
     JobDone,
     JobStarted,
     PieceDone,
@@ -24,6 +25,7 @@ from headrace.events import (
 )
 from headrace.observe.advice import Numbers, advise
 from headrace.observe.batches import BusyTime, cost_of_the_ok
+from headrace.records import LeftOut
 
 State: TypeAlias = Literal["finished", "interrupted", "failed"]
 
@@ -88,6 +90,8 @@ class Report:
     """One sentence: what would make the next run shorter."""
     lanes: tuple[Lane, ...] = ()
     """One for each worker of a cluster; none for a job in one process."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What the input holds that was not read, by reasons."""
 
 
 class _Lane:
@@ -126,6 +130,7 @@ class ReportBuilder:
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
         self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+        self._left_out: dict[str, LeftOut] = {}
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -163,6 +168,9 @@ class ReportBuilder:
                 self._ok += event.finished - event.failed
                 self._done_cost += event.cost
                 self._busy.add(event.at, event.duration_s)
+            case InputLeftOut(left_out=left_out):
+                same = self._left_out.get(left_out.reason)
+                self._left_out[left_out.reason] = left_out if same is None else same.more(left_out)
             case BatchSplit():
                 self._splits += 1
             case RecordFailed():
@@ -228,4 +236,5 @@ class ReportBuilder:
             times=times,
             advice=advise(numbers),
             lanes=lanes,
+            left_out=tuple(self._left_out.values()),
         )

@@ -40,6 +40,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
     lines = [("records", _records(report))]
     if report.failures:
         lines.append(("failed because", ", ".join(f"{name} {count:,}" for name, count in report.failures.items())))
+    lines += [("left out of input", str(left_out)) for left_out in report.left_out]
     if report.truncated:
         lines.append(("truncated", f"{report.truncated:,} records cut to the model's maximum length"))
     lines.append(("wall", f"{_seconds(report.wall_s)}   {report.records_per_s:,.1f} records/s"))

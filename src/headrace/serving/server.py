@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -22,6 +22,8 @@ from headrace.serving.protocol import protocol_options
 
 _LAST_WORDS_S = 2
 """How long connections may take to receive their answers at the very end, in seconds."""
+_UNSAID = frozenset({"/openapi.json", "/docs/oauth2-redirect", "/redoc"})
+"""Routes that the line at the start passes over."""
 _SWITCH_S = 0.0005
 """How long the event loop may keep Python from the engine's thread, a tenth of what is usual: a batch that waits for it
 leaves the engine without work."""
@@ -54,10 +56,14 @@ class Server(uvicorn.Server):
         self._app = app
         self._host = host
         self._drain_until = 0.0
+        self._on_ready: Callable[[str, Sequence[str]], None] | None = None
         host.on_dead = self._drain
 
-    def run_app(self) -> int:
+    def run_app(self, on_ready: Callable[[str, Sequence[str]], None] | None = None) -> int:
         """Load the model and serve until told to stop. Blocks.
+
+        Args:
+            on_ready: told the address and the routes once requests are taken.
 
         Returns:
             The exit status: 0 after a drain, 1 if the engine died, so that a supervisor starts another server.
@@ -65,6 +71,7 @@ class Server(uvicorn.Server):
         Raises:
             HeadraceError: the model cannot be loaded, or the address or a TLS file cannot be used.
         """
+        self._on_ready = on_ready
         try:
             self.config.load()
         except OSError as error:  # as ssl's are too; they do not say which file
@@ -105,6 +112,15 @@ class Server(uvicorn.Server):
                 await self.serve(sockets=[place])
             finally:
                 gc.unfreeze()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say so."""
+        await super().startup(sockets)
+        if self._on_ready is not None and self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            address = f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+            paths = dict.fromkeys(getattr(route, "path", "") for route in self._app.routes)
+            self._on_ready(address, [path for path in paths if path and "{" not in path and path not in _UNSAID])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's shape
         """Drain; at the second signal end at once, which is safe at any moment: batch jobs are continued."""

@@ -1,0 +1,195 @@
+"""What can be known of a job before a model is loaded: what is asked for, what is there, whether it is done already."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.engines import registry
+from headrace.engines.custom import load_factory
+from headrace.engines.local_model import digest
+from headrace.errors import ConfigError
+from headrace.io import openai
+from headrace.io.base import PartWriter, Source
+from headrace.io.files import FileSource
+from headrace.io.handing import HandingWriter
+from headrace.io.images import ImageSource
+from headrace.io.opening import open_source
+from headrace.io.selection import SelectedSource
+from headrace.io.targets import Target, find_target, openai_writer, refuse_output_in_input
+from headrace.jobs import columns
+from headrace.jobs.forecast import check_room
+from headrace.jobs.output import Beginning, JobOutput
+from headrace.jobs.passes import Finished
+from headrace.jobs.settings import TASKS, JobSettings, Task, as_json, check_numbers
+from headrace.jobs.usercode import UserCode
+from headrace.records import LeftOut, Ok, Record
+
+_TRIED_ROWS = 64
+
+_OPENAI_TASKS = {openai.EMBEDDINGS: "embed", openai.COMPLETIONS: "generate", openai.CHAT: "generate"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What can be checked before a model is loaded."""
+
+    settings: JobSettings
+    """With the task that the input decided."""
+    source: Source
+    columns: columns.Columns
+    output: JobOutput
+    user: UserCode
+    left_out: tuple[LeftOut, ...]
+    """What the input holds that is not read, as far as a listing tells."""
+
+
+def check(settings: JobSettings) -> Plan:
+    """Open the input and look at its first rows, and see that the output may be written. Writes nothing.
+
+    Raises:
+        ConfigError: a file, column or format cannot be used.
+    """
+    check_numbers(settings)
+    target = _target(settings)
+    if isinstance(settings.source, (str, Path)):
+        refuse_output_in_input(settings.source, target)
+    source = open_source(settings.source, settings.input_format)
+    left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
+    url = openai.url_of(source)
+    own = "custom" if callable(settings.engine) else "embed"
+    settings = replace(settings, task=settings.task or _OPENAI_TASKS.get(url or "", own))
+    registry.check(settings.task or "", settings.model, settings.engine, settings.engine_options)
+    task = TASKS[settings.task or ""]
+    if task.pairs == ("always" if settings.text_pair_column is None else "never"):
+        need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
+        raise ConfigError(f"task {settings.task!r} {need} the second text (text_pair_column)")
+    if not settings.selection.is_all:
+        source = SelectedSource(source, settings.selection)
+    output = JobOutput(target, _writer(settings, target, task, url))
+    named = columns.Columns(
+        settings.text_column or ("body" if url and not task.text_only else task.input),
+        settings.id_column,
+        task.text_only,
+        settings.text_pair_column,
+        settings.prompt_template,
+        ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
+    )
+    user = UserCode(
+        _function(settings.prepare), _function(settings.finish), settings.worker_kind, settings.limits.workers
+    )
+    found = columns.resolve(source, named, user if settings.prepare else None)
+    if task.output in found.keep:
+        raise ConfigError(f"cannot keep column {task.output!r}: the output of task {settings.task!r} is named so")
+    if target.format == "jsonl" and url is None and settings.prepare is None:
+        _check_kept(source, found.keep, output.writer)
+    if settings.overwrite or not output.is_finished:
+        check_room(output.target)
+    if not (settings.overwrite or settings.retry):
+        output.refuse_foreign_files()
+    return Plan(settings, source, found, output, user, left_out)
+
+
+def _check_kept(source: Source, names: Sequence[str], writer: PartWriter) -> None:
+    """See that the columns to be kept can be written, of the first rows.
+
+    Raises:
+        ConfigError: one holds what JSON has no form for.
+    """
+    rows = (
+        next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
+        if names
+        else ()
+    )
+    for record, name in itertools.product(rows[:_TRIED_ROWS], names):
+        value = record.data.get(name)
+        try:
+            writer.encode([Ok(Record(record.position, record.position, {name: value}), None)])
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"cannot keep column {name!r}: JSON Lines cannot hold its values, of type {type(value).__name__}; "
+                "write to a .parquet file, or turn them into text with a function of your own (--map)"
+            ) from error
+
+
+def _target(settings: JobSettings) -> Target:
+    if isinstance(settings.sink, (str, Path)):
+        return find_target(settings.sink, settings.output_format)
+    if not callable(settings.sink):
+        raise ConfigError(
+            f"the sink is of type {type(settings.sink).__name__}; give the name of a file or folder, or a function"
+        )
+    # What a job knows of itself has to be somewhere, though nothing can be resumed from it.
+    place = Path(tempfile.mkdtemp(prefix="headrace-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return Target(place, is_folder=True, format="rows")
+
+
+def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) -> PartWriter:
+    if callable(settings.sink):
+        return HandingWriter(settings.sink, task.output)
+    if url is None:
+        return target.writer(task.output)
+    if settings.task != _OPENAI_TASKS[url]:
+        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url]!r}, not {settings.task!r}")
+    if settings.keep_columns:
+        raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
+    return openai_writer(target, url)
+
+
+def finished_before(plan: Plan) -> Finished | None:
+    """How the job ended, where that is known without its engine; None where it has not, or the engine must be asked.
+
+    The model is told by the digest of its files; all else that it was begun with is compared as ever.
+
+    Raises:
+        ConfigError: what the finished job wrote is not there as it left it.
+        ResumeMismatchError: the output was begun with something else.
+    """
+    settings, output = plan.settings, plan.output
+    state = output.read_state() if output.is_finished else None
+    if state is None or settings.retry or changes(settings) != "refuse" or state["settings"] != as_json(settings):
+        return None
+    facts = state["fingerprint"].get("engine")
+    folder = registry.folder_of(settings.task or "", settings.model, settings.engine)
+    # Of what runs elsewhere than in PyTorch the digest is not of the folder alone.
+    if state["settings"] is None or folder is None or not isinstance(facts, dict) or "runtime" in facts:
+        return None
+    if facts.get("model_digest") != digest(folder):
+        return None
+    with output.locked():
+        ended = output.begin(Beginning(fingerprint(plan, facts), as_json(settings)))
+    if not isinstance(ended, Finished):
+        return None
+    plan.user.close()
+    return ended
+
+
+def fingerprint(plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the output."""
+    return {
+        "source": plan.source.describe(),
+        "engine": engine,
+        "task": plan.settings.task,
+        "text_column": plan.columns.text,
+        "text_pair_column": plan.columns.pair,
+        "id_column": plan.columns.id,
+        "prompt_template": plan.columns.template,
+        "keep_columns": list(plan.columns.keep),
+        **plan.user.describe(),
+    }
+
+
+def changes(settings: JobSettings) -> Literal["refuse", "ignore", "overwrite"]:
+    """What to do where the output was begun with something else."""
+    return "overwrite" if settings.overwrite else "ignore" if settings.ignore_changes else "refuse"
+
+
+def _function(given: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
+    return load_factory(given) if isinstance(given, str) else given

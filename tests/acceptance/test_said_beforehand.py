@@ -1,0 +1,184 @@
+"""What can be known before a model is loaded is said before, and the words of a mistake name the way out."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.acceptance.command import FAKE, MAIN, ROOT, end, headrace, start
+
+import headrace as package
+from headrace.errors import ConfigError, UnknownOptionError
+from headrace.jobs import forecast
+
+NO_TORCH = """
+import sys
+
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "sentence_transformers", "onnxruntime", "vllm"):
+            raise SystemExit(f"{name} was imported")
+
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {n}, "text": "t{n}"}}\n' for n in range(20)))
+    return tmp_path
+
+
+def without_torch(*arguments: str, folder: Path) -> tuple[int, str]:
+    """Run where whatever loads a model is an end with status 1."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCH + MAIN, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path, "COLUMNS": "200"},
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+RUN = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--modle", "x"), "did you mean --model?"),
+        (("--batch_size", "4"), "did you mean --batch-size?"),
+        (("--max-model-length", "4"), "did you mean --max-model-len?"),
+        (("--truncat-dim", "4"), "did you mean --truncate-dim?"),
+        (("--task", "generate", "--temprature", "1"), "did you mean --temperature?"),
+        (("--task", "generate", "--engine", "static", "--max-tokns", "1"), "did you mean --max-tokens"),
+        (("--engine", "onnx", "--model", ".", "--dtype", "x"), "has no option 'dtype'"),
+        (("--model", "nowhere"), "model 'nowhere': no such folder"),
+        (("--model", "in.jsonl"), "model 'in.jsonl' is a file"),
+        (("--task", "classify"), "this task has no default model"),
+        (("--task", "classify", "--model", "."), "holds no config.json"),
+        (("--engine", "tensorrt"), "task 'embed' has no engine 'tensorrt'; known: torch, onnx"),
+        (("--task", "rerank"), "take 'score', with the second text in --text-pair-column"),
+        (("--task", "Summarize"), "take 'generate', and say in --prompt-template"),
+        (("--task", "ner"), "--task custom --engine module:function"),
+        (("--task", "embeding"), "did you mean 'embed'?"),
+        (("stray.jsonl",), "did you mean -i stray.jsonl?"),
+        (("--keep-columns", "nothing"), "has a column 'nothing'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_mistake_is_told_before_anything_is_loaded(folder: Path, flags: tuple[str, ...], said: str) -> None:
+    status, output = without_torch(*RUN, *flags, folder=folder)
+    assert status == 2, output
+    assert said in " ".join(output.replace("│", " ").split()), output
+    assert "loading" not in output
+
+
+def test_an_input_without_its_flag(folder: Path) -> None:
+    for arguments in (("run", "in.jsonl"), ("run", "in.jsonl", "-o", "out.jsonl")):
+        status, output = without_torch(*arguments, folder=folder)
+        assert (status, output.count("\n")) == (2, 1)
+        assert "did you mean headrace run -i in.jsonl" in output
+
+
+def test_a_folder_of_images_names_the_tasks_of_images(folder: Path) -> None:
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "a.png").write_bytes(b"")
+    status, output = without_torch("run", "-i", "pictures", "-o", "out.jsonl", folder=folder)
+    assert (status, "for images take --task image-embed or image-classify" in output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("type_", "name"), [("decimal128(9, 2)", "Decimal"), ("binary()", "bytes"), ("duration('s')", "timedelta")]
+)
+def test_a_kept_column_that_json_cannot_hold(folder: Path, type_: str, name: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+
+    kind = eval(f"pa.{type_}")
+    value = {"Decimal": decimal.Decimal("1.50"), "bytes": b"x", "timedelta": datetime.timedelta(seconds=1)}[name]
+    pq.write_table(pa.table({"text": ["a"], "v": pa.array([value], kind)}), folder / "in.parquet")
+    flags = ("run", "-i", "in.parquet", "--keep-columns", "v")
+    status, output = without_torch(*flags, "-o", "out.jsonl", folder=folder)
+    assert (status, f"cannot keep column 'v': JSON Lines cannot hold its values, of type {name}" in output) == (2, True)
+    assert headrace(*flags, "-o", "out.parquet", *FAKE, folder=folder)[0] == 0
+
+
+def test_a_finished_job_is_told_without_torch(folder: Path) -> None:
+    flags = ("--max-model-len", "64")
+    status, output = headrace(*RUN, *flags, folder=folder)
+    assert status == 0, output
+    assert "headrace: loading the default model for embed ..." in output
+    assert without_torch(*RUN, *flags, folder=folder) == (
+        0,
+        "headrace: out.jsonl is already finished: 20 records; nothing to do\n",
+    )
+    report = package.run(folder / "in.jsonl", sink=folder / "out.jsonl", max_model_len=64, progress=False)
+    assert (report.state, report.ok, report.skipped) == ("finished", 0, 20)
+    (folder / "in.jsonl").write_text('{"id": 1, "text": "other"}\n')
+    status, output = without_torch(*RUN, *flags, folder=folder)
+    assert (status, "source.blake2b was" in output) == (2, True)
+    (folder / "in.jsonl").write_text("".join(f'{{"id": {n}, "text": "t{n}"}}\n' for n in range(20)))
+    status, output = without_torch(*RUN, folder=folder)
+    assert (status, output) == (1, "headrace: loading the default model for embed ...\ntorch was imported\n")
+    (folder / "out.jsonl").unlink()
+    assert without_torch(*RUN, *flags, folder=folder)[0] == 1, "a result that was taken away is made anew"
+
+
+def test_a_finished_job_needs_no_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"engine": "headrace.testing:FakeEngine", "progress": False, "sink": folder / "out.jsonl"}
+    assert package.run(folder / "in.jsonl", **given).ok == 20
+    monkeypatch.setattr(forecast, "free_bytes", lambda place: 10)
+    assert package.run(folder / "in.jsonl", **given).skipped == 20
+    with pytest.raises(ConfigError, match=r"its disk has 0.0 MB left"):
+        package.run(folder / "in.jsonl", **given | {"sink": folder / "another.jsonl"})
+
+
+def test_other_flags_on_a_resume_are_named(folder: Path) -> None:
+    assert headrace(*RUN, "--limit", "3", *FAKE, folder=folder)[0] == 0
+    status, output = headrace(*RUN, "--limit", "5", *FAKE, folder=folder)
+    assert (status, "source.selection.limit was 3, now 5 (--limit)" in output) == (2, True)
+
+
+def test_a_first_line_comes_before_the_engine(folder: Path) -> None:
+    (folder / "slow.py").write_text("import time\ntime.sleep(50)\n")
+    process = start(*RUN, "--engine", "slow:Engine", folder=folder)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "headrace: loading slow:Engine for embed ...\n"
+    process.send_signal(signal.SIGINT)
+    assert end(process)[0] == 130
+
+
+def test_a_server_says_where_it_is(folder: Path) -> None:
+    process = start("serve", "--port", "0", "--engine", "headrace.testing:FakeEngine", folder=folder)
+    assert process.stderr is not None
+    lines = [process.stderr.readline()]
+    while lines[-1] and "ready at" not in lines[-1]:
+        lines.append(process.stderr.readline())
+    assert lines[0] == "headrace: loading headrace.testing:FakeEngine to serve embed ...\n"
+    address, routes = lines[-1].removeprefix("headrace: ready at ").strip().split(": ", 1)
+    assert int(address.rpartition(":")[2]) > 0
+    assert {"/v1/embeddings", "/health", "/metrics"} <= set(routes.split(", "))
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == 0
+    for flags in (("--model", "nowhere"), ("--task", "rerank")):
+        status, output = without_torch("serve", *flags, folder=folder)
+        assert (status, output.count("\n")) == (2, 1)
+
+
+def test_known_options_come_with_the_error(folder: Path) -> None:
+    with pytest.raises(UnknownOptionError) as raised:
+        package.run(folder / "in.jsonl", sink=folder / "out.jsonl", max_model_length=7)
+    assert "max_model_len" in raised.value.known
