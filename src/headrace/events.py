@@ -141,6 +141,16 @@ class PartCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class PartDamaged:
+    """A part that an earlier run committed is not as it was: it is removed, and its records are done again."""
+
+    path: str
+    records: int
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobDone:
     """A job ended: `state` is what a later run of the same command finds."""
 
@@ -195,6 +205,7 @@ Event: TypeAlias = (
     | StageDone
     | JobStarted
     | PartCommitted
+    | PartDamaged
     | JobDone
     | PieceDone
     | WorkerLost

@@ -184,3 +184,22 @@ def _client_errors() -> tuple[tuple[type[Exception], ...], tuple[type[Exception]
     except ImportError:
         pass
     return tuple(passing), tuple(lasting)
+
+
+def drop_uploads(*places: Path) -> None:
+    """End the multipart uploads to an object, or into a folder, that killed processes have left: S3 bills them for ever.
+
+    Called by the only writer there. Other stores forget theirs by themselves, and so does S3 where its rules say so.
+    """
+    for place in places:
+        fs, address = store(place)
+        if "s3" not in fs.protocol:
+            return
+        bucket, key, _ = fs.split_path(address)
+        try:
+            found = as_os_errors(fs.call_s3)("list_multipart_uploads", Bucket=bucket, Prefix=key).get("Uploads", ())
+            for upload in found:
+                if upload["Key"] == key or upload["Key"].startswith(f"{key}/"):
+                    fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        except OSError:  # a store that has no such call, or does not let this user make it
+            return
