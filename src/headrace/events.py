@@ -52,6 +52,8 @@ class BatchDone:
     padded_cost: float
     duration_s: float
     at: float
+    stopped: int = 0
+    """How many of the failed were handed back unprocessed, as a `StoppedError` each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ def _client_errors() -> tuple[tuple[type[Exception], ...], tuple[type[Exception]
 
 
 def drop_uploads(*places: Path) -> None:
-    """End the multipart uploads to an object, or into a folder, that killed processes have left: S3 bills them for ever.
+    """End the multipart uploads to an object, or into a folder, that killed processes have left: S3 bills for them.
 
     Called by the only writer there. Other stores forget theirs by themselves, and so does S3 where its rules say so.
     """

@@ -1,8 +1,10 @@
 """Parts of an output: files that say in their names which positions of the input they hold.
 
-`part-<start>-<end><suffix>` holds the finished rows of the positions start..end-1 in input order. Its twin in the working
-folder holds the failed ones, and in its name what the part must be (`io/seals.py`). The rename of the part is the one
-commit point, or in an object store its one put. The twin is durable before it; a twin without its part means nothing.
+`part-<start>-<end><suffix>` holds the finished rows of the positions start..end-1 in input order. Its twin in the
+working folder holds the failed ones, and in its name what the part must be (`io/seals.py`). The rename of the part is
+the one commit point, or in an object store its one put. The twin is durable before it; without its part it means
+nothing.
+
 Where readers of an output look there are committed parts and nothing else: all that is half written is in the working
 folder, under a hidden name.
 
@@ -34,7 +36,7 @@ _TEMPORARY = ".tmp"
 _READERS = 8
 """Parts that are read at once to be checked."""
 READ_AT_ONCE_BYTES = 1 << 30
-"""So much of earlier runs' parts is read when a job goes on; of more, sizes are checked then and the rest at the end."""
+"""So much of earlier runs' parts is read when a job goes on. Of more, sizes are checked then, content at the end."""
 
 
 @contextlib.contextmanager

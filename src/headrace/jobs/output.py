@@ -63,6 +63,7 @@ class JobOutput:
                 raise ConfigError(f"cannot write {target}: it is a folder; name a file in it, or end it in /")
             if place.is_file() and target.is_folder:
                 raise ConfigError(f"cannot write {target}: it is a file; name a folder")
+        self._target = target
         self.target = place
         self.errors = target.errors
         self._siblings = target.siblings
@@ -226,9 +227,9 @@ class JobOutput:
             )
         if not finished.failed:
             return finished
-        if changed := self.changes(finished, read=not self.is_folder):
+        if changed := changes(self._target, self.parts, finished, read=not self.is_folder):
             raise ConfigError(
-                f"not as the finished job left it: {changed[0]}; restore it to retry what failed, or run the job again"
+                f"not as the finished job left it: {changed[0]}; restore it to retry what failed, or begin anew with --overwrite"
             )
 
         def commit(ended: Finished) -> None:
@@ -238,19 +239,6 @@ class JobOutput:
             self._write_state(begun, ended)
 
         return self._retrying.begin(finished, commit)
-
-    def changes(self, finished: Finished, *, read: bool) -> list[str]:
-        """What of a finished job is not as it was left; `read`: by content too, else by size."""
-        if self.is_folder:
-            intervals = self.parts.committed()
-            found = [str(damage) for damage in self.parts.check(intervals, set(intervals) if read else ())]
-            if Ledger(intervals).done != finished.records:
-                found.append(f"{self.target}/ (parts are missing)")
-        else:
-            found = _file_change(self.target, finished.digest if read else "", finished.bytes)
-        if finished.failed:
-            found += _file_change(self.errors, finished.errors_digest if read else "")
-        return found
 
     def _resumed(self, state: Mapping[str, Any], begun: Beginning) -> Finished | None:
         """How the job ended, if it has. What a kill has left half done is done."""
@@ -328,6 +316,20 @@ class JobOutput:
         }
         with atomic_file(self._state) as file:
             file.write(json.dumps(state, indent=1).encode())
+
+
+def changes(target: Target, parts: PartFolder, finished: Finished, *, read: bool) -> list[str]:
+    """What of a finished job is not as it was left; `read`: by content too, else by size."""
+    if target.is_folder:
+        intervals = parts.committed()
+        found = [str(damage) for damage in parts.check(intervals, set(intervals) if read else ())]
+        if Ledger(intervals).done != finished.records:
+            found.append(f"{target} (parts are missing)")
+    else:
+        found = _file_change(target.place, finished.digest if read else "", finished.bytes)
+    if finished.failed:
+        found += _file_change(target.errors, finished.errors_digest if read else "")
+    return found
 
 
 def _file_change(path: Path, digest: str, size: int | None = None) -> list[str]:

@@ -16,6 +16,8 @@ from headrace.events import (
     Event,
     JobDone,
     JobStarted,
+    PartCommitted,
+    PartDamaged,
     PieceDone,
     RecordFailed,
     StageDone,
@@ -62,6 +64,7 @@ class Report:
 
     state: State
     ok: int
+    """Records that this run has written, not counting those that failed."""
     failed: int
     skipped: int
     """Records an earlier run had finished."""
@@ -86,6 +89,8 @@ class Report:
     times: StageTimes
     advice: str
     """One sentence: what would make the next run shorter."""
+    damaged: tuple[PartDamaged, ...] = ()
+    """Parts of earlier runs that were damaged: their records were done again, and are among the ok and failed."""
     lanes: tuple[Lane, ...] = ()
     """One for each worker of a cluster; none for a job in one process."""
 
@@ -119,6 +124,9 @@ class ReportBuilder:
         self._state: State = "interrupted"
         self._skipped = 0
         self._ok = 0
+        """Records committed: what was computed once and written for several counts as often as it was written."""
+        self._damaged: list[PartDamaged] = []
+        self._formed: dict[tuple[int, int], CloseReason] = {}
         self._failures: Counter[str] = Counter()
         self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
         self._prepared_tokens = self._truncated = self._batches = self._batched = self._splits = 0
@@ -146,31 +154,42 @@ class ReportBuilder:
                 self._prepared_tokens += event.tokens
                 self._truncated += event.truncated
             case BatchFormed():
-                self._batches += 1
-                self._batched += event.size
-                self._reasons[event.reason] += 1
                 self._starved += event.starved_s
-                self._cost += event.cost
-                self._padded_cost += event.padded_cost
+                self._formed[event.batch, event.size] = event.reason
             case BatchDone():
-                self._ok += event.size - event.failed
-                self._done_cost += cost_of_the_ok(event)
-                self._busy.add(event.at, event.duration_s)
+                self._add_batch(event)
             case StepDone():
                 self._batches += 1
                 self._batched += event.size
                 self._starved += event.starved_s
-                self._ok += event.finished - event.failed
                 self._done_cost += event.cost
                 self._busy.add(event.at, event.duration_s)
             case BatchSplit():
                 self._splits += 1
             case RecordFailed():
                 self._failures[event.reason] += 1
+            case PartCommitted():
+                self._ok += event.end - event.start - event.failed
+            case PartDamaged():
+                self._damaged.append(event)
             case JobDone():
                 self._state = event.state
-            case _:  # a committed part says nothing about time
+            case _:
                 pass
+
+    def _add_batch(self, event: BatchDone) -> None:
+        """Count a batch when it is back: one that a stop has left unprocessed never ran."""
+        reason = self._formed.pop((event.batch, event.size), None)
+        if event.stopped == event.size:
+            return
+        if reason is not None:
+            self._reasons[reason] += 1
+        self._batches += 1
+        self._batched += event.size - event.stopped
+        self._cost += event.cost
+        self._padded_cost += event.padded_cost
+        self._done_cost += cost_of_the_ok(event)
+        self._busy.add(event.at, event.duration_s)
 
     def build(self) -> Report:
         """The report of what was heard so far."""
@@ -180,9 +199,7 @@ class ReportBuilder:
     def _build(self) -> Report:
         wall = self._last - self._start if self._start is not None else 0.0
         failed = self._failures.total()
-        # Batches of a worker that died may have held records that another did again; its pieces came back or did not.
-        ok = sum(lane.records - lane.failed for lane in self._lanes.values()) if self._lanes else self._ok
-        records = ok + failed
+        records = self._ok + failed
         times = StageTimes(
             load=self._stages["load"],
             prepare=self._stages["prepare"],
@@ -210,7 +227,7 @@ class ReportBuilder:
         )
         return Report(
             state=self._state,
-            ok=ok,
+            ok=self._ok,
             failed=failed,
             skipped=self._skipped,
             failures=dict(self._failures.most_common()),
@@ -227,5 +244,6 @@ class ReportBuilder:
             close_reasons=dict(self._reasons.most_common()),
             times=times,
             advice=advise(numbers),
+            damaged=tuple(self._damaged),
             lanes=lanes,
         )
