@@ -157,14 +157,22 @@ class PartFolder:
         """
         self.sweep()
         self.discard(damaged)
-        kept: list[Interval] = []
-        for interval in self.committed():
-            if is_remote(self.path) and kept and interval.start < kept[-1].end:
-                self._guard()
-                remove(self.part_path(interval))
-            else:
-                kept.append(interval)
+        kept = self._without_overlap(self.committed()) if is_remote(self.path) else self.committed()
         self._known = {path.name for path in (*map(self.part_path, kept), *self._twin_paths(kept))}
+        return kept
+
+    def _without_overlap(self, found: Sequence[Interval]) -> list[Interval]:
+        """Remove one of two parts that hold the same position: the one that has no twin, if one has none."""
+        twins = self._twins_there()
+        kept: list[Interval] = []
+        for interval in found:
+            if kept and interval.start < kept[-1].end:
+                loser = kept.pop() if interval in twins and kept[-1] not in twins else interval
+                self._guard()
+                remove(self.part_path(loser))
+                if loser == interval:
+                    continue
+            kept.append(interval)
         return kept
 
     def resume(self) -> tuple[list[Interval], list[Damage]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from headrace.errors import ConfigError
-from headrace.io.locations import as_os_errors, is_remote
+from headrace.io.locations import as_os_errors, exists, is_remote
 from headrace.io.parts import PartFolder
 from headrace.io.targets import Target, find_target
 from headrace.jobs.output import changes, read_state
@@ -87,7 +87,8 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     if finished:
         damaged = changes(target, parts, Finished(**finished), read=verify)
     else:
-        damaged = [str(damage) for damage in parts.check(committed, set(committed) if verify else ())]
+        found = parts.check(committed, set(committed) if verify else ())
+        damaged = [str(damage) for damage in found if exists(damage.path)]  # else the run has just merged it
     return Inspection(
         state="running" if holder else "finished" if finished else "not running",
         holder=holder,

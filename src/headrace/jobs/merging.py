@@ -62,8 +62,8 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
     try:
         if damaged := parts.check(committed, set(committed)):
             raise JobError(
-                f"cannot merge {name}: {listed(damaged)}; remove what is damaged and run the job again to make it anew, "
-                "or merge the rest without it"
+                f"cannot merge {name}: {listed(damaged)}; remove what is damaged, and run the job again to make it "
+                "anew or merge the rest without it"
             )
         parts.merge_errors(target.errors, committed)
         with atomic_file(target.place) as file:

@@ -203,13 +203,12 @@ class JobOutput:
 
     def _begin_finished_folder(self, begun: Beginning, finished: Finished) -> Pass | Finished:
         """Parts that were taken away are made anew; one that is another now may be so on purpose, and is refused."""
-        intervals = self.parts.committed()
-        if damaged := self.parts.check(intervals):
+        if damaged := self.parts.check(self.parts.committed()):
             raise ConfigError(
                 f"{self.target}/ is not as the finished job left it: {listed(damaged)}; remove what is damaged and run "
                 "again to make it anew, or pass --overwrite"
             )
-        return finished if Ledger(intervals).done == finished.records else self._reopen(begun)
+        return finished if Ledger(self.parts.take_over()).done == finished.records else self._reopen(begun)
 
     def begin_retry(self, begun: Beginning) -> Pass | Finished:
         """A pass over the dead letters of the finished job; how it ended, if it left none.
@@ -229,7 +228,8 @@ class JobOutput:
             return finished
         if changed := changes(self._target, self.parts, finished, read=not self.is_folder):
             raise ConfigError(
-                f"not as the finished job left it: {changed[0]}; restore it to retry what failed, or begin anew with --overwrite"
+                f"not as the finished job left it: {changed[0]}; restore it to retry what failed, or begin anew with "
+                "--overwrite"
             )
 
         def commit(ended: Finished) -> None:
@@ -323,7 +323,7 @@ def changes(target: Target, parts: PartFolder, finished: Finished, *, read: bool
     if target.is_folder:
         intervals = parts.committed()
         found = [str(damage) for damage in parts.check(intervals, set(intervals) if read else ())]
-        if Ledger(intervals).done != finished.records:
+        if sum(end - start for start, end in intervals) != finished.records:
             found.append(f"{target} (parts are missing)")
     else:
         found = _file_change(target.place, finished.digest if read else "", finished.bytes)

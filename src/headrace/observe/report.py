@@ -168,14 +168,18 @@ class ReportBuilder:
                 self._splits += 1
             case RecordFailed():
                 self._failures[event.reason] += 1
-            case PartCommitted():
-                self._ok += event.end - event.start - event.failed
-            case PartDamaged():
-                self._damaged.append(event)
+            case PartCommitted() | PartDamaged():
+                self._add_part(event)
             case JobDone():
                 self._state = event.state
             case _:
                 pass
+
+    def _add_part(self, event: PartCommitted | PartDamaged) -> None:
+        if isinstance(event, PartDamaged):
+            self._damaged.append(event)
+        else:
+            self._ok += event.end - event.start - event.failed
 
     def _add_batch(self, event: BatchDone) -> None:
         """Count a batch when it is back: one that a stop has left unprocessed never ran."""
