@@ -6,7 +6,7 @@ the one commit point, or in an object store its one put. The twin is durable bef
 nothing.
 
 Where readers of an output look there are committed parts and nothing else: all that is half written is in the working
-folder, under a hidden name.
+folder, under a hidden name. So is a part without rows, which some readers take for a broken file.
 
 What a process had sent to a store when it was killed may come late, when another has listed the parts and works on what
 they left. Such a part holds positions of others: whoever comes next takes one of them away, and does what it held anew.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from headrace.errors import BrokenOffError
-from headrace.io.locations import is_remote, store, with_retries
+from headrace.io.locations import file_names, file_sizes, is_remote, remove, store, with_retries
 from headrace.io.seals import Damage, Seal, digest_of, rows_in
 from headrace.io.seals import Interval as Interval
 
@@ -102,17 +102,24 @@ class PartFolder:
         """In a store: what was there at the beginning, and what was committed since."""
         self._unread: set[Interval] = set()
         """Parts of earlier runs of which no more than the size has been checked."""
+        self._rowless: set[Interval] = set()
+        """Parts that are in the working folder, as far as known."""
 
     def committed(self) -> list[Interval]:
         """The intervals of all committed parts, ascending."""
-        matches = (_NAME.fullmatch(name) for name in file_names(self.path))
-        return sorted(Interval(int(m[1]), int(m[2])) for m in matches if m and m[3] == self._suffix)
+        found = self._named(self.path)
+        self._rowless = self._named(self._work) - found
+        return sorted(found | self._rowless)
+
+    def _named(self, folder: Path) -> set[Interval]:
+        matches = (_NAME.fullmatch(name) for name in file_names(folder))
+        return {Interval(int(m[1]), int(m[2])) for m in matches if m and m[3] == self._suffix}
 
     def check(self, intervals: Sequence[Interval], read: Collection[Interval] = ()) -> list[Damage]:
         """Which parts are not as they were committed: by their sizes, and those in `read` by rows or digest."""
-        sizes = file_sizes(self.path)
         twins = self._twins_there()
-        twin_sizes = sizes if self._work == self.path else file_sizes(self._work)
+        work_sizes = file_sizes(self._work)
+        sizes = work_sizes | file_sizes(self.path)
 
         def reason(interval: Interval) -> str:
             size = sizes.get(self.part_path(interval).name)
@@ -124,7 +131,7 @@ class PartFolder:
             fitting = [seal for seal in seals if seal.size == size]
             if not fitting:
                 return f"{size:,} bytes; {seals[0].size:,} when it was committed"
-            fitting = [seal for seal in fitting if twin_sizes.get(seal.name) == seal.error_size]
+            fitting = [seal for seal in fitting if work_sizes.get(seal.name) == seal.error_size]
             if not fitting:
                 return "its dead letters are not as they were committed"
             if interval in read and not any(map(self._is_as_sealed, fitting)):
@@ -177,8 +184,8 @@ class PartFolder:
 
     def resume(self) -> tuple[list[Interval], list[Damage]]:
         """The same where the job goes on: parts of earlier runs are checked, and which of them are damaged is told."""
-        sizes = file_sizes(self.path)
         found = self.committed()
+        sizes = file_sizes(self.path)
         readable = sum(sizes.get(self.part_path(interval).name, 0) for interval in found) <= READ_AT_ONCE_BYTES
         damaged = self.check(found, set(found) if readable else ())
         kept = self.take_over(damaged)
@@ -230,6 +237,8 @@ class PartFolder:
         else:  # lost in a power failure it is one check less, and no reason to wait for the disk
             (self._work / seal.name).write_bytes(b"")
         self._remove_stale_twins(seal)
+        if not seal.rows:
+            self._rowless.add(interval)
         self._write(self.part_path(interval), rows)
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -250,8 +259,8 @@ class PartFolder:
                 remove(self._work / name)
 
     def part_path(self, interval: Interval) -> Path:
-        """Where the finished rows of an interval are."""
-        return self.path / f"{interval.stem}{self._suffix}"
+        """Where the finished rows of a committed interval are."""
+        return (self._work if interval in self._rowless else self.path) / f"{interval.stem}{self._suffix}"
 
     def merge_errors(self, target: Path, of: Sequence[Interval] | None = None, work: Path | None = None) -> None:
         """All dead letters so far (or of some parts) as one file in input order; no file where there are none.
@@ -301,8 +310,12 @@ class PartFolder:
                 twins[Interval(int(match[1]), int(match[2]))].append(name)
         return dict(twins)
 
-    def settle_twins(self) -> None:
-        """Remove twins of parts that have another one now."""
+    def settle(self) -> None:
+        """Remove what a retry has put another in the place of: twins, and parts without rows that have some now."""
+        if self._work != self.path:
+            for interval in self._named(self._work) & self._named(self.path):
+                remove(self._work / f"{interval.stem}{self._suffix}")
+        self.committed()
         for names in self._twins_there().values():
             own = self._own_twin(names)
             for name in names:
@@ -339,31 +352,6 @@ def sweep(folder: Path, *, parts_only: bool = False) -> None:
             remove(folder / name)
 
 
-def file_names(folder: Path) -> list[str]:
-    """What is in a folder; nothing if there is none."""
-    try:
-        if not is_remote(folder):
-            return [path.name for path in folder.iterdir()]
-        fs, address = store(folder)
-        found = with_retries(lambda: fs.ls(address, detail=False, refresh=True))()
-    except FileNotFoundError:
-        return []
-    return [name.rstrip("/").rpartition("/")[2] for name in found]
-
-
-def file_sizes(folder: Path) -> dict[str, int]:
-    """What is in a folder, with its size in bytes; nothing if there is none."""
-    try:
-        if not is_remote(folder):
-            with os.scandir(folder) as entries:
-                return {entry.name: entry.stat().st_size for entry in entries}
-        fs, address = store(folder)
-        found = with_retries(lambda: fs.ls(address, detail=True, refresh=True))()
-    except FileNotFoundError:
-        return {}
-    return {entry["name"].rstrip("/").rpartition("/")[2]: entry["size"] or 0 for entry in found}
-
-
 def move(source: Path, destination: Path) -> None:
     """Put a complete file in another's place; in a store a copy, then a removal, which may be repeated after a kill."""
     if not is_remote(source):
@@ -373,23 +361,3 @@ def move(source: Path, destination: Path) -> None:
     fs, address = store(source)
     with_retries(lambda: fs.cp_file(address, store(destination)[1]))()
     remove(source)
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder of files, if it is there."""
-    for name in file_names(folder):
-        remove(folder / name)
-    if not is_remote(folder) and folder.exists():
-        folder.rmdir()
-
-
-def remove(path: Path) -> None:
-    """Remove a file, if it is there."""
-    if not is_remote(path):
-        path.unlink(missing_ok=True)
-        return
-    fs, address = store(path)
-    try:
-        with_retries(lambda: fs.rm_file(address))()
-    except FileNotFoundError:
-        pass

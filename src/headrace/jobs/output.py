@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, Literal, cast
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
 from headrace.io.lease import Lease
-from headrace.io.locations import as_os_errors, drop_uploads, exists, is_remote
-from headrace.io.parts import PartFolder, atomic_file, file_names, listed
+from headrace.io.locations import as_os_errors, drop_uploads, exists, file_names, is_remote
+from headrace.io.parts import PartFolder, atomic_file, listed
 from headrace.io.seals import Damage, DigestWriter, Interval, digest_of
 from headrace.io.targets import Target
 from headrace.jobs.fingerprint import check_same

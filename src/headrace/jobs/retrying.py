@@ -18,8 +18,8 @@ from typing import BinaryIO, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
-from headrace.io.locations import is_remote
-from headrace.io.parts import Interval, PartFolder, atomic_file, file_names, listed, move, remove, remove_folder
+from headrace.io.locations import file_names, is_remote, remove, remove_folder
+from headrace.io.parts import Interval, PartFolder, atomic_file, listed, move
 from headrace.io.seals import DigestWriter, Seal, blocks_of, digest_of
 from headrace.jobs.ledger import Ledger
 from headrace.jobs.passes import Finished, Pass
@@ -141,7 +141,7 @@ class Retrying:
             else:
                 move(new, place)
         if self._target is None:
-            self._output.settle_twins()
+            self._output.settle()
         self.clear()
 
     def clear(self) -> None:

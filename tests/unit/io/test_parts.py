@@ -218,7 +218,7 @@ def test_while_a_retry_ends_a_part_has_a_twin_that_fits(folder: PartFolder) -> N
     folder.part_path(interval).write_bytes(new)
     assert folder.check([interval], [interval]) == []
     assert folder.count_errors() == 0
-    folder.settle_twins()
+    folder.settle()
     assert len(list((folder.path / "_headrace").iterdir())) == 1
     assert folder.check([interval], [interval]) == []
 
@@ -229,3 +229,26 @@ def test_a_seal_is_its_name(start: int, length: int, blocks: list[bytes], failed
     assert Seal.parse(seal.name) == seal
     assert (seal.failed, seal.size, seal.error_size) == (failed, sum(map(len, blocks)), 3 * failed)
     assert seal.digest == Seal.of(seal.interval, [b"".join(blocks)], b"{}\n" * failed).digest
+
+
+def test_a_part_without_rows_stands_where_no_reader_looks(folder: PartFolder) -> None:
+    """Some take an empty file for a broken one."""
+    intervals = [Interval(0, 2), Interval(2, 4)]
+    folder.commit(intervals[0], b"", b"error\n" * 2)
+    folder.commit(intervals[1], GOOD, b"")
+    assert [path.name for path in folder.path.glob("part-*")] == ["part-000000000002-000000000004.jsonl"]
+    again = PartFolder(folder.path, ".jsonl", folder.path / "_headrace")
+    assert again.committed() == intervals
+    assert [again.part_path(interval).read_bytes() for interval in intervals] == [b"", GOOD]
+    assert again.check(intervals, intervals) == []
+    assert again.count_errors() == 2
+    (folder.path / "part-000000000000-000000000002.jsonl").write_bytes(GOOD)  # as a retry leaves it
+    (folder.path / "_headrace" / Seal.of(intervals[0], [GOOD], b"").name).write_bytes(b"")
+    assert again.committed() == intervals
+    assert again.check(intervals, intervals) == []
+    again.settle()
+    assert again.committed() == intervals
+    assert (again.count_errors(), again.part_path(intervals[0]).read_bytes()) == (0, GOOD)
+    assert len(list((folder.path / "_headrace").iterdir())) == 2
+    again.clear()
+    assert [path.name for path in folder.path.rglob("*")] == ["_headrace"]
