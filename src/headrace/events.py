@@ -54,6 +54,8 @@ class BatchDone:
     padded_cost: float
     duration_s: float
     at: float
+    stopped: int = 0
+    """How many of the failed were handed back unprocessed, as a `StoppedError` each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,16 @@ class PartCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class PartDamaged:
+    """A part that an earlier run committed is not as it was: it is removed, and its records are done again."""
+
+    path: str
+    records: int
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobDone:
     """A job ended: `state` is what a later run of the same command finds."""
 
@@ -217,6 +229,7 @@ Event: TypeAlias = (
     | StageDone
     | JobStarted
     | PartCommitted
+    | PartDamaged
     | JobDone
     | PieceDone
     | WorkerLost

@@ -84,7 +84,8 @@ def test_a_second_writer_is_refused_and_a_dead_one_is_not_waited_for(folder: Pat
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("outputs", "kills", "rows"), [(("jsonl", "parquet"), 10, 20_000), (("s3", "s3-folder"), 2, 8_000)]
+    ("outputs", "kills", "rows"),
+    [(("jsonl-folder", "parquet-folder", "jsonl", "parquet"), 16, 20_000), (("s3", "s3-folder"), 2, 8_000)],
 )
 def test_killed_at_random_moments(outputs: tuple[str, ...], kills: int, rows: int) -> None:
     """More kills: `scripts/torture --kills 200`."""
@@ -98,6 +99,6 @@ def test_killed_at_random_moments(outputs: tuple[str, ...], kills: int, rows: in
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for output in outputs:
-        told = rf"^{output}: \d+ kills over \d+ jobs: 0 lost, 0 doubled, same content\n"
+        told = rf"^{output}: \d+ kills over \d+ jobs, \d+ parts damaged: 0 lost, 0 doubled, same content\n"
         assert re.search(told, ended.stdout, re.MULTILINE)
     assert ended.stdout.endswith(f"{kills} kills: 0 lost, 0 doubled, same content\n")

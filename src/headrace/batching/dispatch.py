@@ -176,11 +176,11 @@ class Dispatcher:
 
     async def _run(self, number: int, batch: Batch, padded: float) -> None:
         started = self._clock()
-        completed = failed = 0
+        completed = failed = stopped = 0
         try:
             if batch.size == 1 and self._caller.cancellable:
                 self._let_leave(batch.entries[0])
-            completed, failed = await isolation.process(
+            completed, failed, stopped = await isolation.process(
                 batch.entries, self._call, self._options.on_error, self._on_split(number)
             )
             if not failed:
@@ -189,7 +189,7 @@ class Dispatcher:
             now = self._clock()
             if not self._left_behind:
                 self._meter.ended(now, batch.size, failed, completed, now - started)
-                self._emit(BatchDone, number, batch.size, failed, batch.cost, padded, now - started, now)
+                self._emit(BatchDone, number, batch.size, failed, batch.cost, padded, now - started, now, stopped)
                 self._slots.release()
 
     def _let_leave(self, entry: Entry) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeAlias
 
 from headrace.batching.replies import Entry, checked_results, fail, give, records_of
-from headrace.errors import EngineDeadError, EngineOutOfMemoryError, ProcessError
+from headrace.errors import EngineDeadError, EngineOutOfMemoryError, ProcessError, StoppedError
 
 OnError: TypeAlias = Literal["fail", "isolate"]
 
@@ -53,15 +53,15 @@ async def process(
     call: Callable[[list[Any]], Awaitable[Any]],
     on_error: OnError,
     on_split: Callable[[list[Entry], BaseException], None],
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Run `batch` and end each record's wait as soon as its outcome is known.
 
     A batch split down to one bad record costs at most 2·log2(records) calls more than a batch without.
 
     Returns:
-        How many records got a result, and how many an exception.
+        How many records got a result, how many an exception, and how many of those a `StoppedError`.
     """
-    completed = failed = 0
+    completed = failed = stopped = 0
     parts = [batch]
     while parts:
         part = parts.pop()
@@ -85,7 +85,8 @@ async def process(
             good, bad = give(part, results)
             completed += good
             failed += bad
-    return completed, failed
+            stopped += sum(isinstance(result, StoppedError) for result in results) if bad else 0
+    return completed, failed, stopped
 
 
 def halves(entries: list[Entry], size: int) -> tuple[list[Entry], list[Entry]]:

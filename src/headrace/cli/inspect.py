@@ -7,20 +7,26 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.ending import guarded
+from headrace.cli.ending import guarded, say
 from headrace.jobs.inspection import Inspection
 from headrace.jobs.inspection import inspect as look_at
 
 Output = Annotated[str, typer.Argument(help="The output of a job: its file, folder or address.")]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Read all of the output and compare it with the checksums kept at commit.")
+]
 
 
-def inspect(output: Output) -> None:
-    """Tell the state of a job from its files alone: while it runs, after a kill, or when it is finished."""
-    sys.exit(guarded(lambda: _inspect(output)))
+def inspect(output: Output, verify: Verify = False) -> None:
+    """Tell the state of a job from its files alone: while it runs, after a kill, or when it is finished.
+
+    Exit status 1 if files are not as they were committed: without --verify, missing or of another size.
+    """
+    sys.exit(guarded(lambda: _inspect(output, verify=verify)))
 
 
-def _inspect(output: str) -> int:
-    found = look_at(output)
+def _inspect(output: str, *, verify: bool) -> int:
+    found = look_at(output, verify=verify)
     state = f"running, by {found.holder}" if found.holder else found.state
     print(f"state     {state}")
     if found.settings:
@@ -34,7 +40,22 @@ def _inspect(output: str) -> int:
     print(f"parts     {_parts(found)}")
     runs = "run" if found.spent.runs == 1 else "runs"
     print(f"time      {found.spent.seconds:,.1f} s in {found.spent.runs} {runs}")
+    for damage in found.damaged:
+        print(f"damaged   {damage}")
+    if found.damaged:
+        say(_way_out(found))
+        return 1
+    if verify:
+        print("verified  every file is as it was committed")
     return 0
+
+
+def _way_out(found: Inspection) -> str:
+    if found.state != "finished":
+        return "run the job again: it removes what is damaged and makes it anew"
+    if found.parts:
+        return "restore what is damaged, or remove it and run the job again to make it anew"
+    return "restore what is damaged, or run the job again with --overwrite to make it anew"
 
 
 def _parts(found: Inspection) -> str:

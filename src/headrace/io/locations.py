@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -184,3 +185,67 @@ def _client_errors() -> tuple[tuple[type[Exception], ...], tuple[type[Exception]
     except ImportError:
         pass
     return tuple(passing), tuple(lasting)
+
+
+def drop_uploads(*places: Path) -> None:
+    """End the multipart uploads to an object, or into a folder, that killed processes have left: S3 bills for them.
+
+    Called by the only writer there. Other stores forget theirs by themselves, and so does S3 where its rules say so.
+    """
+    for place in places:
+        fs, address = store(place)
+        if "s3" not in fs.protocol:
+            return
+        bucket, key, _ = fs.split_path(address)
+        try:
+            found = as_os_errors(fs.call_s3)("list_multipart_uploads", Bucket=bucket, Prefix=key).get("Uploads", ())
+            for upload in found:
+                if upload["Key"] == key or upload["Key"].startswith(f"{key}/"):
+                    fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+        except OSError:  # a store that has no such call, or does not let this user make it
+            return
+
+
+def file_names(folder: Path) -> list[str]:
+    """What is in a folder; nothing if there is none."""
+    try:
+        if not is_remote(folder):
+            return [path.name for path in folder.iterdir()]
+        fs, address = store(folder)
+        found = with_retries(lambda: fs.ls(address, detail=False, refresh=True))()
+    except FileNotFoundError:
+        return []
+    return [name.rstrip("/").rpartition("/")[2] for name in found]
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """What is in a folder, with its size in bytes; nothing if there is none."""
+    try:
+        if not is_remote(folder):
+            with os.scandir(folder) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries}
+        fs, address = store(folder)
+        found = with_retries(lambda: fs.ls(address, detail=True, refresh=True))()
+    except FileNotFoundError:
+        return {}
+    return {entry["name"].rstrip("/").rpartition("/")[2]: entry["size"] or 0 for entry in found}
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of files, if it is there."""
+    for name in file_names(folder):
+        remove(folder / name)
+    if not is_remote(folder) and folder.exists():
+        folder.rmdir()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there."""
+    if not is_remote(path):
+        path.unlink(missing_ok=True)
+        return
+    fs, address = store(path)
+    try:
+        with_retries(lambda: fs.rm_file(address))()
+    except FileNotFoundError:
+        pass

@@ -5,16 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from headrace.errors import ConfigError
-from headrace.io.locations import as_os_errors, is_remote
+from headrace.io.locations import as_os_errors, exists, is_remote
 from headrace.io.parts import PartFolder
 from headrace.io.targets import Target, find_target
-from headrace.jobs.output import read_state
+from headrace.jobs.output import changes, read_state
+from headrace.jobs.passes import Finished
 from headrace.jobs.spent import Spent, TimeSpent
 
 State: TypeAlias = Literal["running", "not running", "finished"]
@@ -39,6 +40,8 @@ class Inspection:
     spent: TimeSpent
     settings: Mapping[str, Any] | None
     """What it was begun with, where that could be written down."""
+    damaged: Sequence[str]
+    """Files that are not as they were committed, each with what is wrong."""
 
 
 def state_of(name: str | Path) -> tuple[Target, dict[str, Any]]:
@@ -59,8 +62,11 @@ def state_of(name: str | Path) -> tuple[Target, dict[str, Any]]:
     return find_target(name, chosen or target.format), state
 
 
-def inspect(name: str | Path) -> Inspection:
+def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     """Look at an output. Writes nothing, and disturbs no run.
+
+    Args:
+        verify: read all of the output and hold it against the checksums kept; otherwise sizes alone are compared.
 
     Raises:
         ConfigError: no job has written there.
@@ -78,6 +84,11 @@ def inspect(name: str | Path) -> Inspection:
     else:
         records, letters = sum(end - start for start, end in committed), parts.twins(committed)
     reasons = _reasons(letters)
+    if finished:
+        damaged = changes(target, parts, Finished(**finished), read=verify)
+    else:
+        found = parts.check(committed, set(committed) if verify else ())
+        damaged = [str(damage) for damage in found if exists(damage.path)]  # else the run has just merged it
     return Inspection(
         state="running" if holder else "finished" if finished else "not running",
         holder=holder,
@@ -88,6 +99,7 @@ def inspect(name: str | Path) -> Inspection:
         retried=(again, finished["failed"]) if finished and again else None,
         spent=Spent(target.work).read(),
         settings=state.get("settings"),
+        damaged=damaged,
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
 from headrace.io.locations import exists
-from headrace.io.parts import PartFolder, atomic_file
+from headrace.io.parts import PartFolder, atomic_file, listed
 from headrace.io.targets import Target, find_target
 from headrace.jobs.inspection import state_of
 from headrace.jobs.ledger import Ledger
@@ -60,6 +60,11 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
         raise ConfigError(f"{folder} holds no parts: the job has committed none yet, or its output is one file already")
     writer: PartWriter = source.writer("output")
     try:
+        if damaged := parts.check(committed, set(committed)):
+            raise JobError(
+                f"cannot merge {name}: {listed(damaged)}; remove what is damaged, and run the job again to make it "
+                "anew or merge the rest without it"
+            )
         parts.merge_errors(target.errors, committed)
         with atomic_file(target.place) as file:
             writer.merge([parts.part_path(interval) for interval in committed], file)

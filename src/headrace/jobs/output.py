@@ -4,8 +4,8 @@ For the file `out.parquet`: `out.parquet.parts/` holds `job.json`, `lock` and th
 dead letters. The end is a row of steps, each of which may be repeated after a kill: merge the dead letters, merge the
 parts, mark the job finished, remove the parts.
 
-For the folder `out/`: the parts in it are the output, and stay. All else is in `out/_headrace/`, which readers of such
-folders pass over for its name.
+For the folder `out/`: the parts in it are the output, and stay. All else, half-written files included, is in
+`out/_headrace/`, which readers of such folders pass over for its name.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import functools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
 from headrace.io.lease import Lease
-from headrace.io.locations import as_os_errors, exists, is_remote
-from headrace.io.parts import PartFolder, atomic_file, file_names
+from headrace.io.locations import as_os_errors, drop_uploads, exists, file_names, is_remote
+from headrace.io.parts import PartFolder, atomic_file, listed
+from headrace.io.seals import Damage, DigestWriter, Interval, digest_of
 from headrace.io.targets import Target
 from headrace.jobs.fingerprint import check_same
 from headrace.jobs.ledger import Ledger
@@ -62,6 +63,7 @@ class JobOutput:
                 raise ConfigError(f"cannot write {target}: it is a folder; name a file in it, or end it in /")
             if place.is_file() and target.is_folder:
                 raise ConfigError(f"cannot write {target}: it is a file; name a folder")
+        self._target = target
         self.target = place
         self.errors = target.errors
         self._siblings = target.siblings
@@ -139,6 +141,7 @@ class JobOutput:
             self._lease = Lease(lock, self.target)
             with self._lease.held(), tempfile.TemporaryDirectory(prefix="headrace-") as folder:
                 self.scratch = Path(folder)
+                drop_uploads(self.target, self.errors, self.work)
                 yield
         else:
             try:
@@ -146,6 +149,7 @@ class JobOutput:
             except OSError as error:
                 raise ConfigError(f"cannot write {self.target}: {error.strerror or error}: {self.work}") from error
             with exclusive(lock, self.target):
+                self.parts.sweep()
                 yield
 
     def _check_lease(self) -> None:
@@ -176,19 +180,35 @@ class JobOutput:
             return self._pass(begun, Ledger([]))
         finished = self._resumed(state, begun)
         if finished is None:
-            return self._pass(begun, Ledger(self.parts.take_over()))
+            return self._resume(begun)
         if self.is_folder:
-            ledger = Ledger(self.parts.take_over())
-            # A part that was taken away is made anew.
-            return finished if ledger.done == finished.records else self._pass(begun, ledger)
+            return self._begin_finished_folder(begun, finished)
         if not exists(self.target):  # someone took the result away: what is wanted is a new one
-            self._write_state(begun, None)
-            return self._pass(begun, Ledger(self.parts.take_over()))  # a kill may have left some
+            return self._reopen(begun)  # a kill may have left some parts
         if self.target.stat().st_size != finished.bytes:
             raise ConfigError(f"{self.target} is not the file the finished job wrote; pass --overwrite to replace it")
         self.parts.clear()  # a kill may have come between the mark and this
         self._clear_scratch()
         return finished
+
+    def _resume(self, begun: Beginning) -> Pass:
+        intervals, damaged = self.parts.resume()
+        return self._pass(begun, Ledger(intervals), damaged)
+
+    def _reopen(self, begun: Beginning) -> Pass:
+        """Go on with a job that had ended, to make anew what was taken away."""
+        self._retrying.clear()  # it numbers the dead letters there were
+        self._write_state(begun, None)
+        return self._resume(begun)
+
+    def _begin_finished_folder(self, begun: Beginning, finished: Finished) -> Pass | Finished:
+        """Parts that were taken away are made anew; one that is another now may be so on purpose, and is refused."""
+        if damaged := self.parts.check(self.parts.committed()):
+            raise ConfigError(
+                f"{self.target}/ is not as the finished job left it: {listed(damaged)}; remove what is damaged and run "
+                "again to make it anew, or pass --overwrite"
+            )
+        return finished if Ledger(self.parts.take_over()).done == finished.records else self._reopen(begun)
 
     def begin_retry(self, begun: Beginning) -> Pass | Finished:
         """A pass over the dead letters of the finished job; how it ended, if it left none.
@@ -206,10 +226,10 @@ class JobOutput:
             )
         if not finished.failed:
             return finished
-        if not self.is_folder and (not exists(self.target) or self.target.stat().st_size != finished.bytes):
+        if changed := changes(self._target, self.parts, finished, read=not self.is_folder):
             raise ConfigError(
-                f"{self.target} is gone, or is not the file the finished job wrote; restore it to retry what failed, "
-                "or run the job again"
+                f"not as the finished job left it: {changed[0]}; restore it to retry what failed, or begin anew with "
+                "--overwrite"
             )
 
         def commit(ended: Finished) -> None:
@@ -231,40 +251,48 @@ class JobOutput:
             self._write_state(begun, finished)
         return finished
 
-    def _pass(self, begun: Beginning, ledger: Ledger) -> Pass:
+    def _pass(self, begun: Beginning, ledger: Ledger, damaged: Sequence[Damage] = ()) -> Pass:
         failed = self.parts.count_errors()
-        return Pass(ledger.next_todo, self.parts, functools.partial(self._finish, begun), ledger.done, failed, None)
+        finish = functools.partial(self._finish, begun)
+        return Pass(ledger.next_todo, self.parts, finish, ledger.done, failed, None, damaged=damaged)
 
     def merge_so_far(self) -> None:
         """What is finished as one file, of a job that will not be continued; the parts stay as they are."""
-        self.parts.merge_errors(self.errors)
-        with atomic_file(self.target) as file:
-            self.writer.merge([self.parts.part_path(interval) for interval in self.parts.committed()], file)
+        committed = self.parts.committed()
+        sound = self.parts.take_over(self.parts.check(committed, set(committed)))
+        self.parts.merge_errors(self.errors, sound, self.work)
+        self._merge(sound)
+
+    def _merge(self, intervals: Sequence[Interval]) -> str:
+        """All rows as the one output file; returns its digest."""
+        with atomic_file(self.target, self.work) as file:
+            target = DigestWriter(file)
+            self.writer.merge([self.parts.part_path(interval) for interval in intervals], cast("BinaryIO", target))
+        return target.digest
 
     def _finish(self, begun: Beginning) -> Finished:
         """Merge all parts into the one output file and mark the job finished.
 
         Raises:
-            JobError: the parts do not hold every position from 0 on.
+            JobError: the parts do not hold every position from 0 on, or some are damaged.
         """
         self._wait_until_alone()
-        committed = self.parts.close()
+        committed = self.parts.close(read_all=not self.is_folder)
         ledger = Ledger(committed)
         if not ledger.is_whole:
             raise JobError(f"{self.parts.path} has a gap at record {ledger.next_todo(0)}: run again to fill it")
         failed = self.parts.count_errors()
         self._check_errors()
-        self.parts.merge_errors(self.errors)
+        self.parts.merge_errors(self.errors, committed, self.work)
+        errors_digest = digest_of(self.errors) if failed else ""
         if self.is_folder:
-            finished = Finished(ledger.done, failed, 0)
+            finished = Finished(ledger.done, failed, 0, "", errors_digest)
             self._write_state(begun, finished)
-            self._clear_scratch()
-            return finished
-        with atomic_file(self.target) as file:
-            self.writer.merge([self.parts.part_path(interval) for interval in committed], file)
-        finished = Finished(ledger.done, failed, self.target.stat().st_size)
-        self._write_state(begun, finished)
-        self.parts.clear()
+        else:
+            digest = self._merge(committed)
+            finished = Finished(ledger.done, failed, self.target.stat().st_size, digest, errors_digest)
+            self._write_state(begun, finished)
+            self.parts.clear()
         self._clear_scratch()
         return finished
 
@@ -288,6 +316,31 @@ class JobOutput:
         }
         with atomic_file(self._state) as file:
             file.write(json.dumps(state, indent=1).encode())
+
+
+def changes(target: Target, parts: PartFolder, finished: Finished, *, read: bool) -> list[str]:
+    """What of a finished job is not as it was left; `read`: by content too, else by size."""
+    if target.is_folder:
+        intervals = parts.committed()
+        found = [str(damage) for damage in parts.check(intervals, set(intervals) if read else ())]
+        if sum(end - start for start, end in intervals) != finished.records:
+            found.append(f"{target} (parts are missing)")
+    else:
+        found = _file_change(target.place, finished.digest if read else "", finished.bytes)
+    if finished.failed:
+        found += _file_change(target.errors, finished.errors_digest if read else "")
+    return found
+
+
+def _file_change(path: Path, digest: str, size: int | None = None) -> list[str]:
+    """How a file differs from what it was, where that is known: at most one line."""
+    if not exists(path):
+        return [f"{path} (it is gone)"]
+    if size is not None and (found := path.stat().st_size) != size:
+        return [f"{path} ({found:,} bytes; {size:,} when the job ended)"]
+    if digest and digest_of(path) != digest:
+        return [f"{path} (its content is not what was written: another checksum)"]
+    return []
 
 
 def read_state(path: Path) -> dict[str, Any] | None:

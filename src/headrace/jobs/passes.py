@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.io.parts import PartFolder
+from headrace.io.seals import Damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,10 @@ class Finished:
     failed: int
     bytes: int
     """Size of the merged file; 0 for a folder of parts."""
+    digest: str = ""
+    """Of the merged file, as `io/seals.py` makes it; empty for a folder of parts, and where it was not kept."""
+    errors_digest: str = ""
+    """Of the file of dead letters; empty where there is none, and where it was not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +42,5 @@ class Pass:
     """Records of this pass, where that is known."""
     place: Callable[[int], int] | None = None
     """Numbers the positions to do without gaps; None where they have none."""
+    damaged: Sequence[Damage] = ()
+    """Parts of earlier runs that were damaged: they are gone, and what they held is to do."""

@@ -7,22 +7,25 @@ commit point, and from there on the new files are moved to their places, again a
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
-from headrace.io.locations import is_remote
-from headrace.io.parts import Interval, PartFolder, atomic_file, file_names, move, remove, remove_folder
+from headrace.io.locations import file_names, is_remote, remove, remove_folder
+from headrace.io.parts import Interval, PartFolder, atomic_file, listed, move
+from headrace.io.seals import DigestWriter, Seal, blocks_of, digest_of
 from headrace.jobs.ledger import Ledger
 from headrace.jobs.passes import Finished, Pass
 
 _ERRORS = "errors.jsonl"
+_TWINS = ".errors"
 
 
 class Letters:
@@ -98,7 +101,9 @@ class Retrying:
         if not is_remote(self._folder):
             self._folder.mkdir(exist_ok=True)
         letters = Letters(self._errors, finished.failed)
-        ledger = Ledger(self._parts.take_over())
+        self._check_parts(letters)
+        intervals, damaged = self._parts.resume()
+        ledger = Ledger(intervals)
 
         def next_todo(position: int) -> int:
             number = ledger.next_todo(letters.place(position))
@@ -110,17 +115,33 @@ class Retrying:
             return ended
 
         failed = self._parts.count_errors()
-        return Pass(next_todo, self._parts, finish, ledger.done, failed, len(letters), letters.place)
+        return Pass(next_todo, self._parts, finish, ledger.done, failed, len(letters), letters.place, damaged)
+
+    def _check_parts(self, letters: Letters) -> None:
+        """Of a folder: what is damaged must not be copied into a new part, and be taken for sound from then on."""
+        if self._target is not None:
+            return
+        touched = [part for part in self._output.committed() if letters.place(part.start) < letters.place(part.end)]
+        if damaged := self._output.check(touched, set(touched)):
+            raise ConfigError(
+                f"{listed(damaged)}: not as it was committed; remove it, run the job again to make it anew, then retry"
+            )
 
     def swap(self) -> None:
-        """Move the new files to their places, and remove what else the pass has left. May be repeated."""
-        for name in file_names(self._new):
+        """Move the new files to their places, and remove what else the pass has left. May be repeated.
+
+        A part comes after its twin, and the twin it had is removed last: at any moment it has one that fits.
+        """
+        names = file_names(self._new)
+        for name in sorted(names, key=lambda name: not name.endswith(_TWINS)):
             new, place = self._new / name, self._place(name)
             if name.endswith(_ERRORS) and not new.stat().st_size:
                 remove(place)
                 remove(new)
             else:
                 move(new, place)
+        if self._target is None:
+            self._output.settle()
         self.clear()
 
     def clear(self) -> None:
@@ -133,7 +154,7 @@ class Retrying:
             return self._errors
         if self._target is not None:
             return self._target
-        return (self._errors.parent if name.endswith(_ERRORS) else self._output.path) / name
+        return (self._errors.parent if name.endswith((_ERRORS, _TWINS)) else self._output.path) / name
 
     def _make_new(self, letters: Letters, finished: Finished) -> Finished:
         """All files that change, complete and durable.
@@ -141,7 +162,7 @@ class Retrying:
         Raises:
             JobError: a record of this pass has no outcome.
         """
-        committed = self._parts.close()
+        committed = self._parts.close(read_all=True)
         if Ledger(committed).next_todo(0) != len(letters):
             raise JobError(f"{self._folder} has gaps: run again to fill them")
         remove_folder(self._new)  # half made, by a process that was killed
@@ -150,15 +171,17 @@ class Retrying:
         left = self._letters_left(letters, committed)
         with atomic_file(self._new / self._errors.name) as file:
             self._copy_letters(letters, committed, left, file)
+        errors_digest = digest_of(self._new / self._errors.name) if left else ""
         if self._target is not None:
             turns = _turns(letters.positions, left, 0)
             new = self._new / self._target.name
             with atomic_file(new) as file:
-                self._writer.interleave(self._target, self._paths(committed), turns, file)
-            return Finished(finished.records, len(left), new.stat().st_size)
+                target = DigestWriter(file)
+                self._writer.interleave(self._target, self._paths(committed), turns, cast("BinaryIO", target))
+            return Finished(finished.records, len(left), new.stat().st_size, target.digest, errors_digest)
         for interval in self._output.committed():
             self._make_part(interval, letters, left, committed)
-        return Finished(finished.records, len(left), 0)
+        return Finished(finished.records, len(left), 0, "", errors_digest)
 
     def _make_part(self, interval: Interval, letters: Letters, left: set[int], committed: Sequence[Interval]) -> None:
         """One part of a folder and its twin, with what moves from the one to the other."""
@@ -169,10 +192,14 @@ class Retrying:
         passed_over = sum(number not in left for number in range(sources[0].start, first))
         positions = letters.positions[first:last]
         turns = [(0, -passed_over), *_turns(positions, {n - first for n in left if first <= n < last}, interval.start)]
-        with atomic_file(self._new / self._output.part_path(interval).name) as file:
+        new = self._new / self._output.part_path(interval).name
+        with atomic_file(new) as file:
             self._writer.interleave(self._output.part_path(interval), self._paths(sources), turns, file)
-        with atomic_file(self._new / self._output.errors_path(interval).name) as file:
-            self._copy_letters(letters, sources, {number for number in left if first <= number < last}, file)
+        twin = io.BytesIO()
+        self._copy_letters(letters, sources, {number for number in left if first <= number < last}, twin)
+        seal = Seal.of(interval, blocks_of(new), twin.getvalue())
+        with atomic_file(self._new / seal.name) as file:
+            file.write(twin.getvalue())
 
     def _paths(self, intervals: Sequence[Interval]) -> list[Path]:
         return [self._parts.part_path(interval) for interval in intervals]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from headrace.errors import BrokenOffError, TooManyErrorsError
-from headrace.events import JobDone, JobStarted, StageDone
+from headrace.events import JobDone, JobStarted, PartDamaged, StageDone
 from headrace.jobs.feed import Feed
 from headrace.jobs.job import Job, JobEnd, Tally
 from headrace.jobs.passes import Finished, Pass
@@ -45,6 +45,9 @@ def run(job: Job) -> JobEnd:
     with job.output.locked():
         todo = job.output.begin_retry(job.begun) if job.retry else job.output.begin(job.begun)
         job.listener(_started(job, todo))
+        for damage in todo.damaged if isinstance(todo, Pass) else ():
+            records = damage.interval.end - damage.interval.start
+            job.listener(PartDamaged(str(damage.path), records, damage.reason, time.monotonic()))
         state: Literal["finished", "interrupted", "failed"] = "failed"
         try:
             if isinstance(todo, Finished):
@@ -79,7 +82,7 @@ def _work(job: Job, todo: Pass) -> JobEnd:
             tally.check()
     except TooManyErrorsError:
         if not job.retry:
-            todo.parts.merge_errors(job.output.errors)  # where the user looks for what is wrong
+            todo.parts.merge_errors(job.output.errors, work=job.output.work)  # where the user looks for what is wrong
         raise
     if not complete:
         return JobEnd("interrupted", tally.records, tally.failed)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.io.locations import is_remote
-from headrace.io.parts import atomic_file, remove
+from headrace.io.locations import is_remote, remove
+from headrace.io.parts import atomic_file
 
 EVERY_S = 5.0
 EVERY_REMOTE_S = 30.0

@@ -17,6 +17,8 @@ from headrace.events import (
     InputLeftOut,
     JobDone,
     JobStarted,
+    PartCommitted,
+    PartDamaged,
     PieceDone,
     RecordFailed,
     StageDone,
@@ -64,6 +66,7 @@ class Report:
 
     state: State
     ok: int
+    """Records that this run has written, not counting those that failed."""
     failed: int
     skipped: int
     """Records an earlier run had finished."""
@@ -88,6 +91,8 @@ class Report:
     times: StageTimes
     advice: str
     """One sentence: what would make the next run shorter."""
+    damaged: tuple[PartDamaged, ...] = ()
+    """Parts of earlier runs that were damaged: their records were done again, and are among the ok and failed."""
     lanes: tuple[Lane, ...] = ()
     """One for each worker of a cluster; none for a job in one process."""
     left_out: tuple[LeftOut, ...] = ()
@@ -123,6 +128,9 @@ class ReportBuilder:
         self._state: State = "interrupted"
         self._skipped = 0
         self._ok = 0
+        """Records committed: what was computed once and written for several counts as often as it was written."""
+        self._damaged: list[PartDamaged] = []
+        self._formed: dict[tuple[int, int], CloseReason] = {}
         self._failures: Counter[str] = Counter()
         self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
         self._prepared_tokens = self._truncated = self._batches = self._batched = self._splits = 0
@@ -151,21 +159,14 @@ class ReportBuilder:
                 self._prepared_tokens += event.tokens
                 self._truncated += event.truncated
             case BatchFormed():
-                self._batches += 1
-                self._batched += event.size
-                self._reasons[event.reason] += 1
                 self._starved += event.starved_s
-                self._cost += event.cost
-                self._padded_cost += event.padded_cost
+                self._formed[event.batch, event.size] = event.reason
             case BatchDone():
-                self._ok += event.size - event.failed
-                self._done_cost += cost_of_the_ok(event)
-                self._busy.add(event.at, event.duration_s)
+                self._add_batch(event)
             case StepDone():
                 self._batches += 1
                 self._batched += event.size
                 self._starved += event.starved_s
-                self._ok += event.finished - event.failed
                 self._done_cost += event.cost
                 self._busy.add(event.at, event.duration_s)
             case InputLeftOut(left_out=left_out):
@@ -175,10 +176,32 @@ class ReportBuilder:
                 self._splits += 1
             case RecordFailed():
                 self._failures[event.reason] += 1
+            case PartCommitted() | PartDamaged():
+                self._add_part(event)
             case JobDone():
                 self._state = event.state
-            case _:  # a committed part says nothing about time
+            case _:
                 pass
+
+    def _add_part(self, event: PartCommitted | PartDamaged) -> None:
+        if isinstance(event, PartDamaged):
+            self._damaged.append(event)
+        else:
+            self._ok += event.end - event.start - event.failed
+
+    def _add_batch(self, event: BatchDone) -> None:
+        """Count a batch when it is back: one that a stop has left unprocessed never ran."""
+        reason = self._formed.pop((event.batch, event.size), None)
+        if event.stopped == event.size:
+            return
+        if reason is not None:
+            self._reasons[reason] += 1
+        self._batches += 1
+        self._batched += event.size - event.stopped
+        self._cost += event.cost
+        self._padded_cost += event.padded_cost
+        self._done_cost += cost_of_the_ok(event)
+        self._busy.add(event.at, event.duration_s)
 
     def build(self) -> Report:
         """The report of what was heard so far."""
@@ -188,9 +211,7 @@ class ReportBuilder:
     def _build(self) -> Report:
         wall = self._last - self._start if self._start is not None else 0.0
         failed = self._failures.total()
-        # Batches of a worker that died may have held records that another did again; its pieces came back or did not.
-        ok = sum(lane.records - lane.failed for lane in self._lanes.values()) if self._lanes else self._ok
-        records = ok + failed
+        records = self._ok + failed
         times = StageTimes(
             load=self._stages["load"],
             prepare=self._stages["prepare"],
@@ -218,7 +239,7 @@ class ReportBuilder:
         )
         return Report(
             state=self._state,
-            ok=ok,
+            ok=self._ok,
             failed=failed,
             skipped=self._skipped,
             failures=dict(self._failures.most_common()),
@@ -235,6 +256,7 @@ class ReportBuilder:
             close_reasons=dict(self._reasons.most_common()),
             times=times,
             advice=advise(numbers),
+            damaged=tuple(self._damaged),
             lanes=lanes,
             left_out=tuple(self._left_out.values()),
         )

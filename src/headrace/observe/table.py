@@ -6,6 +6,7 @@ from typing import TextIO
 
 from headrace.observe.report import Lane, Report
 
+_PARTS_NAMED = 3
 _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
 
 
@@ -41,6 +42,8 @@ def rows(report: Report) -> list[tuple[str, str]]:
     if report.failures:
         lines.append(("failed because", ", ".join(f"{name} {count:,}" for name, count in report.failures.items())))
     lines += [("left out of input", str(left_out)) for left_out in report.left_out]
+    if report.damaged:
+        lines.append(("made anew", _damaged(report)))
     if report.truncated:
         lines.append(("truncated", f"{report.truncated:,} records cut to the model's maximum length"))
     lines.append(("wall", f"{_seconds(report.wall_s)}   {report.records_per_s:,.1f} records/s"))
@@ -57,6 +60,13 @@ def rows(report: Report) -> list[tuple[str, str]]:
         share = f"{seconds / report.wall_s:7.1%} of wall" if report.wall_s > 0 else ""
         lines.append((f"time: {stage}", f"{_seconds(seconds)} {share}".rstrip()))
     return lines
+
+
+def _damaged(report: Report) -> str:
+    records = sum(part.records for part in report.damaged)
+    parts = "; ".join(f"{part.path} ({part.reason})" for part in report.damaged[:_PARTS_NAMED])
+    more = f" and {len(report.damaged) - _PARTS_NAMED:,} more" if len(report.damaged) > _PARTS_NAMED else ""
+    return f"{records:,} records of damaged parts: {parts}{more}"
 
 
 def _lane(lane: Lane) -> str:

@@ -23,7 +23,9 @@ from headrace.io import lease
 from headrace.io.lease import Lease
 from headrace.io.locations import locate
 from headrace.io.opening import open_source
+from headrace.jobs.inspection import inspect
 from headrace.jobs.job import Limits
+from headrace.jobs.output import JobOutput
 from headrace.observe.report import Report
 from headrace.testing import FakeEngine
 
@@ -306,3 +308,41 @@ def test_a_lease_is_held_though_the_answer_to_its_put_was_lost(s3: Any, monkeypa
     with lease.held():
         monkeypatch.undo()
         lease.check()
+
+
+def uploads(s3: Any) -> list[str]:
+    found = s3.call_s3("list_multipart_uploads", Bucket="rows")
+    return sorted(upload["Key"] for upload in found.get("Uploads", ()))
+
+
+def test_uploads_that_a_killed_process_had_begun_are_ended(s3: Any, folder: str) -> None:
+    """Nobody sees them, and S3 bills for them; those of other outputs are not touched."""
+    begun = ["out.parquet", "out.errors.jsonl", "out.parquet.parts/part-000000000000-000000000100.parquet"]
+    others = ["out.parquet2", "out.jsonl"]
+    for key in begun + others:
+        s3.call_s3("create_multipart_upload", Bucket="rows", Key=key)
+    headrace.run(folder, sink="s3://rows/out.parquet", **FAKE)
+    assert uploads(s3) == sorted(others)
+
+
+@pytest.mark.parametrize("content", [b"", b"another", None])
+def test_a_damaged_part_there_is_made_anew(
+    s3: Any, folder: str, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(JobOutput, "_finish", killed)
+        with pytest.raises(JobError, match="killed"):
+            headrace.run(folder, sink="s3://rows/out/", output_format="jsonl", **FAKE)
+    part = sorted(name for name in s3.find("rows/out") if name.endswith(".jsonl"))[3]
+    before: bytes = s3.cat_file(part)
+    s3.pipe_file(part, before[::-1] if content is None else content)
+    report = headrace.run(folder, sink="s3://rows/out/", output_format="jsonl", **FAKE)
+    assert [damage.path.removeprefix("s3://") for damage in report.damaged] == [part]
+    assert rows_of(s3, "rows/out") == [row["id"] for row in ROWS]
+    assert inspect("s3://rows/out/", verify=True).damaged == []
+    s3.pipe_file(part, s3.cat_file(part)[::-1])
+    assert part in inspect("s3://rows/out/", verify=True).damaged[0]
+
+
+def killed(*_: Any) -> None:
+    raise JobError("killed")

@@ -17,6 +17,7 @@ from tests.integration.jobs.test_resume import Killed, Reaper
 from headrace.errors import ConfigError, RecordError
 from headrace.events import JobStarted, StageDone
 from headrace.jobs.job import JobEnd, Limits
+from headrace.jobs.retrying import Letters
 from headrace.testing import FakeEngine
 
 ROWS = 120
@@ -149,8 +150,10 @@ def test_dead_letters_that_were_changed_are_not_trusted(tmp_path: Path) -> None:
         (b"?\n", "no longer as the job left it"),
     ):
         errors.write_bytes(content)
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=r"out\.errors\.jsonl \(its content is not what was written"):
             runner.run(retry=True)
+        with pytest.raises(ConfigError, match=message):
+            Letters(errors, 2)  # what a retry has to go by where no checksum was kept
     errors.write_bytes(before)
     runner.engine = FakeEngine()
     assert runner.run(retry=True) == JobEnd("finished", 20, 0)

@@ -15,6 +15,7 @@ from headrace.events import (
     JobDone,
     JobStarted,
     PartCommitted,
+    PartDamaged,
     PieceDone,
     RecordFailed,
     StageDone,
@@ -30,8 +31,8 @@ def formed(batch: int, *, size: int = 4, cost: float = 30, padded: float = 40, s
     return BatchFormed(batch, size, cost, padded, "full_cost" if batch else "timeout", starved, at=1.0)
 
 
-def done(at: float, duration: float, *, size: int = 4, failed: int = 0) -> BatchDone:
-    return BatchDone(0, size, failed, 30, 40, duration, at)
+def done(at: float, duration: float, *, batch: int = 0, size: int = 4, failed: int = 0) -> BatchDone:
+    return BatchDone(batch, size, failed, 30, 40, duration, at)
 
 
 def report_of(*events: Event) -> Report:
@@ -50,7 +51,7 @@ JOB: tuple[Event, ...] = (
     done(102.0, 1.0),
     formed(1),
     BatchSplit(1, 4, ValueError("bad"), out_of_memory=False, at=103.0),
-    done(104.0, 2.0, failed=1),
+    done(104.0, 2.0, batch=1, failed=1),
     RecordFailed(5, "ValueError", "bad"),
     StageDone("finish", 7, 0.125, at=104.5),
     StageDone("write", 9, 0.75, at=105.0, bytes=500),
@@ -78,8 +79,31 @@ def test_rates_are_of_the_wall() -> None:
 
 
 def test_what_a_stop_left_undone_was_not_run() -> None:
-    report = report_of(*JOB[:-1], formed(2), done(105.0, 0.0, failed=4), JobDone("interrupted", at=110.0))
-    assert (report.ok, report.tokens, report.mean_batch_size) == (7, 52, 4.0)
+    """Nor does it count as a batch, or among the reasons for which batches were closed."""
+    left = BatchDone(2, 4, 4, 30, 400, 0.0, at=105.0, stopped=4)
+    report = report_of(*JOB[:-1], formed(2, padded=400), left, JobDone("interrupted", at=110.0))
+    assert (report.ok, report.tokens, report.batches, report.mean_batch_size) == (7, 52, 2, 4.0)
+    assert (report.close_reasons, report.padding_efficiency) == ({"timeout": 1, "full_cost": 1}, 0.75)
+
+
+def test_a_batch_that_a_stop_met_half_way_counts_what_was_processed() -> None:
+    half = BatchDone(2, 4, 3, 30, 40, 1.0, at=105.0, stopped=3)
+    report = report_of(*JOB[:-1], formed(2), half, PartCommitted(9, 10, 0, 5, at=105.5), JobDone("interrupted", 110.0))
+    assert (report.ok, report.batches, report.mean_batch_size) == (8, 3, 3.0)
+
+
+def test_a_record_that_fails_at_the_end_is_not_ok_and_one_computed_once_counts_as_often_as_it_is_written() -> None:
+    """User code may refuse an output; equal inputs are computed once."""
+    report = report_of(*JOB[:-1], RecordFailed(9, "ValueError", "no"), PartCommitted(9, 12, 1, 5, at=106.0), JOB[-1])
+    assert (report.ok, report.failed) == (9, 3)
+
+
+def test_damaged_parts_that_were_made_anew_are_named() -> None:
+    damaged = [PartDamaged(f"/o/part-{n}.jsonl", 1_000, "0 bytes; 7 when it was committed", at=100.0) for n in range(5)]
+    report = report_of(*damaged, *JOB)
+    assert report.damaged == tuple(damaged)
+    assert "5,000 records of damaged parts: /o/part-0.jsonl (0 bytes; 7" in as_text(report)
+    assert "and 2 more" in as_text(report)
 
 
 def test_says_where_the_time_went() -> None:
@@ -117,6 +141,7 @@ def test_steps_count_those_that_left_with_a_result() -> None:
         stepped(1),
         stepped(2, finished=3, failed=1, cost=50),
         RecordFailed(4, "ValueError", "bad"),
+        PartCommitted(0, 5, 1, 100, at=104.0),
         JobDone("finished", at=105.0),
     )
     assert (report.ok, report.failed, report.tokens) == (4, 1, 80)
@@ -182,6 +207,7 @@ def test_workers_have_a_lane_each_and_busy_is_the_mean_of_theirs() -> None:
         WorkerLost("2", 10, "killed", at=6.0),
         PieceDone("1", 40, 0, 5, 4.0, at=7.0),
         PieceDone("2", 30, 0, 4, 4.0, at=9.0),
+        PartCommitted(0, 100, 1, 500, at=9.5),
         JobDone("finished", at=10.0),
     )
     assert report.lanes == (Lane("1", 40, 0, 5, 0.4, 0), Lane("2", 60, 1, 8, 0.9, 1))
