@@ -25,6 +25,7 @@ from headrace.io import openai
 from headrace.io.base import PartWriter, Source
 from headrace.io.handing import HandingWriter, Receiver
 from headrace.io.ids import UniqueIds
+from headrace.io.jsontext import OnNan
 from headrace.io.opening import open_source
 from headrace.io.selection import SelectedSource, Selection
 from headrace.io.targets import Target, find_target, openai_writer, refuse_output_in_input
@@ -61,6 +62,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     id_column: str | None = None,
     prompt_template: str | None = None,
     keep_columns: Sequence[str] = (),
+    on_nan: OnNan = "null",
     limit: int | None = None,
     sample: float | None = None,
     sample_seed: int = 0,
@@ -244,12 +246,12 @@ def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) 
     if callable(settings.sink):
         return HandingWriter(settings.sink, task.output)
     if url is None:
-        return target.writer(task.output)
+        return target.writer(task.output, settings.on_nan)
     if settings.task != _OPENAI_TASKS[url]:
         raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url]!r}, not {settings.task!r}")
     if settings.keep_columns:
         raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
-    return openai_writer(target, url)
+    return openai_writer(target, url, settings.on_nan)
 
 
 def build(

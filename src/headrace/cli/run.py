@@ -48,6 +48,10 @@ PromptTemplate = Annotated[
     str | None, typer.Option(help='Makes the text of several columns: "Q: {question}". Default: the text column.')
 ]
 KeepColumns = Annotated[str | None, typer.Option(help="Columns that go to the output as they are: a,b.")]
+OnNanFlag = Annotated[
+    Literal["null", "error"],
+    typer.Option(help="NaN and infinities, which JSON lacks, are written as null and counted, or fail their record."),
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Take the first so many records.")]
 Sample = Annotated[float | None, typer.Option(help="Take each record with this probability, between 0 and 1.")]
 SampleSeed = Annotated[int, typer.Option(help="The same seed takes the same sample.")]
@@ -137,6 +141,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
     batch_size: BatchSize = None,
     prompt_template: PromptTemplate = None,
     keep_columns: KeepColumns = None,
+    on_nan: OnNanFlag = "null",
     limit: Limit = None,
     sample: Sample = None,
     sample_seed: SampleSeed = 0,

@@ -50,12 +50,22 @@ class PartWriter(Protocol):
     suffix: str
     """File name ending, such as `.jsonl`."""
 
+    @property
+    def nulled(self) -> int:
+        """NaN and infinities of rows written as null so far, where the format lacks them."""
+        ...
+
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
-        """The rows of one part, in the order given."""
+        """The rows of one part, in the order given.
+
+        Raises:
+            JobError: the output cannot be written at all.
+            Exception: some row cannot be written, for whatever reason; the others can.
+        """
         ...
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
-        """Dead letters, one JSON line each, in the order given."""
+        """Dead letters, one JSON line each, in the order given; never fails for what a record holds."""
         ...
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
 from headrace.io.files import CHUNK_ROWS, todo
+from headrace.io.jsontext import dump_any
 from headrace.records import Failed, Record
 
 _HEAD_ROWS = 64
@@ -143,7 +144,11 @@ def _chunk(rows: Sequence[tuple[int, Any]]) -> Chunk:
 def _digest(rows: Iterable[Any]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for row in rows:
-        digest.update(json.dumps(row, sort_keys=True, default=_stable).encode() + b"\n")
+        try:
+            text = json.dumps(row, sort_keys=True, default=_stable)
+        except (TypeError, ValueError, RecursionError):  # keys that are no texts, say: its record's affair, if any's
+            text = dump_any(row, _stable)
+        digest.update(text.encode() + b"\n")
     return digest.hexdigest()
 
 

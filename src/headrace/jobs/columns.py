@@ -77,11 +77,14 @@ def _filled(record: Record, name: str) -> str:
     """A column's value as it stands in a text.
 
     Raises:
-        RecordError: it is missing, null, or no valid Unicode.
+        RecordError: it is missing, null, no valid Unicode, or a list or dict that is no JSON.
     """
     value = _value(record, name)
     if isinstance(value, (int, float, list, dict)):
-        return json.dumps(value, ensure_ascii=False)
+        try:
+            return json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RecordError(f"column {name!r} cannot be written into a text: {error}") from None
     _check_text(value, name)
     return str(value)
 

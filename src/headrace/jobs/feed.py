@@ -140,7 +140,8 @@ class Feed:
                 outcomes.append(finish(item, result))
 
     def _ok(self, work: Work, result: Any) -> Ok:
-        return Ok(work.record, Unfinished(work.mapped, result) if self._job.user.finishes else result, work.cost)
+        output = Unfinished(work.mapped, result) if self._job.user.finishes else result
+        return Ok(work.record, output, work.cost, work.row)
 
     def _park(self, passing: Sequence[tuple[Record, int, Exception]]) -> None:
         now = time.monotonic()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from headrace.errors import ConfigError
 from headrace.io.handing import Receiver
+from headrace.io.jsontext import OnNan
 from headrace.io.selection import Selection
 from headrace.jobs.job import Limits
 from headrace.jobs.usercode import WorkerKind
@@ -65,6 +66,8 @@ class JobSettings:
     """Makes the text of several columns, such as "Q: {question}"."""
     keep_columns: tuple[str, ...] = ()
     """Columns that go to the output as they are."""
+    on_nan: OnNan = "null"
+    """What NaN and infinities become in JSON, which lacks them: null, or their record's failure."""
     selection: Selection = field(default_factory=Selection)
     """Which rows of the input are taken."""
     input_format: str | None = None

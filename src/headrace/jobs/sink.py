@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeAlias
 
 from headrace.errors import BrokenOffError, JobError
 from headrace.events import Event, PartCommitted, RecordFailed, StageDone
@@ -16,7 +16,7 @@ from headrace.jobs.coalescer import Coalescer
 from headrace.jobs.job import Job, Tally
 from headrace.jobs.passes import Pass
 from headrace.jobs.spent import Spent
-from headrace.jobs.stages import failure, finish_all
+from headrace.jobs.stages import as_read, failure, finish_all
 from headrace.records import Failed, Ok, Outcome
 
 _BACKLOG_RUNS = 2
@@ -124,7 +124,7 @@ class Sink:
         unfinished: list[Failed] = []
         if self._user.finishes:
             outcomes, unfinished = finish_all(outcomes, self._user)
-        encoded, unwritable = self._encode(interval, [outcome for outcome in outcomes if type(outcome) is Ok])
+        encoded, unwritable, nulled = self._encode([outcome for outcome in outcomes if type(outcome) is Ok])
         unfinished += unwritable
         failures = [outcome for outcome in outcomes if type(outcome) is Failed]
         if unwritable:
@@ -143,30 +143,67 @@ class Sink:
         size = len(encoded) + len(dead_letters)
         events = (
             StageDone("finish", len(outcomes), finished - started, finished),
-            StageDone("write", len(outcomes), ended - finished, ended, bytes=size),
+            StageDone("write", len(outcomes), ended - finished, ended, bytes=size, nulled=nulled),
             PartCommitted(interval.start, interval.end, len(failures), size, ended),
         )
         return events, unfinished
 
-    def _encode(self, interval: Interval, rows: list[Ok]) -> tuple[bytes, list[Failed]]:
-        """The rows as they are written, and which of them cannot be."""
-        encode = self._output.writer.encode
+    def _encode(self, rows: list[Ok]) -> tuple[bytes, list[Failed], int]:
+        """The rows as they are written, which of them cannot be, and how many numbers became null."""
+        writer = self._output.writer
+        before = writer.nulled
         try:
-            return encode(rows), []
-        except (TypeError, ValueError):
-            unwritable: list[Failed] = []
-            good: list[Ok] = []
-            for row in rows:
-                try:
-                    encode([row])
-                except (TypeError, ValueError) as error:
-                    unwritable.append(failure(row.record, error, 1))
-                else:
-                    good.append(row)
-        try:
-            return encode(good), unwritable
-        except (TypeError, ValueError) as error:  # each of them can be, and not together
-            raise JobError(
-                f"an output between records {interval.start} and {interval.end} cannot be written as "
-                f"{self._output.target.suffix}: {error}"
-            ) from error
+            return writer.encode(rows), [], writer.nulled - before
+        except JobError:
+            raise
+        except Exception:  # noqa: BLE001 - a library's own error, of any class, costs the record that it is about
+            good, bad = sort_out(rows, writer.encode)
+        before = writer.nulled
+        encoded = writer.encode(good)
+        return encoded, [failure(as_read(row), error, 1) for row, error in bad], writer.nulled - before
+
+
+Bad: TypeAlias = list[tuple[Ok, Exception]]
+
+
+def sort_out(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
+    """Those rows that can be written together, found by halving; and the others, each with its error."""
+    good, bad = _each_alone(rows, encode)
+    if _error(good, encode) is None:
+        return good, bad
+    together, more = _add(good, [], encode)  # each of them can be written, and not with the others
+    return together, sorted(bad + more, key=lambda one: one[0].record.position)
+
+
+def _error(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> Exception | None:
+    try:
+        encode(rows)
+    except JobError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the same
+        return error
+    return None
+
+
+def _each_alone(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
+    """Without those rows that cannot be written by themselves."""
+    error = _error(rows, encode)
+    if error is None:
+        return rows, []
+    if len(rows) == 1:
+        return [], [(rows[0], error)]
+    good, bad = _each_alone(rows[: len(rows) // 2], encode)
+    more_good, more_bad = _each_alone(rows[len(rows) // 2 :], encode)
+    return good + more_good, bad + more_bad
+
+
+def _add(rows: list[Ok], to: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
+    """As many of the rows as can be written with those before them."""
+    error = _error(to + rows, encode)
+    if error is None:
+        return to + rows, []
+    if len(rows) == 1:
+        return to, [(rows[0], error)]
+    to, bad = _add(rows[: len(rows) // 2], to, encode)
+    to, more = _add(rows[len(rows) // 2 :], to, encode)
+    return to, bad + more

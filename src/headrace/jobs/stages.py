@@ -142,7 +142,9 @@ class Preparation:
         selected: list[tuple[Record, Record, Record]] = []
         inputs: list[Any] = []
         identify, input_of = self.columns.identify, self.columns.input_of
-        for row, mapped in self.user.prepared(rows):
+        # User code may change a row, and what is kept of it for a dead letter or a next try is as it was read.
+        theirs = [_own_copy(row) for row in rows] if self.user.touches_rows else rows
+        for row, (_, mapped) in zip(rows, self.user.prepared(theirs), strict=True):
             if isinstance(mapped, Exception):
                 done.refuse(self._named(row), mapped, attempts.get(row.position, 1))
                 continue
@@ -163,6 +165,20 @@ class Preparation:
             return Record(row.position, self.columns.identify(row).id, row.data)
         except RecordError:
             return row
+
+
+def _own_copy(record: Record) -> Record:
+    """The same record in dicts and lists of its own; the record itself where it is nested too deep for that."""
+    try:
+        return Record(record.position, record.id, _copied(record.data))
+    except RecursionError:
+        return record
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: inner if type(inner) is str else _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if type(value) is list else value
 
 
 def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
@@ -227,7 +243,7 @@ def finish(work: Work, result: Any) -> Outcome:
         ) from result
     if isinstance(result, Exception):
         return failure(Record(work.record.position, work.record.id, work.row), result, work.attempt)
-    return Ok(work.record, result, work.cost)
+    return Ok(work.record, result, work.cost, work.row)
 
 
 def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcome], list[Failed]]:
@@ -240,13 +256,17 @@ def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcom
         if type(outcome) is Ok:
             output = next(outputs)
             if isinstance(output, Exception):
-                record = Record(outcome.record.position, outcome.record.id, outcome.output.row)
-                outcome = failure(record, output, 1)
+                outcome = failure(as_read(outcome), output, 1)
                 failures.append(outcome)
             else:
-                outcome = Ok(outcome.record, output, outcome.cost)
+                outcome = Ok(outcome.record, output, outcome.cost, outcome.row)
         done.append(outcome)
     return done, failures
+
+
+def as_read(done: Ok) -> Record:
+    """The record of an output that could not be used, for its dead letter."""
+    return Record(done.record.position, done.record.id, done.row)
 
 
 def failure(record: Record, error: Exception, attempts: int) -> Failed:

@@ -60,6 +60,11 @@ class UserCode:
         """Whether there is a `finish`, which wants to see the row."""
         return self._finish is not None
 
+    @property
+    def touches_rows(self) -> bool:
+        """Whether a function of the user's sees the rows, and may change them."""
+        return self._prepare is not None or self._finish is not None
+
     def describe(self) -> Mapping[str, str]:
         """What names the functions in a job's fingerprint; their code is not looked at."""
         named = {"prepare": self._prepare, "finish": self._finish}

@@ -88,6 +88,8 @@ class Report:
     """One sentence: what would make the next run shorter."""
     lanes: tuple[Lane, ...] = ()
     """One for each worker of a cluster; none for a job in one process."""
+    nulled: int = 0
+    """NaN and infinities that JSON lacks, written as null."""
 
 
 class _Lane:
@@ -121,7 +123,7 @@ class ReportBuilder:
         self._ok = 0
         self._failures: Counter[str] = Counter()
         self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
-        self._prepared_tokens = self._truncated = self._batches = self._batched = self._splits = 0
+        self._prepared_tokens = self._truncated = self._nulled = self._batches = self._batched = self._splits = 0
         self._cost = self._padded_cost = self._done_cost = self._starved = 0.0
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
@@ -145,6 +147,7 @@ class ReportBuilder:
                 self._stages[event.stage] += event.duration_s
                 self._prepared_tokens += event.tokens
                 self._truncated += event.truncated
+                self._nulled += event.nulled
             case BatchFormed():
                 self._batches += 1
                 self._batched += event.size
@@ -228,4 +231,5 @@ class ReportBuilder:
             times=times,
             advice=advise(numbers),
             lanes=lanes,
+            nulled=self._nulled,
         )
