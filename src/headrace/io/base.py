@@ -20,6 +20,12 @@ class Chunk:
     bytes: int
     """Input bytes this chunk stands for, skipped rows included."""
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Position of the first row, and how many there are."""
+        firsts = [rows[0] for rows in (self.records, [failed.record for failed in self.failures]) if rows]
+        return min((row.position for row in firsts), default=0), len(self.records) + len(self.failures)
+
 
 class Source(Protocol):
     """An input that can be read again in the same order. All methods block: they run on a reader thread."""

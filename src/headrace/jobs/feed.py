@@ -14,6 +14,7 @@ from typing import Any, Self
 from headrace.errors import StoppedError
 from headrace.jobs.dedupe import Once
 from headrace.jobs.job import Job
+from headrace.jobs.memory import Memory
 from headrace.jobs.retries import Retries
 from headrace.jobs.stages import (
     MAX_RUN,
@@ -25,6 +26,7 @@ from headrace.jobs.stages import (
     finish,
     longest_first,
     portions,
+    prepared_bytes,
 )
 from headrace.jobs.width import Width
 from headrace.records import Failed, Ok, Outcome, Record
@@ -40,8 +42,8 @@ _LOOK_S = 0.25
 class Feed:
     """Reads and prepares ahead of the batcher, and takes back what is to be tried again.
 
-    At most `workers + 1` chunks are read or prepared at once, so memory does not grow with the input. What cannot be
-    read, selected or prepared goes to `on_done`, past the batcher; `expect` hears how many records are on their way.
+    At most `workers + 1` chunks are read or prepared at once, and none is read while `memory` has no room, so memory
+    does not grow with the input. What cannot be read, selected or prepared goes to `on_done`, past the batcher; `expect` hears how many records are on their way.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class Feed:
         next_todo: Callable[[int], int],
         expect: Callable[[int], None],
         on_done: Callable[[Sequence[Outcome]], Awaitable[None]],
+        memory: Memory,
     ) -> None:
         self._job = job
+        self._memory = memory
         self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe)
         self._chunks = portions(job.source.chunks(next_todo), getattr(job.engine, "prepare_rows", _ALL_ROWS))
         self._expect = expect
@@ -62,7 +66,7 @@ class Feed:
         self._workers = ThreadPoolExecutor(self._width.most, "headrace-prepare")
         self._retries = Retries(job.limits.max_attempts, job.limits.retry_wait_s)
         self._once: Once[Work] | None = Once() if job.dedupe else None
-        self._in_flight = 0
+        self._in_flight = self._reading = 0
         self._settled = asyncio.Event()
         self._ended = False
         self._handed_back = 0
@@ -101,6 +105,7 @@ class Feed:
             if self._once is not None:
                 work, known = await self._once.sort_out(work)
                 if known:
+                    self._memory.prepared -= prepared_bytes([item for item, _ in known])
                     await self._on_done([self._ok(item, output) for item, output in known])
             for run in longest_first(work):
                 if stop.requested:
@@ -115,6 +120,7 @@ class Feed:
             BrokenOffError: the engine is gone, which is no record's fault.
         """
         self._in_flight -= len(run)
+        self._memory.prepared -= prepared_bytes(run)
         if self._ended:
             self._settled.set()
         if not some_failed and self._once is None:
@@ -129,6 +135,7 @@ class Feed:
         likewise: list[Work] = []
         if self._once is not None:
             likewise = self._once.given_up(work) if failed else self._once.computed(work, result)
+            self._memory.prepared -= prepared_bytes(likewise)
         for item in (work, *likewise):
             if not failed:
                 outcomes.append(self._ok(item, result))
@@ -169,8 +176,12 @@ class Feed:
 
     async def _next_chunks(self, at_most_s: float | None) -> Prepared | None:
         """The next chunk, with those behind it that are ready too; None if the time is over or the input has ended."""
-        while len(self._ahead) <= self._width.now:
+        while len(self._ahead) <= self._width.now and self._memory.has_room(self._reading):
+            self._reading += 1
             self._ahead.append(asyncio.create_task(self._read_and_prepare(), name="headrace-feed"))
+        if not self._ahead:
+            await self._memory.wait_for_room(_LOOK_S if at_most_s is None else min(at_most_s, _LOOK_S))
+            return None
         started = time.monotonic()
         if not (await asyncio.wait({self._ahead[0]}, timeout=at_most_s))[0]:
             return None
@@ -198,11 +209,15 @@ class Feed:
     async def _read_and_prepare(self) -> Prepared | None:
         """The next chunk. Tasks start in the order they were made, and there is one reader: chunks keep their order."""
         loop = asyncio.get_running_loop()
-        loaded = await loop.run_in_executor(self._reader, self._preparation.load, self._chunks)
+        try:
+            loaded = await loop.run_in_executor(self._reader, self._preparation.load, self._chunks)
+        finally:
+            self._reading -= 1
         if loaded is None:
             return None
-        chunk, event = loaded
+        chunk, size, event = loaded
         self._job.listener(event)
+        self._memory.hold(*chunk.extent, size)
         return await self._prepare(self._preparation.prepare, chunk)
 
     async def _prepare(self, call: Callable[[Any], Any], argument: Any) -> Prepared:
@@ -210,6 +225,7 @@ class Feed:
         prepared, event = await asyncio.get_running_loop().run_in_executor(self._workers, call, argument)
         self._width.prepared(event.duration_s)
         self._job.listener(event)
+        self._memory.prepared += prepared_bytes(prepared.work)
         prepared.passing, lasting = self._sift(prepared.passing)
         prepared.failures += lasting
         return prepared

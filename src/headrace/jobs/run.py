@@ -12,6 +12,7 @@ from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, StageDone
 from headrace.jobs.feed import Feed
 from headrace.jobs.job import Job, JobEnd, Tally
+from headrace.jobs.memory import Memory
 from headrace.jobs.passes import Finished, Pass
 from headrace.jobs.sink import Sink
 
@@ -23,9 +24,10 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
         JobError: a stage cannot go on; what was finished by then is committed.
         TooManyErrorsError: more records have failed than the job allows.
     """
+    memory = Memory(job.limits.buffer_memory)
     async with (
-        Sink(job, todo, tally) as sink,
-        Feed(job, todo.next_todo, tally.expect, sink.put) as feed,
+        Sink(job, todo, tally, memory) as sink,
+        Feed(job, todo.next_todo, tally.expect, sink.put, memory) as feed,
         job.batcher as batcher,
         aclosing(batcher.runs_as_completed(feed.work())) as results,
     ):

@@ -14,7 +14,9 @@ from headrace.events import Event, PartCommitted, RecordFailed, StageDone
 from headrace.io.parts import Interval
 from headrace.jobs.coalescer import Coalescer
 from headrace.jobs.job import Job, Tally
+from headrace.jobs.memory import Memory
 from headrace.jobs.passes import Pass
+from headrace.jobs.sizes import value_bytes
 from headrace.jobs.spent import Spent
 from headrace.jobs.stages import as_read, failure, finish_all
 from headrace.records import Failed, Ok, Outcome
@@ -34,7 +36,7 @@ def least_wait_s(age_s: float) -> float:
 class Sink:
     """Takes outcomes in any order. On leaving, what is finished is committed, also when the job ends by an error."""
 
-    def __init__(self, job: Job, todo: Pass, tally: Tally) -> None:
+    def __init__(self, job: Job, todo: Pass, tally: Tally, memory: Memory) -> None:
         limits = job.limits
         self._output = job.output
         self._parts = todo.parts
@@ -42,11 +44,14 @@ class Sink:
         self._user = job.user
         self._listener = job.listener
         self._tally = tally
+        self._memory = memory
         self._tick_s = limits.commit_interval_s / 2
         self._began = time.monotonic()
         self._coalescer = Coalescer(limits.part_records, limits.commit_interval_s, todo.place)
         self._thread = ThreadPoolExecutor(1, "headrace-sink")
         self._wake = asyncio.Event()
+        memory.on_wait = self._wake.set
+        self._part_records = limits.part_records
         self._room = asyncio.Event()
         self._closing = False
         self._committer: asyncio.Task[None] | None = None
@@ -75,12 +80,14 @@ class Sink:
             JobError: the output cannot be written.
             TooManyErrorsError: more records have failed than the job allows.
         """
-        coalescer = self._coalescer
+        coalescer, memory = self._coalescer, self._memory
+        memory.outputs += sum([value_bytes(outcome.output) for outcome in outcomes if type(outcome) is Ok])
+        coalescer.part_records = memory.part_rows(self._part_records)
         coalescer.add(outcomes, time.monotonic())
         failures = [outcome for outcome in outcomes if type(outcome) is Failed]
         self._tell(failures)
         self._tally.count(len(outcomes), failures)
-        if coalescer.full_runs:
+        if coalescer.full_runs or memory.wants(len(coalescer)):
             self._wake.set()
             while coalescer.full_runs > _BACKLOG_RUNS:
                 self._room.clear()
@@ -103,8 +110,9 @@ class Sink:
             self._wake.clear()
             closing = self._closing
             wait_s = least_wait_s(time.monotonic() - self._began)
-            while run := self._coalescer.take(float("inf") if closing else time.monotonic(), wait_s):
+            while run := self._coalescer.take(self._now(closing), wait_s):
                 events, unfinished = await loop.run_in_executor(self._thread, self._commit, *run)
+                self._release(run[1])
                 for event in events:
                     self._listener(event)
                 self._tell(unfinished)
@@ -117,6 +125,15 @@ class Sink:
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+    def _now(self, closing: bool) -> float:
+        """The time, or infinity where every row is to be committed whatever its age."""
+        return float("inf") if closing or self._memory.wants(len(self._coalescer)) else time.monotonic()
+
+    def _release(self, outcomes: Sequence[Outcome]) -> None:
+        """Give back the memory of what is committed."""
+        self._memory.release([outcome.record.position for outcome in outcomes])
+        self._memory.release_outputs(len(outcomes) / (len(outcomes) + len(self._coalescer)))
 
     def _commit(self, interval: Interval, outcomes: list[Outcome]) -> tuple[tuple[Event, ...], list[Failed]]:
         """Finish, encode and write one part, on the sink's thread; returns also what failed at that."""

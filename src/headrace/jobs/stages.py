@@ -16,6 +16,7 @@ from headrace.jobs.columns import Columns
 from headrace.jobs.dedupe import key_of
 from headrace.jobs.job import StopRequest
 from headrace.jobs.retries import TRANSIENT, Again
+from headrace.jobs.sizes import rows_bytes, value_bytes
 from headrace.jobs.usercode import UserCode
 from headrace.records import Failed, Ok, Outcome, Record
 
@@ -37,6 +38,8 @@ class Work(NamedTuple):
     """The row as user code prepared it, where `finish` is to see it."""
     key: bytes | None = None
     """Equal for records that are computed once; None where each is computed."""
+    bytes: int = 0
+    """Of the payload, beside the row."""
 
 
 class Unfinished(NamedTuple):
@@ -85,8 +88,8 @@ class Preparation:
     user: UserCode
     dedupe: bool
 
-    def load(self, chunks: Iterator[Chunk]) -> tuple[Chunk, StageDone] | None:
-        """The next chunk of the input; None at its end. Runs on the reader thread.
+    def load(self, chunks: Iterator[Chunk]) -> tuple[Chunk, int, StageDone] | None:
+        """The next chunk of the input and the bytes it holds; None at its end. Runs on the reader thread.
 
         Raises:
             JobError: the input cannot be read on.
@@ -100,9 +103,10 @@ class Preparation:
             ) from error
         if chunk is None:
             return None
+        size = rows_bytes(chunk.records, chunk.failures)
         ended = time.monotonic()
         records = len(chunk.records) + len(chunk.failures)
-        return chunk, StageDone("load", records, ended - started, ended, bytes=chunk.bytes)
+        return chunk, size, StageDone("load", records, ended - started, ended, bytes=chunk.bytes)
 
     def prepare(self, chunk: Chunk) -> tuple[Prepared, StageDone]:
         """Make a chunk of the input ready. Runs on a worker thread."""
@@ -122,13 +126,14 @@ class Preparation:
         sees = self.user.finishes
         in_tokens = getattr(self.engine, "counts_tokens", True)
         answers = self.engine.prepare(inputs) if inputs else ()
-        for (row, mapped, kept), prepared, key in zip(selected, answers, keys, strict=False):
+        for (row, mapped, kept), value, prepared, key in zip(selected, inputs, answers, keys, strict=False):
             attempt = attempts.get(row.position, 1) if attempts else 1
             if isinstance(prepared, Exception):
                 done.refuse(Record(row.position, kept.id, row.data), prepared, attempt)
                 continue
-            cost = prepared.cost
-            done.work.append(Work(kept, row.data, prepared.payload, cost, attempt, mapped.data if sees else None, key))
+            cost, payload = prepared.cost, prepared.payload
+            size = 0 if payload is value else value_bytes(payload)
+            done.work.append(Work(kept, row.data, payload, cost, attempt, mapped.data if sees else None, key, size))
             done.tokens += cost if in_tokens else 0
             done.truncated += prepared.truncated
         ended = time.monotonic()
@@ -187,6 +192,11 @@ def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
         yield replace(chunk, records=chunk.records[:rows])
         for start in range(rows, len(chunk.records), rows):
             yield Chunk(chunk.records[start : start + rows], (), 0)
+
+
+def prepared_bytes(work: Sequence[Work]) -> int:
+    """What the payloads hold."""
+    return sum([item.bytes for item in work])
 
 
 def longest_first(work: list[Work]) -> Iterator[list[Work]]:
