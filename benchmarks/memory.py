@@ -34,7 +34,9 @@ def write_inputs(folder: Path) -> dict[str, Path]:
             table.write_table(pa.Table.from_pylist([row], schema))
     with paths["short.jsonl"].open("w") as lines:
         for number in range(SHORT):
-            lines.write(json.dumps({"id": number, "text": f"a text of usual length, of number {number}", "v": 1}) + "\n")
+            lines.write(
+                json.dumps({"id": number, "text": f"a text of usual length, of number {number}", "v": 1}) + "\n"
+            )
     return paths
 
 

@@ -33,6 +33,7 @@ from headrace.jobs import columns
 from headrace.jobs import run as main_path
 from headrace.jobs.forecast import Forecast, Shape, check_room, forecast
 from headrace.jobs.job import Feeding, Job, JobEnd, Limits, StopRequest
+from headrace.jobs.mapped_ids import MappedIds
 from headrace.jobs.output import Beginning, JobOutput
 from headrace.jobs.settings import TASKS, Task, as_json, check_numbers
 from headrace.jobs.settings import JobSettings as JobSettings
@@ -274,10 +275,15 @@ def build(
         "keep_columns": list(plan.columns.keep),
         **plan.user.describe(),
     }
+    # Ids that come twice would leave it open which output belongs to which record; a retry knows that none does.
     identity = None if settings.retry else plan.columns.id
+    source, ids = plan.source, None
+    if identity and settings.prepare:
+        ids = MappedIds(plan.source, plan.columns, plan.user, lambda: plan.output.scratch)
+    elif identity:
+        source = UniqueIds(plan.source, identity, lambda: plan.output.scratch)
     return Job(
-        # Ids that come twice would leave it open which output belongs to which record; a retry knows that none does.
-        source=UniqueIds(plan.source, identity, lambda: plan.output.scratch) if identity else plan.source,
+        source=source,
         columns=plan.columns,
         engine=engine,
         batcher=batcher or build_batcher(settings, engine, stop, listener),
@@ -287,6 +293,7 @@ def build(
         limits=settings.limits,
         stop=stop,
         user=plan.user,
+        ids=ids,
         dedupe=settings.dedupe,
         retry=settings.retry,
     )

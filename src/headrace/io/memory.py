@@ -57,7 +57,7 @@ class IterableSource:
 
     def __init__(self, rows: Any) -> None:
         self._make: Callable[[], Any] = rows if callable(rows) else lambda: rows
-        self._once = not callable(rows) and _is_iterator(rows)
+        self.reads_once = not callable(rows) and _is_iterator(rows)
         self._first: Iterator[Any] = self._iterate()
         self._head = list(itertools.islice(self._first, _HEAD_ROWS))
         self._taken = False
@@ -79,7 +79,7 @@ class IterableSource:
         yield 0, self._head
         if not self._taken:
             self._taken, rows = True, self._first
-        elif self._once:
+        elif self.reads_once:
             raise JobError(
                 "the input is an iterator, which is read only once; give a list, or a function that returns a new one"
             )

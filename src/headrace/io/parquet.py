@@ -57,7 +57,7 @@ class ParquetWriter:
         self._pa: Any = pyarrow
         self._pq: Any = pyarrow.parquet
         self._column = column
-        self._json = StrictJson(str, on_nan)
+        self._json = StrictJson(str, on_nan, compact=False)
         self._vectors = False
         """Whether an output was a vector."""
         self._problems: dict[Any, str] = {}

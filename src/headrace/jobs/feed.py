@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from headrace.errors import StoppedError
 from headrace.jobs.dedupe import Once
-from headrace.jobs.job import Job
+from headrace.jobs.job import IdCheck, Job
 from headrace.jobs.memory import Memory
 from headrace.jobs.retries import Retries
 from headrace.jobs.stages import (
@@ -43,21 +43,23 @@ class Feed:
     """Reads and prepares ahead of the batcher, and takes back what is to be tried again.
 
     At most `workers + 1` chunks are read or prepared at once, and none is read while `memory` has no room, so memory
-    does not grow with the input. What cannot be read, selected or prepared goes to `on_done`, past the batcher; `expect` hears how many records are on their way.
+    does not grow with the input. What cannot be read, selected or prepared goes to `on_done`, past the batcher;
+    `expect` hears how many records are on their way, and how many bytes of the input they were read from.
     """
 
     def __init__(
         self,
         job: Job,
         next_todo: Callable[[int], int],
-        expect: Callable[[int], None],
+        expect: Callable[[int, int], None],
         on_done: Callable[[Sequence[Outcome]], Awaitable[None]],
         memory: Memory,
     ) -> None:
         self._job = job
         self._memory = memory
         self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe)
-        self._chunks = portions(job.source.chunks(next_todo), getattr(job.engine, "prepare_rows", _ALL_ROWS))
+        source = job.ids or job.source
+        self._chunks = portions(source.chunks(next_todo), getattr(job.engine, "prepare_rows", _ALL_ROWS))
         self._expect = expect
         self._on_done = on_done
         self._ahead: deque[asyncio.Task[Prepared | None]] = deque()
@@ -191,12 +193,25 @@ class Feed:
             if ready and self._ahead[0].exception() is not None:
                 break  # what came before goes first
             chunk = self._ahead.popleft().result()
+            if self._job.ids is not None:
+                await self._check_ids(self._job.ids, chunk)
             if chunk is None:
                 self._ended = True
                 break
-            self._expect(len(chunk.work) + len(chunk.failures) + len(chunk.passing))
+            self._expect(len(chunk.work) + len(chunk.failures) + len(chunk.passing), chunk.bytes)
             ready.add(chunk)
         return ready or None
+
+    async def _check_ids(self, ids: IdCheck, chunk: Prepared | None) -> None:
+        """Look at the ids of the next chunk, or at the last ones at the end."""
+        loop = asyncio.get_running_loop()
+        if chunk is None:
+            return await loop.run_in_executor(self._reader, ids.finish)
+        before = prepared_bytes(chunk.work)
+        done = await loop.run_in_executor(self._reader, ids.check, chunk)
+        self._memory.release(done)
+        self._memory.prepared -= before - prepared_bytes(chunk.work)
+        return None
 
     async def _wait_for_end(self, due_in: float | None) -> None:
         self._settled.clear()
@@ -218,7 +233,9 @@ class Feed:
         chunk, size, event = loaded
         self._job.listener(event)
         self._memory.hold(*chunk.extent, size)
-        return await self._prepare(self._preparation.prepare, chunk)
+        prepared = await self._prepare(self._preparation.prepare, chunk)
+        prepared.bytes = chunk.bytes
+        return prepared
 
     async def _prepare(self, call: Callable[[Any], Any], argument: Any) -> Prepared:
         prepared: Prepared

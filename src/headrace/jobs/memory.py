@@ -18,7 +18,7 @@ class _Chunk:
 
 
 class Memory:
-    """Counts the bytes of rows, of what was prepared of them, and of outputs; nothing is read while they exceed a bound.
+    """Counts bytes of rows, of what was prepared of them, and of outputs: nothing is read while they exceed a bound.
 
     The rows that are read together are taken to be equally long. What is read while nothing else is held may exceed
     the bound: a single row can be longer.

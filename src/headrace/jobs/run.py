@@ -11,7 +11,7 @@ from typing import Literal
 from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, StageDone
 from headrace.jobs.feed import Feed
-from headrace.jobs.job import Job, JobEnd, Tally
+from headrace.jobs.job import Job, JobEnd, Length, Tally
 from headrace.jobs.memory import Memory
 from headrace.jobs.passes import Finished, Pass
 from headrace.jobs.sink import Sink
@@ -73,7 +73,8 @@ def _started(job: Job, todo: Pass | Finished) -> JobStarted:
 def _work(job: Job, todo: Pass) -> JobEnd:
     """What is left to do, and the job's end where nothing is left."""
     # All records of a retry are known to fail: no rate of theirs says that something is wrong.
-    tally = Tally(todo.done, todo.failed, replace(job.limits, max_error_rate=1.0) if job.retry else job.limits)
+    limits = replace(job.limits, max_error_rate=1.0) if job.retry else job.limits
+    tally = Tally(todo.done, todo.failed, limits, Length(job.source.total_records, job.source.total_bytes))
     try:
         complete = asyncio.run(pump(job, todo, tally))
         if complete:

@@ -59,9 +59,23 @@ class Prepared:
     """Records that failed for a reason that may pass, their attempt, and the reason."""
     tokens: int = 0
     truncated: int = 0
+    bytes: int = 0
+    """Of the input that these were read from."""
 
     def __bool__(self) -> bool:
         return bool(self.work or self.failures or self.passing)
+
+    def positions(self) -> list[int]:
+        """Of all records, ascending."""
+        found = [work.record.position for work in self.work] + [failed.record.position for failed in self.failures]
+        return sorted(found + [record.position for record, _, _ in self.passing])
+
+    def drop(self, done: frozenset[int]) -> None:
+        """Leave out the records at these positions."""
+        if done:
+            self.work = [work for work in self.work if work.record.position not in done]
+            self.failures = [failed for failed in self.failures if failed.record.position not in done]
+            self.passing = [item for item in self.passing if item[0].position not in done]
 
     def refuse(self, record: Record, error: Exception, attempt: int) -> None:
         """Note that a record has failed at this attempt, for good unless the reason may pass."""
@@ -147,9 +161,7 @@ class Preparation:
         selected: list[tuple[Record, Record, Record]] = []
         inputs: list[Any] = []
         identify, input_of = self.columns.identify, self.columns.input_of
-        # User code may change a row, and what is kept of it for a dead letter or a next try is as it was read.
-        theirs = [_own_copy(row) for row in rows] if self.user.touches_rows else rows
-        for row, (_, mapped) in zip(rows, self.user.prepared(theirs), strict=True):
+        for row, mapped in self.user.prepared(rows):
             if isinstance(mapped, Exception):
                 done.refuse(self._named(row), mapped, attempts.get(row.position, 1))
                 continue
@@ -170,20 +182,6 @@ class Preparation:
             return Record(row.position, self.columns.identify(row).id, row.data)
         except RecordError:
             return row
-
-
-def _own_copy(record: Record) -> Record:
-    """The same record in dicts and lists of its own; the record itself where it is nested too deep for that."""
-    try:
-        return Record(record.position, record.id, _copied(record.data))
-    except RecursionError:
-        return record
-
-
-def _copied(value: Any) -> Any:
-    if type(value) is dict:
-        return {key: inner if type(inner) is str else _copied(inner) for key, inner in value.items()}
-    return [_copied(inner) for inner in value] if type(value) is list else value
 
 
 def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:

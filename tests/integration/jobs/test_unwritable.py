@@ -1,4 +1,4 @@
-"""What a sink cannot write of one record is that record's dead letter, whatever it is; a letter has the record as read."""
+"""What a sink cannot write of one record is that record's dead letter, which has the record as it was read."""
 
 from __future__ import annotations
 
@@ -191,8 +191,7 @@ def test_vectors_of_different_lengths_and_columns_of_several_types_are_no_failur
     table = pq.read_table(tmp_path / "out.parquet")
     assert table["output"].to_pylist() == [row["v"] for row in rows]
     texts = [value if isinstance(value, str) or value is None else json.dumps(value) for value in kept]
-    found = [value and value.replace(",", ", ").replace(":", ": ") for value in table["k"].to_pylist()]
-    assert [value and value.replace("1.0", "1") for value in found] == texts
+    assert [value and value.replace("1.0", "1") for value in table["k"].to_pylist()] == texts
 
 
 def test_integers_that_a_float_cannot_hold_are_not_rounded_when_parts_are_merged(tmp_path: Path) -> None:
