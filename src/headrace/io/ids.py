@@ -56,14 +56,16 @@ class SeenIds:
         """Ids of the positions before this one are in runs: they need not be given again."""
         self._look_at = time.monotonic() + LOOK_EVERY_S
 
-    def add(self, found: Iterable[Found], end: int) -> None:
-        """Take more ids, those of all positions before `end` that were not taken before.
+    def add(self, positions: Sequence[int], values: Sequence[Any], end: int) -> None:
+        """Take more ids, those of all positions before `end` that were not taken before; None for a record without.
 
         Raises:
             JobError: an id comes twice; the message names it and its first two places.
         """
-        pairs = [(digest, position) for position, value in found if (digest := _digest(value))]
-        self._seen.add([digest for digest, _ in pairs], [position for _, position in pairs], end)
+        digests = [_digest(value) for value in values]
+        if not all(digests):
+            positions = [position for position, digest in zip(positions, digests, strict=True) if digest]
+        self._seen.add([digest for digest in digests if digest], positions, end)
         if (now := time.monotonic()) >= self._look_at or self._seen.is_full:
             self.look()
             ended = time.monotonic()
@@ -135,17 +137,15 @@ class UniqueIds:
         """
         seen = SeenIds(self._folder(), self._reread, self._column)
         for chunk in self._source.chunks(unknown_or_todo(seen, next_todo)):
-            seen.add(self._ids(chunk, seen.known), _end(chunk))
+            rows = [row for row in chunk.records if row.position >= seen.known]
+            seen.add([row.position for row in rows], [row.data.get(self._column) for row in rows], _end(chunk))
             yield _still_to_do(chunk, next_todo)
         seen.look()
 
-    def _ids(self, chunk: Chunk, known: int = 0) -> Iterator[Found]:
-        column = self._column
-        return ((row.position, row.data.get(column)) for row in chunk.records if row.position >= known)
-
     def _reread(self) -> Iterator[Found]:
         for chunk in self._source.chunks(lambda position: position):
-            yield from self._ids(chunk)
+            for row in chunk.records:
+                yield row.position, row.data.get(self._column)
 
 
 def unknown_or_todo(seen: SeenIds, next_todo: Callable[[int], int]) -> Callable[[int], int]:
@@ -221,7 +221,7 @@ class _Digests:
                 self._start = self._end = -minus_end
         return self._end
 
-    def add(self, digests: list[bytes], positions: list[int], end: int) -> None:
+    def add(self, digests: list[bytes], positions: Sequence[int], end: int) -> None:
         """Take more, in input order; all ids before position `end` have been taken then."""
         np = self._np
         self._new.append((np.frombuffer(b"".join(digests), np.uint64), np.array(positions, np.int64)))

@@ -65,8 +65,12 @@ class JsonlWriter:
         Raises:
             Exception: a row that cannot be written, for whatever reason.
         """
-        dump, row = self._json.dump, self._row
-        content = "".join([f"{dump(row(ok))}\n" for ok in outcomes]).encode()
+        encode, row = self._json.encode, self._row
+        try:
+            lines = [f"{encode(row(ok))}\n" for ok in outcomes]
+        except ValueError:  # most likely for NaN
+            lines = [f"{self._json.dump(row(ok))}\n" for ok in outcomes]
+        content = "".join(lines).encode()
         return compress(self._compression, content) if self._compression and content else content
 
     def _row(self, ok: Ok) -> dict[str, Any]:

@@ -26,12 +26,13 @@ class StrictJson:
     ) -> None:
         self._default = default
         self._on_nan = on_nan
-        self._encode = json.JSONEncoder(
+        self.encode = json.JSONEncoder(
             ensure_ascii=ascii_only,
             separators=(",", ":") if compact else None,
             default=default,
             allow_nan=False,
         ).encode
+        """What writes values without such numbers; raises ValueError for others."""
         self.nulled = 0
         """Numbers written as null so far."""
 
@@ -42,7 +43,7 @@ class StrictJson:
             TypeError, ValueError, RecursionError: it cannot be written; with `on_nan="error"` also for NaN.
         """
         try:
-            return self._encode(value)
+            return self.encode(value)
         except ValueError:
             before = self.nulled
             plain = self._without_nan(value)
@@ -51,7 +52,7 @@ class StrictJson:
             if self._on_nan == "error":
                 self.nulled = before
                 raise ValueError("it holds NaN or an infinity, which JSON lacks; --on-nan null writes null") from None
-            return self._encode(plain)
+            return self.encode(plain)
 
     def _without_nan(self, value: Any) -> Any:
         if isinstance(value, float):

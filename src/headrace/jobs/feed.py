@@ -122,7 +122,8 @@ class Feed:
             BrokenOffError: the engine is gone, which is no record's fault.
         """
         self._in_flight -= len(run)
-        self._memory.prepared -= prepared_bytes(run)
+        if self._memory.prepared:
+            self._memory.prepared -= prepared_bytes(run)
         if self._ended:
             self._settled.set()
         if not some_failed and self._once is None:

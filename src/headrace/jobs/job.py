@@ -39,7 +39,7 @@ class Limits:
     """Before the second attempt at most so many seconds, before each later one at most twice as many."""
     workers: int | None = None
     """Chunks that are prepared at once; None for as many as it takes, up to the cores there are."""
-    buffer_memory: int = 512 * 1024 * 1024
+    buffer_memory: int = 512_000_000
     """Bytes of rows and outputs that may be in memory at once, from reading to writing; reading waits at the bound."""
     part_records: int = 4096
     """Rows after which a part is committed."""

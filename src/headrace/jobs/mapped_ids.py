@@ -48,10 +48,8 @@ class MappedIds:
         """
         assert self._seen is not None, "these were read by `chunks`"
         known, rows = self._seen.known, prepared.positions()
-        self._seen.add(
-            ((work.record.position, work.record.id) for work in prepared.work if work.record.position >= known),
-            rows[-1] + 1 if rows else 0,
-        )
+        new = [work.record for work in prepared.work if work.record.position >= known]
+        self._seen.add([row.position for row in new], [row.id for row in new], rows[-1] + 1 if rows else 0)
         done = [position for position in rows if self._next_todo(position) != position]
         prepared.drop(frozenset(done))
         return done

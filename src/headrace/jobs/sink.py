@@ -16,7 +16,7 @@ from headrace.jobs.coalescer import Coalescer
 from headrace.jobs.job import Job, Tally
 from headrace.jobs.memory import Memory
 from headrace.jobs.passes import Pass
-from headrace.jobs.sizes import value_bytes
+from headrace.jobs.sizes import outputs_bytes
 from headrace.jobs.spent import Spent
 from headrace.jobs.stages import as_read, failure, finish_all
 from headrace.records import Failed, Ok, Outcome
@@ -81,7 +81,7 @@ class Sink:
             TooManyErrorsError: more records have failed than the job allows.
         """
         coalescer, memory = self._coalescer, self._memory
-        memory.outputs += sum([value_bytes(outcome.output) for outcome in outcomes if type(outcome) is Ok])
+        memory.outputs += outputs_bytes([outcome.output for outcome in outcomes if type(outcome) is Ok])
         coalescer.part_records = memory.part_rows(self._part_records)
         coalescer.add(outcomes, time.monotonic())
         failures = [outcome for outcome in outcomes if type(outcome) is Failed]

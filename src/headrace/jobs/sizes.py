@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from sys import getsizeof
 from typing import Any
 
@@ -17,22 +17,25 @@ _DEEPEST = 64
 _PLAIN = (int, float, bool, type(None))
 
 
-def rows_bytes(records: Iterable[Record], failures: Iterable[Failed] = ()) -> int:
+def rows_bytes(records: Sequence[Record], failures: Sequence[Failed] = ()) -> int:
     """What the rows of a chunk hold."""
-    total = rows = 0
+    total = ROW_BYTES * (len(records) + len(failures))
     for record in records:
-        rows += 1
         data = record.data
-        for value in data.values() if isinstance(data, Mapping) else (data,):
+        for value in data.values() if type(data) is dict else (data,):
             kind = type(value)
             if kind is str:
-                total += len(value) if len(value) < ROW_BYTES else getsizeof(value)
+                total += len(value)
             elif kind not in _PLAIN:
                 total += value_bytes(value)
-    for failed in failures:
-        rows += 1
-        total += value_bytes(failed.record.data)
-    return total + rows * ROW_BYTES
+    return total + sum([value_bytes(failed.record.data) for failed in failures])
+
+
+def outputs_bytes(outputs: Sequence[Any]) -> int:
+    """What these hold; where the first and the last are numbers, all are taken to be."""
+    if outputs and type(outputs[0]) in _PLAIN and type(outputs[-1]) in _PLAIN:
+        return len(outputs) * _NUMBER_BYTES
+    return sum([value_bytes(output) for output in outputs])
 
 
 def value_bytes(value: Any, level: int = 0) -> int:
