@@ -43,7 +43,9 @@ def paced(batch: list[str]) -> list[int]:
     return lengths(batch)
 
 
-def job(engine: str = "lengths", batch_size: int = BATCH) -> Callable[[str, str], None]:
+def job(
+    engine: str = "lengths", batch_size: int = BATCH, keep_columns: Sequence[str] = ()
+) -> Callable[[str, str], None]:
     """`headrace.run` with one of the engines above."""
 
     def run(source: str, sink: str) -> None:
@@ -53,6 +55,7 @@ def job(engine: str = "lengths", batch_size: int = BATCH) -> Callable[[str, str]
             task="custom",
             engine=f"benchmarks.jobs_runs:{engine}",
             batch_size=batch_size,
+            keep_columns=keep_columns,
             progress=False,
         )
 
@@ -129,6 +132,7 @@ def datatrove(source: str, sink: str) -> None:
 VARIANTS: dict[str, Callable[[str, str], None]] = {
     "headrace": job(),
     "paced": job("paced", 1000),
+    "keep_v": job(keep_columns=("v",)),
     "plain_file": plain_file,
     "ray_data": ray_data,
     "ray_data_checkpoint": lambda source, sink: ray_data(source, sink, checkpoint=True),

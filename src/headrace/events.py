@@ -124,6 +124,8 @@ class StageDone:
     """Model tokens made of the records (prepare)."""
     truncated: int = 0
     """Records cut to the model's maximum length (prepare)."""
+    nulled: int = 0
+    """NaN and infinities written as null (write)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,12 +135,12 @@ def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) 
     if callable(settings.sink):
         return HandingWriter(settings.sink, task.output)
     if url is None:
-        return target.writer(task.output)
+        return target.writer(task.output, settings.on_nan)
     if settings.task != _OPENAI_TASKS[url]:
         raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url]!r}, not {settings.task!r}")
     if settings.keep_columns:
         raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
-    return openai_writer(target, url)
+    return openai_writer(target, url, settings.on_nan)
 
 
 def finished_before(plan: Plan) -> Finished | None:

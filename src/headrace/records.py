@@ -27,6 +27,8 @@ class Ok:
     output: Any
     cost: int = 0
     """Of the record in the engine's own unit: tokens for text."""
+    row: Any = None
+    """The row as the source read it, for the dead letter of a record that fails after the engine."""
 
 
 @dataclass(frozen=True, slots=True)

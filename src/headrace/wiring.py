@@ -19,10 +19,12 @@ from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
 from headrace.io.handing import Receiver
 from headrace.io.ids import UniqueIds
+from headrace.io.jsontext import OnNan
 from headrace.io.selection import Selection
 from headrace.jobs import run as main_path
 from headrace.jobs.forecast import Forecast, Shape, forecast
 from headrace.jobs.job import Feeding, Job, JobEnd, Limits, StopRequest
+from headrace.jobs.mapped_ids import MappedIds
 from headrace.jobs.output import Beginning
 from headrace.jobs.settings import JobSettings as JobSettings
 from headrace.jobs.settings import as_json
@@ -52,6 +54,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     id_column: str | None = None,
     prompt_template: str | None = None,
     keep_columns: Sequence[str] = (),
+    on_nan: OnNan = "null",
     limit: int | None = None,
     sample: float | None = None,
     sample_seed: int = 0,
@@ -203,10 +206,15 @@ def build(
 ) -> Job:
     """Put the parts together; `batcher` is for an engine that is shared with others."""
     settings = plan.settings
+    # Ids that come twice would leave it open which output belongs to which record; a retry knows that none does.
     identity = None if settings.retry else plan.columns.id
+    source, ids = plan.source, None
+    if identity and settings.prepare:
+        ids = MappedIds(plan.source, plan.columns, plan.user, lambda: plan.output.scratch)
+    elif identity:
+        source = UniqueIds(plan.source, identity, lambda: plan.output.scratch)
     return Job(
-        # Ids that come twice would leave it open which output belongs to which record; a retry knows that none does.
-        source=UniqueIds(plan.source, identity, lambda: plan.output.scratch) if identity else plan.source,
+        source=source,
         columns=plan.columns,
         engine=engine,
         batcher=batcher or build_batcher(settings, engine, stop, listener),
@@ -216,6 +224,7 @@ def build(
         limits=settings.limits,
         stop=stop,
         user=plan.user,
+        ids=ids,
         dedupe=settings.dedupe,
         retry=settings.retry,
     )

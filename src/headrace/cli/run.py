@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from typing import Annotated, Any, Literal
 
@@ -49,6 +50,10 @@ PromptTemplate = Annotated[
     str | None, typer.Option(help='Makes the text of several columns: "Q: {question}". Default: the text column.')
 ]
 KeepColumns = Annotated[str | None, typer.Option(help="Columns that go to the output as they are: a,b.")]
+OnNanFlag = Annotated[
+    Literal["null", "error"],
+    typer.Option(help="NaN and infinities, which JSON lacks, are written as null and counted, or fail their record."),
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Take the first so many records.")]
 Sample = Annotated[float | None, typer.Option(help="Take each record with this probability, between 0 and 1.")]
 SampleSeed = Annotated[int, typer.Option(help="The same seed takes the same sample.")]
@@ -87,9 +92,20 @@ BatchTokens = Annotated[
 ]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Most records of a batch. Default: the engine's.")]
 MaxErrorRate = Annotated[
-    float, typer.Option(min=0, max=1, help="Stop when more than this fraction of the records has failed.")
+    float,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Stop when more than this fraction of the records has failed: judged after a tenth of the input.",
+    ),
 ]
 Workers = Annotated[str, typer.Option(help="Chunks prepared at once: a number, or auto for as many as it takes.")]
+BufferMemory = Annotated[
+    str,
+    typer.Option(
+        help="What records may hold in memory from reading to writing, such as 512MB or 2GB; the model is not counted."
+    ),
+]
 Engine = Annotated[str | None, typer.Option(help="onnx, vllm, or module:name of your own. Default: the task's.")]
 Handler = Annotated[str | None, typer.Option(help="A TorchServe handler to run: a .py file, a .mar archive.")]
 Endpoint = Annotated[
@@ -138,6 +154,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
     batch_size: BatchSize = None,
     prompt_template: PromptTemplate = None,
     keep_columns: KeepColumns = None,
+    on_nan: OnNanFlag = "null",
     limit: Limit = None,
     sample: Sample = None,
     sample_seed: SampleSeed = 0,
@@ -146,6 +163,7 @@ def run(  # noqa: PLR0913 - one parameter per flag
     output_format: OutputFormat = None,
     max_error_rate: MaxErrorRate = _DEFAULTS.max_error_rate,
     workers: Workers = "auto",
+    buffer_memory: BufferMemory = "512MB",
     engine: Engine = None,
     handler: Handler = None,
     endpoint: Endpoint = None,
@@ -247,7 +265,11 @@ def _settings(given: dict[str, Any]) -> JobSettings:
         given["engine"] = "endpoint"
         options["endpoints"] = list(endpoints)
     names = ("max_error_rate", "max_errors", "max_attempts")
-    limits = Limits(workers=_workers(given.pop("workers")), **{name: given.pop(name) for name in names})
+    limits = Limits(
+        workers=_workers(given.pop("workers")),
+        buffer_memory=_bytes(given.pop("buffer_memory")),
+        **{name: given.pop(name) for name in names},
+    )
     kept = tuple(stripped for name in (columns or "").split(",") if (stripped := name.strip()))
     return JobSettings(engine_options=options, limits=limits, selection=selection, keep_columns=kept, **given)
 
@@ -258,3 +280,13 @@ def _workers(text: str) -> int | None:
     if not text.isdecimal():
         raise typer.BadParameter(f"{text!r} is neither a number nor auto", param_hint="--workers")
     return int(text)
+
+
+def _bytes(text: str) -> int:
+    """A size such as 512MB; 1 MB is 1,000,000 bytes, 1 MiB 1,048,576."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]i?)?b?", text.strip().lower())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no size; write 512MB or 2GB, say", param_hint="--buffer-memory")
+    number, unit = found.groups(default="")
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(number) * base ** (" kmgt".index(unit[0]) if unit else 0))

@@ -22,6 +22,12 @@ class Chunk:
     left_out: Sequence[LeftOut] = ()
     """What was met on the way that is no row, such as hidden files in an archive."""
 
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Position of the first row, and how many there are."""
+        firsts = [rows[0] for rows in (self.records, [failed.record for failed in self.failures]) if rows]
+        return min((row.position for row in firsts), default=0), len(self.records) + len(self.failures)
+
 
 class Source(Protocol):
     """An input that can be read again in the same order. All methods block: they run on a reader thread."""
@@ -52,12 +58,22 @@ class PartWriter(Protocol):
     suffix: str
     """File name ending, such as `.jsonl`."""
 
+    @property
+    def nulled(self) -> int:
+        """NaN and infinities of rows written as null so far, where the format lacks them."""
+        ...
+
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
-        """The rows of one part, in the order given."""
+        """The rows of one part, in the order given.
+
+        Raises:
+            JobError: the output cannot be written at all.
+            Exception: some row cannot be written, for whatever reason; the others can.
+        """
         ...
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
-        """Dead letters, one JSON line each, in the order given."""
+        """Dead letters, one JSON line each, in the order given; never fails for what a record holds."""
         ...
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:

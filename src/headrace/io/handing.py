@@ -25,6 +25,7 @@ class HandingWriter:
     """
 
     suffix = ".handed"
+    nulled = 0
 
     def __init__(self, receive: Receiver, column: str) -> None:
         self._receive = receive

@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from headrace.errors import JobError, MissingExtraError
 from headrace.io.base import Chunk, Source
 from headrace.io.parts import atomic_file
-from headrace.records import Record
 
 RUN_RECORDS = 1 << 17
 """Digests in memory; more make a run of them. As few as come in about two seconds, so that a long job needs no more
@@ -33,29 +32,93 @@ _BLOCK = 1 << 17
 _RUN = re.compile(r"ids-(\d{12,})-(\d{12,})\.u64")
 
 
+Found: TypeAlias = tuple[int, Any]
+"""A position and its id."""
+
+
+class SeenIds:
+    """Ids as they come, in input order or nearly so. Any two must differ as text: 1 and "1" are the same.
+
+    Args:
+        folder: for the runs, made if it is not there.
+        reread: all ids there are, read again from the first record on.
+        column: holds the id.
+
+    Raises:
+        MissingExtraError: numpy is not installed.
+    """
+
+    def __init__(self, folder: Path, reread: Callable[[], Iterator[Found]], column: str) -> None:
+        self._reread = reread
+        self._column = column
+        self._seen = _Digests(_numpy(), folder)
+        self.known = self._seen.load()
+        """Ids of the positions before this one are in runs: they need not be given again."""
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+
+    def add(self, positions: Sequence[int], values: Sequence[Any], end: int) -> None:
+        """Take more ids, those of all positions before `end` that were not taken before; None for a record without.
+
+        Raises:
+            JobError: an id comes twice; the message names it and its first two places.
+        """
+        digests = [_digest(value) for value in values]
+        if not all(digests):
+            positions = [position for position, digest in zip(positions, digests, strict=True) if digest]
+        self._seen.add([digest for digest in digests if digest], positions, end)
+        if (now := time.monotonic()) >= self._look_at or self._seen.is_full:
+            self.look()
+            ended = time.monotonic()
+            self._look_at = ended + max(LOOK_EVERY_S, 20 * (ended - now))
+
+    def look(self) -> None:
+        """Compare what is new with all that came before.
+
+        Raises:
+            JobError: an id comes twice.
+        """
+        for position in self._seen.look():
+            self._confirm(position)
+        if self._seen.is_full:
+            self._seen.put_away()  # not before: a run tells the next reading that its ids are good
+
+    def _confirm(self, suspect: int) -> None:
+        """Read the input again, as far as it has been read.
+
+        Raises:
+            JobError: the id is there elsewhere, or the input has changed.
+        """
+        read = range(self._seen.end)
+        identity = next((value for position, value in self._reread() if position == suspect), None)
+        if identity is None:
+            raise JobError(f"the input is not what it was: record {suspect} had an id, and now has none; begin anew")
+        for position, value in self._reread():
+            if position not in read:
+                return  # another id with the same digest
+            if position != suspect and str(value) == str(identity):
+                first, second = sorted((position, suspect))
+                raise JobError(
+                    f"id {identity!r} comes twice: in column {self._column!r} of records {first} and "
+                    f'{second}. Make ids unique, name another --id-column, or give --id-column "" to use positions'
+                )
+
+
 class UniqueIds:
-    """A source whose ids in `column` must differ, as text: 1 and "1" are the same.
+    """A source whose ids in `column` must differ.
 
     A row without an id, or with one that is no id, is left to those who read the id to use it.
 
     Args:
         source: the rows.
         column: holds the id.
-        folder: gives the folder for the runs, which is made if it is not there; asked when reading begins.
+        folder: gives the folder for the runs; asked when reading begins.
 
     Raises:
         MissingExtraError: numpy is not installed.
     """
 
     def __init__(self, source: Source, column: str, folder: Callable[[], Path]) -> None:
-        try:
-            import numpy
-        except ImportError as error:
-            raise MissingExtraError(
-                'looking for ids that come twice needs numpy: pip install "headrace[io]"; or give --id-column "" to '
-                "use positions as ids"
-            ) from error
-        self._np: Any = numpy
+        _numpy()
         self._source = source
         self._column = column
         self._folder = folder
@@ -72,58 +135,34 @@ class UniqueIds:
         Raises:
             JobError: an id comes twice; the message names it and its first two places.
         """
-        seen = _Digests(self._np, self._folder())
-        known = seen.load()
-
-        def next_unknown(position: int) -> int:
-            # A finished row is passed over only where a run holds its id.
-            return next_todo(position) if position < known else position
-
-        look_at = time.monotonic() + LOOK_EVERY_S
-        for chunk in self._source.chunks(next_unknown):
-            seen.add(*self._fresh(chunk, known), _end(chunk))
-            if (now := time.monotonic()) >= look_at or seen.is_full:
-                self._look(seen)
-                ended = time.monotonic()
-                look_at = ended + max(LOOK_EVERY_S, 20 * (ended - now))
+        seen = SeenIds(self._folder(), self._reread, self._column)
+        for chunk in self._source.chunks(unknown_or_todo(seen, next_todo)):
+            rows = [row for row in chunk.records if row.position >= seen.known]
+            seen.add([row.position for row in rows], [row.data.get(self._column) for row in rows], _end(chunk))
             yield _still_to_do(chunk, next_todo)
-        self._look(seen)
+        seen.look()
 
-    def _fresh(self, chunk: Chunk, known: int) -> tuple[list[bytes], list[int]]:
-        """Digests and positions of the ids that no run holds."""
-        column = self._column
-        records = [record for record in chunk.records if record.position >= known]
-        digests = [_digest(record.data.get(column)) for record in records]
-        return [d for d in digests if d], [r.position for r, d in zip(records, digests, strict=True) if d]
+    def _reread(self) -> Iterator[Found]:
+        for chunk in self._source.chunks(lambda position: position):
+            for row in chunk.records:
+                yield row.position, row.data.get(self._column)
 
-    def _look(self, seen: _Digests) -> None:
-        for position in seen.look():
-            self._confirm(position)
-        if seen.is_full:
-            seen.put_away()  # not before: a run tells the next reading that its ids are good
 
-    def _confirm(self, second: int) -> None:
-        """Read the input again up to this place.
+def unknown_or_todo(seen: SeenIds, next_todo: Callable[[int], int]) -> Callable[[int], int]:
+    """What is to be read: a finished row is passed over only where a run holds its id."""
+    known = seen.known
+    return lambda position: next_todo(position) if position < known else position
 
-        Raises:
-            JobError: its id is there before, or the input has changed.
-        """
-        found = next((r for r in self._records(lambda place: max(place, second)) if r.position == second), None)
-        if found is None or self._column not in found.data:
-            raise JobError(f"the input is not what it was: record {second} had an id, and now has none; begin anew")
-        identity = found.data[self._column]
-        for record in self._records(lambda place: place):
-            if record.position >= second:
-                return  # another id with the same digest
-            if str(record.data.get(self._column)) == str(identity):
-                raise JobError(
-                    f"id {identity!r} comes twice: in column {self._column!r} of records {record.position} and "
-                    f'{second}. Make ids unique, name another --id-column, or give --id-column "" to use positions'
-                )
 
-    def _records(self, next_todo: Callable[[int], int]) -> Iterator[Record]:
-        for chunk in self._source.chunks(next_todo):
-            yield from chunk.records
+def _numpy() -> Any:
+    try:
+        import numpy
+    except ImportError as error:
+        raise MissingExtraError(
+            'looking for ids that come twice needs numpy: pip install "headrace[io]"; or give --id-column "" to '
+            "use positions as ids"
+        ) from error
+    return numpy
 
 
 def _end(chunk: Chunk) -> int:
@@ -182,12 +221,17 @@ class _Digests:
                 self._start = self._end = -minus_end
         return self._end
 
-    def add(self, digests: list[bytes], positions: list[int], end: int) -> None:
+    def add(self, digests: list[bytes], positions: Sequence[int], end: int) -> None:
         """Take more, in input order; all ids before position `end` have been taken then."""
         np = self._np
         self._new.append((np.frombuffer(b"".join(digests), np.uint64), np.array(positions, np.int64)))
         self._new_count += len(digests)
         self._end = max(self._end, end)
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one taken."""
+        return self._end
 
     @property
     def is_full(self) -> bool:

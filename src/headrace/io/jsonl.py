@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import date, time
@@ -12,6 +11,7 @@ from typing import Any, BinaryIO
 from headrace.io.base import Chunk
 from headrace.io.compression import compress
 from headrace.io.files import InputFile
+from headrace.io.jsontext import OnNan, StrictJson
 from headrace.io.letters import encode_failures
 from headrace.io.lines import interleaved, lines_of, object_chunks
 from headrace.records import Failed, Ok, Record
@@ -45,22 +45,32 @@ class JsonlWriter:
     Args:
         column: the name of the output.
         compression: a suffix, ".gz" or ".zst": each part is one compressed stream, and so is their concatenation.
+        on_nan: what NaN and infinities become.
     """
 
-    def __init__(self, column: str, compression: str = "") -> None:
+    def __init__(self, column: str, compression: str = "", on_nan: OnNan = "null") -> None:
         self._column = column
         self._compression = compression
         self.suffix = f".jsonl{compression}"
-        self._dump = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
+        self._json = StrictJson(_plain, on_nan)
+
+    @property
+    def nulled(self) -> int:
+        """Numbers written as null so far."""
+        return self._json.nulled
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """The lines of one part.
 
         Raises:
-            TypeError: an output that is neither JSON nor an array.
+            Exception: a row that cannot be written, for whatever reason.
         """
-        dump, row = self._dump, self._row
-        content = "".join([f"{dump(row(ok))}\n" for ok in outcomes]).encode()
+        encode, row = self._json.encode, self._row
+        try:
+            lines = [f"{encode(row(ok))}\n" for ok in outcomes]
+        except ValueError:  # most likely for NaN
+            lines = [f"{self._json.dump(row(ok))}\n" for ok in outcomes]
+        content = "".join(lines).encode()
         return compress(self._compression, content) if self._compression and content else content
 
     def _row(self, ok: Ok) -> dict[str, Any]:

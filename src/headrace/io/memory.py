@@ -13,6 +13,7 @@ from typing import Any
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
 from headrace.io.files import CHUNK_ROWS, todo
+from headrace.io.jsontext import dump_any
 from headrace.records import Failed, Record
 
 _HEAD_ROWS = 64
@@ -56,7 +57,7 @@ class IterableSource:
 
     def __init__(self, rows: Any) -> None:
         self._make: Callable[[], Any] = rows if callable(rows) else lambda: rows
-        self._once = not callable(rows) and _is_iterator(rows)
+        self.reads_once = not callable(rows) and _is_iterator(rows)
         self._first: Iterator[Any] = self._iterate()
         self._head = list(itertools.islice(self._first, _HEAD_ROWS))
         self._taken = False
@@ -78,7 +79,7 @@ class IterableSource:
         yield 0, self._head
         if not self._taken:
             self._taken, rows = True, self._first
-        elif self._once:
+        elif self.reads_once:
             raise JobError(
                 "the input is an iterator, which is read only once; give a list, or a function that returns a new one"
             )
@@ -145,7 +146,11 @@ def digest_of(rows: Iterable[Any]) -> str:
     """Of the rows' content, in hex."""
     digest = hashlib.blake2b(digest_size=16)
     for row in rows:
-        digest.update(json.dumps(row, sort_keys=True, default=_stable).encode() + b"\n")
+        try:
+            text = json.dumps(row, sort_keys=True, default=_stable)
+        except (TypeError, ValueError, RecursionError):  # keys that are no texts, say: its record's affair, if any's
+            text = dump_any(row, _stable)
+        digest.update(text.encode() + b"\n")
     return digest.hexdigest()
 
 

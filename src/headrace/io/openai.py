@@ -6,7 +6,6 @@ The format is that of https://platform.openai.com/docs/guides/batch, which `vllm
 from __future__ import annotations
 
 import itertools
-import json
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
 from headrace.io.files import InputFile
+from headrace.io.jsontext import OnNan, StrictJson
 from headrace.io.letters import encode_letters, letter
 from headrace.io.lines import full_lines, interleaved, line_blocks, lines_of, object_chunks, parse_object
 from headrace.records import Failed, Ok, Record
@@ -111,20 +111,27 @@ class OpenAIWriter:
 
     Args:
         url: of the requests: it decides the shape of a response's body.
+        on_nan: what NaN and infinities become.
     """
 
     suffix = ".jsonl"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, on_nan: OnNan = "null") -> None:
         self._body = _BODIES[url]
+        self._json = StrictJson(_plain, on_nan)
+
+    @property
+    def nulled(self) -> int:
+        """Numbers written as null so far."""
+        return self._json.nulled
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """The lines of one part.
 
         Raises:
-            TypeError: an output that is neither JSON nor an array.
+            Exception: a response that cannot be written, for whatever reason.
         """
-        return "".join([_line(self._response(ok)) for ok in outcomes]).encode()
+        return "".join([self._json.dump(self._response(ok)) + "\n" for ok in outcomes]).encode()
 
     def _response(self, ok: Ok) -> dict[str, Any]:
         number = _number(ok.record.position)
@@ -194,5 +201,7 @@ def _number(position: int) -> str:
     return uuid.uuid5(uuid.NAMESPACE_OID, str(position)).hex
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n"
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"an output of type {type(value).__name__} cannot be written as JSON")

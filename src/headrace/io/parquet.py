@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import collections
 import io
-import json
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from headrace.errors import JobError, MissingExtraError
+from headrace.io.jsontext import OnNan, StrictJson, depth
 from headrace.io.letters import encode_failures
+from headrace.io.rowgroups import Groups, row_bytes
 from headrace.records import Failed, Ok
 
 ROW_GROUP_BYTES = 16 * 1024 * 1024
 MOST_ROWS = 1 << 19
 """Of a group, however small they are."""
-_TYPICAL_VALUE_BYTES = 1024
-"""What a value without a fixed size is reckoned as: how many rows a group has may not depend on where parts end."""
+_READ_BYTES = 4 * 1024 * 1024
+"""Rows of a part that are read together to be merged, about."""
+_READ_ROWS = 4096
+_DEEPEST = 45
+"""Levels that Parquet takes whatever they are; of some kinds it takes more."""
+_TYPES_KNOWN = 256
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -26,8 +32,13 @@ class ParquetWriter:
     """The columns `id`, those kept, and `column`.
 
     A column's type is found from its values, part by part, and settled when the parts are merged: numbers widen, and
-    where nothing else holds all of them (ids that are integers here and text there) values become text, an integer in
-    its decimal form and anything else as JSON.
+    where nothing else holds all of them (ids that are integers here and text there, dicts without a key) values become
+    text, an integer in its decimal form and anything else as JSON. Once the output of some record was a vector, one
+    that is none fails its record.
+
+    Args:
+        column: the name of the output.
+        on_nan: what NaN and infinities become in values that are written as JSON; numbers keep them.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
@@ -35,7 +46,7 @@ class ParquetWriter:
 
     suffix = ".parquet"
 
-    def __init__(self, column: str) -> None:
+    def __init__(self, column: str, on_nan: OnNan = "null") -> None:
         try:
             import pyarrow
             import pyarrow.parquet
@@ -46,20 +57,31 @@ class ParquetWriter:
         self._pa: Any = pyarrow
         self._pq: Any = pyarrow.parquet
         self._column = column
+        self._json = StrictJson(str, on_nan, compact=False)
+        self._vectors = False
+        """Whether an output was a vector."""
+        self._problems: dict[Any, str] = {}
+        """Why no column of a type can be read or written; empty where it can."""
         self._schema = pyarrow.schema([("id", pyarrow.int64()), (column, pyarrow.list_(pyarrow.float32()))])
         """Of the last part that had rows: a part without any is written with it."""
+
+    @property
+    def nulled(self) -> int:
+        """Numbers within JSON written as null so far."""
+        return self._json.nulled
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """The rows of one part as a small Parquet file.
 
         Raises:
-            JobError: a vector is not as long as its neighbours.
+            Exception: a row that cannot be written, for whatever reason.
         """
         buffer = io.BytesIO()
         if outcomes:
             names = list(dict.fromkeys(name for ok in outcomes for name in ok.record.data or ()))
-            columns = {"id": self._array([ok.record.id for ok in outcomes])}
-            columns |= {name: self._array([(ok.record.data or {}).get(name) for ok in outcomes]) for name in names}
+            columns = {"id": self._array("id", [ok.record.id for ok in outcomes])}
+            for name in names:
+                columns[name] = self._array(name, [(ok.record.data or {}).get(name) for ok in outcomes])
             table = self._pa.table(columns | {self._column: self._outputs(outcomes)})
             self._schema = table.schema
         else:
@@ -69,34 +91,64 @@ class ParquetWriter:
         return buffer.getvalue()
 
     def _outputs(self, outcomes: Sequence[Ok]) -> Any:
-        """Vectors where the first output is one."""
+        """Vectors where one output is one: a fixed-size list where all have the same length."""
         pa = self._pa
-        if not _is_vector(outcomes[0].output):
-            return self._array([ok.output for ok in outcomes])
+        self._vectors = self._vectors or any(_is_vector(ok.output) for ok in outcomes)
+        if not self._vectors:
+            return self._array(self._column, [ok.output for ok in outcomes])
         flat = []
         for ok in outcomes:
-            try:
-                flat.append(pa.array(ok.output, pa.float32()))
-            except (pa.ArrowException, TypeError, ValueError) as error:
-                raise JobError(
-                    f"the engine gave vectors, and for record {ok.record.position} a {type(ok.output).__name__}; "
-                    "write to a .jsonl file instead"
-                ) from error
-        lengths = {len(vector) for vector in flat}
-        if len(lengths) > 1:
-            raise JobError(f"the engine gave vectors of different lengths in one part: {sorted(lengths)}")
-        return pa.FixedSizeListArray.from_arrays(pa.concat_arrays(flat), lengths.pop())
+            if not isinstance(ok.output, (list, tuple)) and not hasattr(ok.output, "tolist"):
+                raise TypeError(f"the output is of type {type(ok.output).__name__}, and that of others is a vector")
+            flat.append(pa.array(ok.output, pa.float32()))
+        lengths = [len(vector) for vector in flat]
+        if len(set(lengths)) == 1:
+            return pa.FixedSizeListArray.from_arrays(pa.concat_arrays(flat), lengths[0])
+        offsets = pa.array(itertools.accumulate(lengths, initial=0), pa.int32())
+        return pa.ListArray.from_arrays(offsets, pa.concat_arrays(flat))
 
-    def _array(self, values: list[Any]) -> Any:
-        """By the values' own type, or as text where they have none in common."""
+    def _array(self, name: str, values: list[Any]) -> Any:
+        """By the values' own type, or as text where they have none in common, or one that Parquet lacks.
+
+        Raises:
+            ValueError: a value is nested too deep.
+        """
         pa = self._pa
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
             return pa.array(values, pa.int64()) if fits else pa.array([str(value) for value in values])
         try:
-            return pa.array([value.tolist() if hasattr(value, "tolist") else value for value in values])
-        except (pa.ArrowException, OverflowError):
-            return pa.array([_text(value) for value in values], pa.string())
+            array = pa.array([value.tolist() if hasattr(value, "tolist") else value for value in values])
+        except Exception:  # noqa: BLE001 - pyarrow raises errors of many classes for values that have no common type
+            return self._texts(values)
+        if problem := self._problem(array.type):
+            if any(depth(value, _DEEPEST) == _DEEPEST for value in values):
+                raise ValueError(f"column {name!r} is nested deeper than Parquet takes: {problem}")
+            return self._texts(values)
+        return array
+
+    def _texts(self, values: list[Any]) -> Any:
+        return self._pa.array([self._text(value) for value in values], self._pa.string())
+
+    def _text(self, value: Any) -> str | None:
+        return value if value is None or isinstance(value, str) else self._json.dump(value)
+
+    def _problem(self, kind: Any) -> str:
+        """Why a column of this type cannot be written and read again; empty where it can. Tried once for each type."""
+        if not self._pa.types.is_nested(kind):
+            return ""
+        if kind not in self._problems:
+            if len(self._problems) >= _TYPES_KNOWN:
+                self._problems.clear()
+            buffer = io.BytesIO()
+            try:
+                self._pq.write_table(self._pa.schema([("", kind)]).empty_table(), buffer)
+                self._pq.read_schema(io.BytesIO(buffer.getvalue()))
+            except Exception as error:  # noqa: BLE001 - the limits are pyarrow's, and so are the classes of its errors
+                self._problems[kind] = " ".join(str(error).split()) or type(error).__name__
+            else:
+                self._problems[kind] = ""
+        return self._problems[kind]
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
         """Dead letters are JSON lines beside any format."""
@@ -133,47 +185,61 @@ class ParquetWriter:
 
     def _write(self, batches: Iterable[Any], schema: Any, target: BinaryIO) -> None:
         pa, pq = self._pa, self._pq
-        row_bytes = sum(4 * getattr(kind, "list_size", 0) or _value_bytes(pa, kind) for kind in schema.types)
-        group_rows = min(max(1, ROW_GROUP_BYTES // row_bytes), MOST_ROWS)
         with pq.ParquetWriter(target, schema, compression="zstd", use_dictionary=False) as writer:
             held: list[Any] = []
-            held_rows = 0
+            group = Groups(ROW_GROUP_BYTES, MOST_ROWS)
             for batch in batches:
-                while held_rows + batch.num_rows >= group_rows:
-                    take = group_rows - held_rows
-                    writer.write_table(pa.Table.from_batches([*held, batch.slice(0, take)], schema).combine_chunks())
-                    batch, held, held_rows = batch.slice(take), [], 0
+                start = 0
+                for end in group.ends(row_bytes(batch)):
+                    table = pa.Table.from_batches([*held, batch.slice(start, end - start)], schema)
+                    writer.write_table(table.combine_chunks())
+                    held, start = [], end
                     pa.default_memory_pool().release_unused()  # else each group adds to what the allocator keeps
-                held.append(batch)
-                held_rows += batch.num_rows
-            if held_rows:
+                if start < batch.num_rows:
+                    held.append(batch.slice(start))
+            if held:
                 writer.write_table(pa.Table.from_batches(held, schema).combine_chunks())
 
     def _merged_schema(self, parts: Sequence[Path]) -> Any:
         """The schema all parts' rows fit, from their footers: the output last, whatever a later part brings."""
         pa = self._pa
         found: dict[str, Any] = {}
+        changed: set[str] = set()
         for part in parts:
             schema, rows = self._footer(part)
             for field in schema if rows else ():
-                known = found.get(field.name, field.type)
-                fixed = [kind for kind in (known, field.type) if pa.types.is_fixed_size_list(kind)]
-                if known != field.type and fixed:
-                    raise JobError(f"{part} holds {field.type} where earlier parts hold {known}; begin anew")
-                found[field.name] = self._common(known, field.type)
+                known = found.setdefault(field.name, field.type)
+                if known != field.type:
+                    found[field.name] = self._common(known, field.type)
+                    changed.add(field.name)
         if not found:
             return self._schema
+        for name in changed:
+            if not self._can_cast(parts, pa.field(name, found[name])):
+                found[name] = pa.string()
         if self._column in found:
             found[self._column] = found.pop(self._column)
         return pa.schema(list(found.items()))
 
+    def _can_cast(self, parts: Sequence[Path], field: Any) -> bool:
+        """Whether a column of all parts fits the type that they have in common: an integer may be too long for it."""
+        try:
+            for _ in self._batches(parts, self._pa.schema([field])):
+                pass
+        except (self._pa.ArrowException, OverflowError):
+            return False
+        return True
+
     def _common(self, one: Any, other: Any) -> Any:
+        """A type that holds the values of both."""
         pa = self._pa
+        one, other = (pa.list_(k.value_type) if pa.types.is_fixed_size_list(k) else k for k in (one, other))
         try:
             schemas = [pa.schema([("", kind)]) for kind in (one, other)]
-            return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+            common = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
         except pa.ArrowException:
             return pa.string()
+        return pa.string() if self._problem(common) else common
 
     def _footer(self, part: Path) -> tuple[Any, int]:
         try:
@@ -183,10 +249,14 @@ class ParquetWriter:
             raise JobError(f"part {part} is damaged ({error}); remove it and run again to make it anew") from error
 
     def _batches(self, parts: Sequence[Path], schema: Any) -> Iterator[Any]:
-        """The rows of all parts, a bounded number at a time, in the merged schema."""
+        """The rows of all parts, some MiB at a time, in the merged schema."""
         for part in parts:
             with part.open("rb") as stream, self._pq.ParquetFile(stream) as file:
-                for batch in file.iter_batches(batch_size=4096) if file.metadata.num_rows else ():
+                facts = file.metadata
+                size = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
+                rows = min(max(1, _READ_BYTES * facts.num_rows // max(1, size)), _READ_ROWS)
+                names = [name for name in schema.names if name in file.schema_arrow.names]
+                for batch in file.iter_batches(rows, columns=names) if facts.num_rows else ():
                     columns = [self._fitted(batch, field) for field in schema]
                     yield self._pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -198,8 +268,10 @@ class ParquetWriter:
         column = batch.column(field.name)
         if column.type == field.type:
             return column
+        if pa.types.is_null(column.type):
+            return pa.nulls(batch.num_rows, field.type)
         if pa.types.is_string(field.type):
-            return pa.array([_text(value) for value in column.to_pylist()], pa.string())
+            return self._texts(column.to_pylist())
         return column.cast(field.type)
 
 
@@ -222,13 +294,7 @@ class _Rows:
             yield taken
 
 
-def _value_bytes(pa: Any, kind: Any) -> int:
-    return 8 if pa.types.is_primitive(kind) else _TYPICAL_VALUE_BYTES
-
-
 def _is_vector(output: Any) -> bool:
-    return hasattr(output, "dtype") or (isinstance(output, (list, tuple)) and bool(output) and type(output[0]) is float)
-
-
-def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(output, (list, tuple)):
+        return bool(output) and type(output[0]) is float
+    return getattr(output, "ndim", 0) == 1 and any(kind in str(output.dtype) for kind in ("float", "int"))

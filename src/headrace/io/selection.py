@@ -78,6 +78,7 @@ class SelectedSource:
         self._selection = selection
         self.total_bytes = source.total_bytes if selection.limit is None else None
         self.total_records = self._count(source.total_records)
+        self.reads_once: bool = getattr(source, "reads_once", False)
 
     def _count(self, total: int | None) -> int | None:
         """How many rows are chosen, where that can be told."""

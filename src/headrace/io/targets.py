@@ -12,13 +12,14 @@ from headrace.errors import ConfigError
 from headrace.io import compression
 from headrace.io.base import PartWriter
 from headrace.io.jsonl import JsonlWriter
+from headrace.io.jsontext import OnNan
 from headrace.io.locations import can_write, is_remote, locate
 from headrace.io.openai import OpenAIWriter
 from headrace.io.parquet import ParquetWriter
 
-_WRITERS: Mapping[str, Callable[[str, str], PartWriter]] = {
+_WRITERS: Mapping[str, Callable[[str, str, OnNan], PartWriter]] = {
     "jsonl": JsonlWriter,
-    "parquet": lambda column, packing: ParquetWriter(column),  # noqa: ARG005 - compressed by its own means
+    "parquet": lambda column, packing, on_nan: ParquetWriter(column, on_nan),  # noqa: ARG005 - packs by its own means
 }
 FORMATS = tuple(_WRITERS)
 
@@ -56,13 +57,13 @@ class Target:
         others = [Target(self.place.with_name(f"{stem}.{kind}{end}"), False, kind, end) for kind, end in endings]
         return [other for other in others if other.place.name != self.place.name]
 
-    def writer(self, column: str) -> PartWriter:
+    def writer(self, column: str, on_nan: OnNan = "null") -> PartWriter:
         """What writes an output named `column` in this format.
 
         Raises:
             MissingExtraError: what the format needs is not installed.
         """
-        return _WRITERS[self.format](column, self.compression)
+        return _WRITERS[self.format](column, self.compression, on_nan)
 
     def __str__(self) -> str:
         return f"{self.place}/" if self.is_folder else str(self.place)
@@ -126,7 +127,7 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
     return fnmatch.fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
 
 
-def openai_writer(target: Target, url: str) -> PartWriter:
+def openai_writer(target: Target, url: str, on_nan: OnNan = "null") -> PartWriter:
     """What answers an OpenAI batch file.
 
     Raises:
@@ -134,7 +135,7 @@ def openai_writer(target: Target, url: str) -> PartWriter:
     """
     if target.format != "jsonl" or target.compression:
         raise ConfigError(f"cannot write {target}: the answer to an OpenAI batch file ends in .jsonl")
-    return OpenAIWriter(url)
+    return OpenAIWriter(url, on_nan)
 
 
 def _split(name: str) -> tuple[str, str, str]:

@@ -30,7 +30,8 @@ class Coalescer:
     """
 
     def __init__(self, part_records: int, interval_s: float, place: Callable[[int], int] | None = None) -> None:
-        self._part_records = part_records
+        self.part_records = part_records
+        """Rows of a full run; may be changed at any time, for those that are added later."""
         self._interval_s = interval_s
         self._place = place
         self._rows: dict[int, Outcome] = {}
@@ -76,7 +77,7 @@ class Coalescer:
         else:
             run = _Run(start, end, now)
         self._by_start[run.start] = self._by_end[run.end] = run
-        if run.end - run.start >= self._part_records:
+        if run.end - run.start >= self.part_records:
             self._close(run)
             self._full.append(run)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import string
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from headrace.io.base import Source
 from headrace.jobs.usercode import UserCode
 from headrace.records import Record
 
+_LOOK_S = 3.0
+"""How long an input is read to find a column that is to be kept and that its first rows lack."""
 _HEAD = 64
 """Records that user code prepares before the job starts, to see what columns it makes."""
 
@@ -77,11 +80,14 @@ def _filled(record: Record, name: str) -> str:
     """A column's value as it stands in a text.
 
     Raises:
-        RecordError: it is missing, null, or no valid Unicode.
+        RecordError: it is missing, null, no valid Unicode, or a list or dict that is no JSON.
     """
     value = _value(record, name)
     if isinstance(value, (int, float, list, dict)):
-        return json.dumps(value, ensure_ascii=False)
+        try:
+            return json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RecordError(f"column {name!r} cannot be written into a text: {error}") from None
     _check_text(value, name)
     return str(value)
 
@@ -111,27 +117,68 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     the position.
 
     Raises:
-        ConfigError: no record among the first rows has a column, a template is none, or a kept column hides the id.
+        ConfigError: no record among the first rows has a column (one to be kept may come later), a template is none, or
+            a kept column hides the id.
     """
-    rows = next(
-        (chunk.records for chunk in itertools.islice(source.chunks(lambda position: position), 8) if chunk.records), ()
-    )
-    head = list(rows)
-    if user is not None:
-        head = [record for _, record in user.prepared(rows[:_HEAD]) if isinstance(record, Record)]
-    known = list(dict.fromkeys(column for record in head for column in record.data))
+    head = next(_prepared(source, user), [])
+    known = _names(head)
     texts = (wanted.text, wanted.pair) if wanted.template is None else _template_columns(wanted.template)
-    for column in filter(None, (*texts, wanted.id, *wanted.keep)):
+    for column in filter(None, (*texts, wanted.id)):
         if head and column not in known:
             images = column == wanted.text == "text" and "image" in known
-            raise ConfigError(
-                f"no record among the first {len(head)} has a column {column!r}; they have {', '.join(known[:20])}"
-                + ("; for images take --task image-embed or image-classify" if images else "")
+            raise _missing(
+                column, len(head), known, "; for images take --task image-embed or image-classify" if images else ""
             )
+    if head and not set(wanted.keep) <= set(known):
+        _look_further(source, wanted.keep, user)
     identity = "id" if wanted.id is None and "id" in known else wanted.id or None
     if "id" in wanted.keep and identity != "id":
         raise ConfigError('cannot keep column "id": the output\'s own id is named so; name it with --id-column')
     return replace(wanted, id=identity, keep=tuple(name for name in wanted.keep if name != "id"))
+
+
+def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) -> None:
+    """See that each of these columns occurs somewhere: rows of JSON need not all have the same.
+
+    Raises:
+        ConfigError: none of the records that can be read within some seconds has one of them.
+    """
+    known: dict[str, None] = {}
+    missing = dict.fromkeys(keep)
+    seen = 0
+    ends = time.monotonic() + _LOOK_S
+    for records in _prepared(source, user, whole=True):
+        seen += len(records)
+        for name in _names(records):
+            known[name] = None
+            missing.pop(name, None)
+        if not missing:
+            return
+        if time.monotonic() > ends or getattr(source, "reads_once", False):
+            break
+    raise _missing(next(iter(missing)), seen, list(known))
+
+
+def _missing(column: str, among: int, known: Sequence[str], hint: str = "") -> ConfigError:
+    return ConfigError(
+        f"no record among the first {among:,} has a column {column!r}; they have {', '.join(known[:20])}{hint}"
+    )
+
+
+def _names(records: Iterable[Record]) -> list[str]:
+    return list(dict.fromkeys(column for record in records for column in record.data))
+
+
+def _prepared(source: Source, user: UserCode | None, *, whole: bool = False) -> Iterator[list[Record]]:
+    """The records of the first chunks, or of the whole input, as user code leaves them."""
+    for chunk in itertools.islice(source.chunks(lambda position: position), None if whole else 8):
+        if not chunk.records:
+            continue
+        if user is None:
+            yield list(chunk.records)
+            continue
+        rows = chunk.records if whole else chunk.records[:_HEAD]
+        yield [record for _, record in user.prepared(rows) if isinstance(record, Record)]
 
 
 def _template_columns(template: str) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ from typing import Any, Self
 from headrace.errors import StoppedError
 from headrace.events import InputLeftOut
 from headrace.jobs.dedupe import Once
-from headrace.jobs.job import Job
+from headrace.jobs.job import IdCheck, Job
+from headrace.jobs.memory import Memory
 from headrace.jobs.retries import Retries
 from headrace.jobs.stages import (
     MAX_RUN,
@@ -26,6 +27,7 @@ from headrace.jobs.stages import (
     finish,
     longest_first,
     portions,
+    prepared_bytes,
 )
 from headrace.jobs.width import Width
 from headrace.records import Failed, Ok, Outcome, Record
@@ -41,20 +43,24 @@ _LOOK_S = 0.25
 class Feed:
     """Reads and prepares ahead of the batcher, and takes back what is to be tried again.
 
-    At most `workers + 1` chunks are read or prepared at once, so memory does not grow with the input. What cannot be
-    read, selected or prepared goes to `on_done`, past the batcher; `expect` hears how many records are on their way.
+    At most `workers + 1` chunks are read or prepared at once, and none is read while `memory` has no room, so memory
+    does not grow with the input. What cannot be read, selected or prepared goes to `on_done`, past the batcher;
+    `expect` hears how many records are on their way, and how many bytes of the input they were read from.
     """
 
     def __init__(
         self,
         job: Job,
         next_todo: Callable[[int], int],
-        expect: Callable[[int], None],
+        expect: Callable[[int, int], None],
         on_done: Callable[[Sequence[Outcome]], Awaitable[None]],
+        memory: Memory,
     ) -> None:
         self._job = job
+        self._memory = memory
         self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe)
-        self._chunks = portions(job.source.chunks(next_todo), getattr(job.engine, "prepare_rows", _ALL_ROWS))
+        source = job.ids or job.source
+        self._chunks = portions(source.chunks(next_todo), getattr(job.engine, "prepare_rows", _ALL_ROWS))
         self._expect = expect
         self._on_done = on_done
         self._ahead: deque[asyncio.Task[Prepared | None]] = deque()
@@ -63,7 +69,7 @@ class Feed:
         self._workers = ThreadPoolExecutor(self._width.most, "headrace-prepare")
         self._retries = Retries(job.limits.max_attempts, job.limits.retry_wait_s)
         self._once: Once[Work] | None = Once() if job.dedupe else None
-        self._in_flight = 0
+        self._in_flight = self._reading = 0
         self._settled = asyncio.Event()
         self._ended = False
         self._handed_back = 0
@@ -102,6 +108,7 @@ class Feed:
             if self._once is not None:
                 work, known = await self._once.sort_out(work)
                 if known:
+                    self._memory.prepared -= prepared_bytes([item for item, _ in known])
                     await self._on_done([self._ok(item, output) for item, output in known])
             for run in longest_first(work):
                 if stop.requested:
@@ -116,6 +123,8 @@ class Feed:
             BrokenOffError: the engine is gone, which is no record's fault.
         """
         self._in_flight -= len(run)
+        if self._memory.prepared:
+            self._memory.prepared -= prepared_bytes(run)
         if self._ended:
             self._settled.set()
         if not some_failed and self._once is None:
@@ -130,6 +139,7 @@ class Feed:
         likewise: list[Work] = []
         if self._once is not None:
             likewise = self._once.given_up(work) if failed else self._once.computed(work, result)
+            self._memory.prepared -= prepared_bytes(likewise)
         for item in (work, *likewise):
             if not failed:
                 outcomes.append(self._ok(item, result))
@@ -141,7 +151,8 @@ class Feed:
                 outcomes.append(finish(item, result))
 
     def _ok(self, work: Work, result: Any) -> Ok:
-        return Ok(work.record, Unfinished(work.mapped, result) if self._job.user.finishes else result, work.cost)
+        output = Unfinished(work.mapped, result) if self._job.user.finishes else result
+        return Ok(work.record, output, work.cost, work.row)
 
     def _park(self, passing: Sequence[tuple[Record, int, Exception]]) -> None:
         now = time.monotonic()
@@ -169,8 +180,12 @@ class Feed:
 
     async def _next_chunks(self, at_most_s: float | None) -> Prepared | None:
         """The next chunk, with those behind it that are ready too; None if the time is over or the input has ended."""
-        while len(self._ahead) <= self._width.now:
+        while len(self._ahead) <= self._width.now and self._memory.has_room(self._reading):
+            self._reading += 1
             self._ahead.append(asyncio.create_task(self._read_and_prepare(), name="headrace-feed"))
+        if not self._ahead:
+            await self._memory.wait_for_room(_LOOK_S if at_most_s is None else min(at_most_s, _LOOK_S))
+            return None
         started = time.monotonic()
         if not (await asyncio.wait({self._ahead[0]}, timeout=at_most_s))[0]:
             return None
@@ -180,12 +195,25 @@ class Feed:
             if ready and self._ahead[0].exception() is not None:
                 break  # what came before goes first
             chunk = self._ahead.popleft().result()
+            if self._job.ids is not None:
+                await self._check_ids(self._job.ids, chunk)
             if chunk is None:
                 self._ended = True
                 break
-            self._expect(len(chunk.work) + len(chunk.failures) + len(chunk.passing))
+            self._expect(len(chunk.work) + len(chunk.failures) + len(chunk.passing), chunk.bytes)
             ready.add(chunk)
         return ready or None
+
+    async def _check_ids(self, ids: IdCheck, chunk: Prepared | None) -> None:
+        """Look at the ids of the next chunk, or at the last ones at the end."""
+        loop = asyncio.get_running_loop()
+        if chunk is None:
+            return await loop.run_in_executor(self._reader, ids.finish)
+        before = prepared_bytes(chunk.work)
+        done = await loop.run_in_executor(self._reader, ids.check, chunk)
+        self._memory.release(done)
+        self._memory.prepared -= before - prepared_bytes(chunk.work)
+        return None
 
     async def _wait_for_end(self, due_in: float | None) -> None:
         self._settled.clear()
@@ -198,20 +226,27 @@ class Feed:
     async def _read_and_prepare(self) -> Prepared | None:
         """The next chunk. Tasks start in the order they were made, and there is one reader: chunks keep their order."""
         loop = asyncio.get_running_loop()
-        loaded = await loop.run_in_executor(self._reader, self._preparation.load, self._chunks)
+        try:
+            loaded = await loop.run_in_executor(self._reader, self._preparation.load, self._chunks)
+        finally:
+            self._reading -= 1
         if loaded is None:
             return None
-        chunk, event = loaded
+        chunk, size, event = loaded
         self._job.listener(event)
         for left_out in chunk.left_out:
             self._job.listener(InputLeftOut(left_out, event.at))
-        return await self._prepare(self._preparation.prepare, chunk)
+        self._memory.hold(*chunk.extent, size)
+        prepared = await self._prepare(self._preparation.prepare, chunk)
+        prepared.bytes = chunk.bytes
+        return prepared
 
     async def _prepare(self, call: Callable[[Any], Any], argument: Any) -> Prepared:
         prepared: Prepared
         prepared, event = await asyncio.get_running_loop().run_in_executor(self._workers, call, argument)
         self._width.prepared(event.duration_s)
         self._job.listener(event)
+        self._memory.prepared += prepared_bytes(prepared.work)
         prepared.passing, lasting = self._sift(prepared.passing)
         prepared.failures += lasting
         return prepared

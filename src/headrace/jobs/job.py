@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -11,14 +11,18 @@ from typing import Any, Literal, Protocol
 from headrace.engines.base import Engine
 from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
-from headrace.io.base import Source
+from headrace.io.base import Chunk, Source
 from headrace.jobs.columns import Columns
 from headrace.jobs.output import Beginning, JobOutput
 from headrace.jobs.usercode import UserCode
 from headrace.records import Failed
 
-CHECK_ERRORS_AFTER = 100
-"""Records that must be known of before the error rate means anything; fewer are judged at the end of the input."""
+JUDGED_SHARE = 0.1
+"""The error rate is judged once so much of the input has been read: its beginning may be worse than the rest."""
+JUDGED_AFTER = (1_000, 100_000)
+"""At the earliest and at the latest after so many records."""
+JUDGED_AFTER_UNKNOWN = 10_000
+"""The same where nothing tells how long the input is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class Limits:
     """How far a job goes. None of these decides what the output is."""
 
     max_error_rate: float = 0.5
-    """Stop when more than this fraction of the records has failed."""
+    """Stop when more than this fraction of the records has failed; judged after a tenth of the input and at its end."""
     max_errors: int | None = None
     """Stop when more than so many records have failed, in all runs; None for no such limit."""
     max_attempts: int = 4
@@ -35,6 +39,8 @@ class Limits:
     """Before the second attempt at most so many seconds, before each later one at most twice as many."""
     workers: int | None = None
     """Chunks that are prepared at once; None for as many as it takes, up to the cores there are."""
+    buffer_memory: int = 512_000_000
+    """Bytes of rows and outputs that may be in memory at once, from reading to writing; reading waits at the bound."""
     part_records: int = 4096
     """Rows after which a part is committed."""
     commit_interval_s: float = 2.0
@@ -76,6 +82,22 @@ class Feeding(Protocol):
         ...
 
 
+class IdCheck(Protocol):
+    """Reads the input so that ids of prepared records can be checked. See `headrace.jobs.mapped_ids`."""
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """What is to be prepared."""
+        ...
+
+    def check(self, prepared: Any) -> list[int]:
+        """Check what was; returns the positions that are not to be done again and were left out."""
+        ...
+
+    def finish(self) -> None:
+        """Check the last ones."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """Everything a run needs."""
@@ -90,6 +112,8 @@ class Job:
     limits: Limits
     stop: StopRequest
     user: UserCode
+    ids: IdCheck | None = None
+    """Looks at ids that user code makes; None where the source does, or positions are ids."""
     dedupe: bool = False
     """Compute equal inputs once."""
     retry: bool = False
@@ -107,32 +131,43 @@ class JobEnd:
     """How many of them are dead letters."""
 
 
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long an input is, as far as its source knows."""
+
+    records: int | None = None
+    bytes: int | None = None
+
+
 class Tally:
     """Counts how records end, and raises when too many fail. Starts with what earlier runs have committed.
 
     The rate is that of failures among the records that are known of. Those that have ended would be the wrong measure:
-    a record that cannot be read fails at once, while its good neighbours are still on their way.
+    a record that cannot be read fails at once, while its good neighbours are still on their way. It is judged once a
+    tenth of the input is known (1,000 records at least, 100,000 at most), or as soon as the rest cannot mend it.
     """
 
-    def __init__(self, records: int, failed: int, limits: Limits) -> None:
+    def __init__(self, records: int, failed: int, limits: Limits, length: Length | None = None) -> None:
         self.records = records
         """Records that have ended."""
         self.failed = failed
         self._known = records
         self._limits = limits
+        self._length = length or Length()
+        self._read_bytes = 0
         self._reasons: Counter[str] = Counter()
         self._example = ""
 
-    def expect(self, records: int) -> None:
-        """So many more are on their way."""
+    def expect(self, records: int, size: int = 0) -> None:
+        """So many more are on their way, read from so many bytes of the input."""
         self._known += records
+        self._read_bytes += size
 
     def count(self, ended: int, failures: Sequence[Failed]) -> None:
         """Count the end of some, and those of them that failed.
 
         Raises:
-            TooManyErrorsError: more than the allowed number has failed; or more than the allowed fraction, of at
-                least 100 records.
+            TooManyErrorsError: more than the allowed number has failed, or more than the allowed fraction.
         """
         self.records += ended
         if not failures:
@@ -146,8 +181,25 @@ class Tally:
             raise TooManyErrorsError(
                 f"{self.failed} records failed, more than --max-errors {most} allows{self._kinds()}"
             )
-        if self._known >= CHECK_ERRORS_AFTER:
+        total = self._whole()
+        if self._known >= self._judged_from() or (total and self.failed > self._limits.max_error_rate * total):
             self.check()
+
+    def _whole(self) -> int | None:
+        """Records of the whole input, where that is certain."""
+        if self._length.bytes and self._read_bytes >= self._length.bytes:
+            return self._known
+        return self._length.records
+
+    def _judged_from(self) -> float:
+        """How many records must be known of before their rate means anything."""
+        total: float | None = self._whole()
+        if total is None and self._length.bytes and self._read_bytes:
+            total = self._known * self._length.bytes / self._read_bytes
+        if total is None:
+            return JUDGED_AFTER_UNKNOWN
+        least, most = JUDGED_AFTER
+        return min(max(least, JUDGED_SHARE * total), most)
 
     def check(self) -> None:
         """Judge what has been counted, however few.
@@ -159,7 +211,7 @@ class Tally:
         if self.failed > limit * self._known:
             raise TooManyErrorsError(
                 f"{self.failed} of {self._known} records failed, more than --max-error-rate {limit:g} allows"
-                f"{self._kinds()}"
+                f"{self._kinds()}; what is finished is kept: mend the cause, or run again with a higher rate"
             )
 
     def _kinds(self) -> str:

@@ -11,7 +11,8 @@ from typing import Literal
 from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, PartDamaged, StageDone
 from headrace.jobs.feed import Feed
-from headrace.jobs.job import Job, JobEnd, Tally
+from headrace.jobs.job import Job, JobEnd, Length, Tally
+from headrace.jobs.memory import Memory
 from headrace.jobs.passes import Finished, Pass
 from headrace.jobs.sink import Sink
 
@@ -23,9 +24,10 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
         JobError: a stage cannot go on; what was finished by then is committed.
         TooManyErrorsError: more records have failed than the job allows.
     """
+    memory = Memory(job.limits.buffer_memory)
     async with (
-        Sink(job, todo, tally) as sink,
-        Feed(job, todo.next_todo, tally.expect, sink.put) as feed,
+        Sink(job, todo, tally, memory) as sink,
+        Feed(job, todo.next_todo, tally.expect, sink.put, memory) as feed,
         job.batcher as batcher,
         aclosing(batcher.runs_as_completed(feed.work())) as results,
     ):
@@ -75,7 +77,8 @@ def _work(job: Job, todo: Pass) -> JobEnd:
     """What is left to do, and the job's end where nothing is left."""
     # All records of a retry are known to fail: no rate of theirs says that something is wrong.
     job.stop.working = True
-    tally = Tally(todo.done, todo.failed, replace(job.limits, max_error_rate=1.0) if job.retry else job.limits)
+    limits = replace(job.limits, max_error_rate=1.0) if job.retry else job.limits
+    tally = Tally(todo.done, todo.failed, limits, Length(job.source.total_records, job.source.total_bytes))
     try:
         complete = asyncio.run(pump(job, todo, tally))
         if complete:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from headrace.errors import ConfigError
 from headrace.io.handing import Receiver
+from headrace.io.jsontext import OnNan
 from headrace.io.selection import Selection
 from headrace.jobs.job import Limits
 from headrace.jobs.usercode import WorkerKind
@@ -66,6 +67,8 @@ class JobSettings:
     """Makes the text of several columns, such as "Q: {question}"."""
     keep_columns: tuple[str, ...] = ()
     """Columns that go to the output as they are."""
+    on_nan: OnNan = "null"
+    """What NaN and infinities become in JSON, which lacks them: null, or their record's failure."""
     selection: Selection = field(default_factory=Selection)
     """Which rows of the input are taken."""
     input_format: str | None = None
@@ -147,9 +150,12 @@ def check_numbers(settings: JobSettings) -> None:
         ("max_attempts", limits.max_attempts, limits.max_attempts >= 1, ">= 1"),
         ("retry_wait_s", limits.retry_wait_s, limits.retry_wait_s >= 0, ">= 0"),
         ("workers", limits.workers, limits.workers is None or limits.workers >= 1, ">= 1"),
+        ("buffer_memory", limits.buffer_memory, limits.buffer_memory >= 1, ">= 1 byte"),
         ("part_records", limits.part_records, limits.part_records >= 1, ">= 1"),
         ("commit_interval_s", limits.commit_interval_s, limits.commit_interval_s > 0, "> 0"),
     )
+    if settings.on_nan not in get_args(OnNan):
+        raise ConfigError(f"on_nan is {settings.on_nan!r}; it must be one of {', '.join(get_args(OnNan))}")
     for name, value, good, allowed in checks:
         if not good:
             raise ConfigError(f"{name} is {value!r}; it must be {allowed}")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeAlias
 
 from headrace.errors import BrokenOffError, JobError
 from headrace.events import Event, PartCommitted, RecordFailed, StageDone
 from headrace.io.parts import Interval
 from headrace.jobs.coalescer import Coalescer
 from headrace.jobs.job import Job, Tally
+from headrace.jobs.memory import Memory
 from headrace.jobs.passes import Pass
+from headrace.jobs.sizes import outputs_bytes
 from headrace.jobs.spent import Spent
-from headrace.jobs.stages import failure, finish_all
+from headrace.jobs.stages import as_read, failure, finish_all
 from headrace.records import Failed, Ok, Outcome
 
 _BACKLOG_RUNS = 2
@@ -34,7 +36,7 @@ def least_wait_s(age_s: float) -> float:
 class Sink:
     """Takes outcomes in any order. On leaving, what is finished is committed, also when the job ends by an error."""
 
-    def __init__(self, job: Job, todo: Pass, tally: Tally) -> None:
+    def __init__(self, job: Job, todo: Pass, tally: Tally, memory: Memory) -> None:
         limits = job.limits
         self._output = job.output
         self._parts = todo.parts
@@ -42,11 +44,14 @@ class Sink:
         self._user = job.user
         self._listener = job.listener
         self._tally = tally
+        self._memory = memory
         self._tick_s = limits.commit_interval_s / 2
         self._began = time.monotonic()
         self._coalescer = Coalescer(limits.part_records, limits.commit_interval_s, todo.place)
         self._thread = ThreadPoolExecutor(1, "headrace-sink")
         self._wake = asyncio.Event()
+        memory.on_wait = self._wake.set
+        self._part_records = limits.part_records
         self._room = asyncio.Event()
         self._closing = False
         self._committer: asyncio.Task[None] | None = None
@@ -75,12 +80,14 @@ class Sink:
             JobError: the output cannot be written.
             TooManyErrorsError: more records have failed than the job allows.
         """
-        coalescer = self._coalescer
+        coalescer, memory = self._coalescer, self._memory
+        memory.outputs += outputs_bytes([outcome.output for outcome in outcomes if type(outcome) is Ok])
+        coalescer.part_records = memory.part_rows(self._part_records)
         coalescer.add(outcomes, time.monotonic())
         failures = [outcome for outcome in outcomes if type(outcome) is Failed]
         self._tell(failures)
         self._tally.count(len(outcomes), failures)
-        if coalescer.full_runs:
+        if coalescer.full_runs or memory.wants(len(coalescer)):
             self._wake.set()
             while coalescer.full_runs > _BACKLOG_RUNS:
                 self._room.clear()
@@ -103,8 +110,9 @@ class Sink:
             self._wake.clear()
             closing = self._closing
             wait_s = least_wait_s(time.monotonic() - self._began)
-            while run := self._coalescer.take(float("inf") if closing else time.monotonic(), wait_s):
+            while run := self._coalescer.take(self._now(closing), wait_s):
                 events, unfinished = await loop.run_in_executor(self._thread, self._commit, *run)
+                self._release(run[1])
                 for event in events:
                     self._listener(event)
                 self._tell(unfinished)
@@ -118,13 +126,22 @@ class Sink:
             except TimeoutError:
                 pass
 
+    def _now(self, closing: bool) -> float:
+        """The time, or infinity where every row is to be committed whatever its age."""
+        return float("inf") if closing or self._memory.wants(len(self._coalescer)) else time.monotonic()
+
+    def _release(self, outcomes: Sequence[Outcome]) -> None:
+        """Give back the memory of what is committed."""
+        self._memory.release([outcome.record.position for outcome in outcomes])
+        self._memory.release_outputs(len(outcomes) / (len(outcomes) + len(self._coalescer)))
+
     def _commit(self, interval: Interval, outcomes: list[Outcome]) -> tuple[tuple[Event, ...], list[Failed]]:
         """Finish, encode and write one part, on the sink's thread; returns also what failed at that."""
         started = time.monotonic()
         unfinished: list[Failed] = []
         if self._user.finishes:
             outcomes, unfinished = finish_all(outcomes, self._user)
-        encoded, unwritable = self._encode(interval, [outcome for outcome in outcomes if type(outcome) is Ok])
+        encoded, unwritable, nulled = self._encode([outcome for outcome in outcomes if type(outcome) is Ok])
         unfinished += unwritable
         failures = [outcome for outcome in outcomes if type(outcome) is Failed]
         if unwritable:
@@ -143,30 +160,67 @@ class Sink:
         size = len(encoded) + len(dead_letters)
         events = (
             StageDone("finish", len(outcomes), finished - started, finished),
-            StageDone("write", len(outcomes), ended - finished, ended, bytes=size),
+            StageDone("write", len(outcomes), ended - finished, ended, bytes=size, nulled=nulled),
             PartCommitted(interval.start, interval.end, len(failures), size, ended),
         )
         return events, unfinished
 
-    def _encode(self, interval: Interval, rows: list[Ok]) -> tuple[bytes, list[Failed]]:
-        """The rows as they are written, and which of them cannot be."""
-        encode = self._output.writer.encode
+    def _encode(self, rows: list[Ok]) -> tuple[bytes, list[Failed], int]:
+        """The rows as they are written, which of them cannot be, and how many numbers became null."""
+        writer = self._output.writer
+        before = writer.nulled
         try:
-            return encode(rows), []
-        except (TypeError, ValueError):
-            unwritable: list[Failed] = []
-            good: list[Ok] = []
-            for row in rows:
-                try:
-                    encode([row])
-                except (TypeError, ValueError) as error:
-                    unwritable.append(failure(row.record, error, 1))
-                else:
-                    good.append(row)
-        try:
-            return encode(good), unwritable
-        except (TypeError, ValueError) as error:  # each of them can be, and not together
-            raise JobError(
-                f"an output between records {interval.start} and {interval.end} cannot be written as "
-                f"{self._output.target.suffix}: {error}"
-            ) from error
+            return writer.encode(rows), [], writer.nulled - before
+        except JobError:
+            raise
+        except Exception:  # noqa: BLE001 - a library's own error, of any class, costs the record that it is about
+            good, bad = sort_out(rows, writer.encode)
+        before = writer.nulled
+        encoded = writer.encode(good)
+        return encoded, [failure(as_read(row), error, 1) for row, error in bad], writer.nulled - before
+
+
+Bad: TypeAlias = list[tuple[Ok, Exception]]
+
+
+def sort_out(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
+    """Those rows that can be written together, found by halving; and the others, each with its error."""
+    good, bad = _each_alone(rows, encode)
+    if _error(good, encode) is None:
+        return good, bad
+    together, more = _add(good, [], encode)  # each of them can be written, and not with the others
+    return together, sorted(bad + more, key=lambda one: one[0].record.position)
+
+
+def _error(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> Exception | None:
+    try:
+        encode(rows)
+    except JobError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the same
+        return error
+    return None
+
+
+def _each_alone(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
+    """Without those rows that cannot be written by themselves."""
+    error = _error(rows, encode)
+    if error is None:
+        return rows, []
+    if len(rows) == 1:
+        return [], [(rows[0], error)]
+    good, bad = _each_alone(rows[: len(rows) // 2], encode)
+    more_good, more_bad = _each_alone(rows[len(rows) // 2 :], encode)
+    return good + more_good, bad + more_bad
+
+
+def _add(rows: list[Ok], to: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
+    """As many of the rows as can be written with those before them."""
+    error = _error(to + rows, encode)
+    if error is None:
+        return to + rows, []
+    if len(rows) == 1:
+        return to, [(rows[0], error)]
+    to, bad = _add(rows[: len(rows) // 2], to, encode)
+    to, more = _add(rows[len(rows) // 2 :], to, encode)
+    return to, bad + more

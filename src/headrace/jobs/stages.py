@@ -16,6 +16,7 @@ from headrace.jobs.columns import Columns
 from headrace.jobs.dedupe import key_of
 from headrace.jobs.job import StopRequest
 from headrace.jobs.retries import TRANSIENT, Again
+from headrace.jobs.sizes import rows_bytes, value_bytes
 from headrace.jobs.usercode import UserCode
 from headrace.records import Failed, Ok, Outcome, Record
 
@@ -37,6 +38,8 @@ class Work(NamedTuple):
     """The row as user code prepared it, where `finish` is to see it."""
     key: bytes | None = None
     """Equal for records that are computed once; None where each is computed."""
+    bytes: int = 0
+    """Of the payload, beside the row."""
 
 
 class Unfinished(NamedTuple):
@@ -56,9 +59,23 @@ class Prepared:
     """Records that failed for a reason that may pass, their attempt, and the reason."""
     tokens: int = 0
     truncated: int = 0
+    bytes: int = 0
+    """Of the input that these were read from."""
 
     def __bool__(self) -> bool:
         return bool(self.work or self.failures or self.passing)
+
+    def positions(self) -> list[int]:
+        """Of all records, ascending."""
+        found = [work.record.position for work in self.work] + [failed.record.position for failed in self.failures]
+        return sorted(found + [record.position for record, _, _ in self.passing])
+
+    def drop(self, done: frozenset[int]) -> None:
+        """Leave out the records at these positions."""
+        if done:
+            self.work = [work for work in self.work if work.record.position not in done]
+            self.failures = [failed for failed in self.failures if failed.record.position not in done]
+            self.passing = [item for item in self.passing if item[0].position not in done]
 
     def refuse(self, record: Record, error: Exception, attempt: int) -> None:
         """Note that a record has failed at this attempt, for good unless the reason may pass."""
@@ -85,8 +102,8 @@ class Preparation:
     user: UserCode
     dedupe: bool
 
-    def load(self, chunks: Iterator[Chunk]) -> tuple[Chunk, StageDone] | None:
-        """The next chunk of the input; None at its end. Runs on the reader thread.
+    def load(self, chunks: Iterator[Chunk]) -> tuple[Chunk, int, StageDone] | None:
+        """The next chunk of the input and the bytes it holds; None at its end. Runs on the reader thread.
 
         Raises:
             JobError: the input cannot be read on.
@@ -100,9 +117,10 @@ class Preparation:
             ) from error
         if chunk is None:
             return None
+        size = rows_bytes(chunk.records, chunk.failures)
         ended = time.monotonic()
         records = len(chunk.records) + len(chunk.failures)
-        return chunk, StageDone("load", records, ended - started, ended, bytes=chunk.bytes)
+        return chunk, size, StageDone("load", records, ended - started, ended, bytes=chunk.bytes)
 
     def prepare(self, chunk: Chunk) -> tuple[Prepared, StageDone]:
         """Make a chunk of the input ready. Runs on a worker thread."""
@@ -122,13 +140,14 @@ class Preparation:
         sees = self.user.finishes
         in_tokens = getattr(self.engine, "counts_tokens", True)
         answers = self.engine.prepare(inputs) if inputs else ()
-        for (row, mapped, kept), prepared, key in zip(selected, answers, keys, strict=False):
+        for (row, mapped, kept), value, prepared, key in zip(selected, inputs, answers, keys, strict=False):
             attempt = attempts.get(row.position, 1) if attempts else 1
             if isinstance(prepared, Exception):
                 done.refuse(Record(row.position, kept.id, row.data), prepared, attempt)
                 continue
-            cost = prepared.cost
-            done.work.append(Work(kept, row.data, prepared.payload, cost, attempt, mapped.data if sees else None, key))
+            cost, payload = prepared.cost, prepared.payload
+            size = 0 if payload is value else value_bytes(payload)
+            done.work.append(Work(kept, row.data, payload, cost, attempt, mapped.data if sees else None, key, size))
             done.tokens += cost if in_tokens else 0
             done.truncated += prepared.truncated
         ended = time.monotonic()
@@ -171,6 +190,11 @@ def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
         yield replace(chunk, records=chunk.records[:rows])
         for start in range(rows, len(chunk.records), rows):
             yield Chunk(chunk.records[start : start + rows], (), 0)
+
+
+def prepared_bytes(work: Sequence[Work]) -> int:
+    """What the payloads hold."""
+    return sum([item.bytes for item in work])
 
 
 def longest_first(work: list[Work]) -> Iterator[list[Work]]:
@@ -227,7 +251,7 @@ def finish(work: Work, result: Any) -> Outcome:
         ) from result
     if isinstance(result, Exception):
         return failure(Record(work.record.position, work.record.id, work.row), result, work.attempt)
-    return Ok(work.record, result, work.cost)
+    return Ok(work.record, result, work.cost, work.row)
 
 
 def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcome], list[Failed]]:
@@ -240,13 +264,17 @@ def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcom
         if type(outcome) is Ok:
             output = next(outputs)
             if isinstance(output, Exception):
-                record = Record(outcome.record.position, outcome.record.id, outcome.output.row)
-                outcome = failure(record, output, 1)
+                outcome = failure(as_read(outcome), output, 1)
                 failures.append(outcome)
             else:
-                outcome = Ok(outcome.record, output, outcome.cost)
+                outcome = Ok(outcome.record, output, outcome.cost, outcome.row)
         done.append(outcome)
     return done, failures
+
+
+def as_read(done: Ok) -> Record:
+    """The record of an output that could not be used, for its dead letter."""
+    return Record(done.record.position, done.record.id, done.row)
 
 
 def failure(record: Record, error: Exception, attempts: int) -> Failed:

@@ -68,12 +68,14 @@ class UserCode:
     def prepared(self, records: Sequence[Record]) -> Iterable[tuple[Record, Record | Exception]]:
         """Each record, and what was made of it or why nothing could be. Called on worker threads.
 
+        User code sees copies: for a dead letter or another try a record stays as it was read.
+
         Raises:
             BrokenOffError: a worker process is gone.
         """
         if self._prepare is None:
-            return zip(records, records, strict=True)
-        rows = self._call(self._prepare, [(record.data,) for record in records])
+            return zip(records, map(_own_copy, records) if self.finishes else records, strict=True)
+        rows = self._call(self._prepare, [(_own_copy(record).data,) for record in records])
         return [
             (record, row if isinstance(row, Exception) else _mapped(record, row))
             for record, row in zip(records, rows, strict=True)
@@ -123,6 +125,20 @@ class UserCode:
                 f"a worker process ended while it ran {_name(function)}; what is finished is kept, run again to go on"
             ) from error
         return results
+
+
+def _own_copy(record: Record) -> Record:
+    """The same record in dicts and lists of its own; the record itself where it is nested too deep for that."""
+    try:
+        return Record(record.position, record.id, _copied(record.data))
+    except RecursionError:
+        return record
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: inner if type(inner) is str else _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if type(value) is list else value
 
 
 def _mapped(record: Record, row: Any) -> Record | Exception:

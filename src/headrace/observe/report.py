@@ -97,6 +97,8 @@ class Report:
     """One for each worker of a cluster; none for a job in one process."""
     left_out: tuple[LeftOut, ...] = ()
     """What the input holds that was not read, by reasons."""
+    nulled: int = 0
+    """NaN and infinities that JSON lacks, written as null."""
 
 
 class _Lane:
@@ -133,7 +135,7 @@ class ReportBuilder:
         self._formed: dict[tuple[int, int], CloseReason] = {}
         self._failures: Counter[str] = Counter()
         self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
-        self._prepared_tokens = self._truncated = self._batches = self._batched = self._splits = 0
+        self._prepared_tokens = self._truncated = self._nulled = self._batches = self._batched = self._splits = 0
         self._cost = self._padded_cost = self._done_cost = self._starved = 0.0
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
@@ -158,6 +160,7 @@ class ReportBuilder:
                 self._stages[event.stage] += event.duration_s
                 self._prepared_tokens += event.tokens
                 self._truncated += event.truncated
+                self._nulled += event.nulled
             case BatchFormed():
                 self._starved += event.starved_s
                 self._formed[event.batch, event.size] = event.reason
@@ -259,4 +262,5 @@ class ReportBuilder:
             damaged=tuple(self._damaged),
             lanes=lanes,
             left_out=tuple(self._left_out.values()),
+            nulled=self._nulled,
         )

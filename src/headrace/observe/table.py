@@ -46,6 +46,8 @@ def rows(report: Report) -> list[tuple[str, str]]:
         lines.append(("made anew", _damaged(report)))
     if report.truncated:
         lines.append(("truncated", f"{report.truncated:,} records cut to the model's maximum length"))
+    if report.nulled:
+        lines.append(("written as null", f"{report.nulled:,} numbers that are NaN or infinite"))
     lines.append(("wall", f"{_seconds(report.wall_s)}   {report.records_per_s:,.1f} records/s"))
     if report.tokens:
         lines.append(("tokens", f"{report.tokens:,}   {report.tokens_per_s:,.0f} tokens/s"))

@@ -10,8 +10,10 @@ import pytest
 from headrace.errors import JobError
 from headrace.io import parquet
 from headrace.io.parquet import ParquetWriter
+from headrace.io.rowgroups import row_bytes
 from headrace.records import Ok, Record
 
+pa: Any = pytest.importorskip("pyarrow")
 pq: Any = pytest.importorskip("pyarrow.parquet")
 
 
@@ -69,15 +71,43 @@ def test_no_rows_at_all_is_a_file_without_rows(tmp_path: Path) -> None:
 
 def test_what_is_no_vector_is_refused() -> None:
     writer = ParquetWriter("embedding")
-    with pytest.raises(JobError, match=r"vectors, and for record 7 a str; write to a \.jsonl file"):
+    with pytest.raises(TypeError, match="of type str, and that of others is a vector"):
         writer.encode([*oks([0]), Ok(Record(7, 7, None), "text")])
-    with pytest.raises(JobError, match=r"different lengths in one part: \[2, 3\]"):
-        writer.encode([*oks([0], 2), *oks([1], 3)])
 
 
-def test_parts_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=r"1\.parquet holds .*\[3\] where earlier parts hold .*\[2\]"):
-        merge(tmp_path, ParquetWriter("embedding"), oks([0], 2), oks([1], 3))
+def test_vectors_of_different_lengths_are_lists(tmp_path: Path) -> None:
+    writer = ParquetWriter("embedding")
+    content = merge(tmp_path, writer, [*oks([0], 2), *oks([1], 3)], oks([2], 3))
+    assert rows(content) == [(0, [0.0] * 2), (1, [0.0] * 3), (2, [0.0] * 3)]
+    content = merge(tmp_path, writer, oks([0], 2), oks([1], 3))
+    assert rows(content) == [(0, [0.0] * 2), (1, [0.0] * 3)]
+
+
+def test_long_rows_make_groups_of_few_wherever_parts_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1000)
+    lengths = [10, 400, 500, 200, 2000, 1, 1, 990, 3]
+    outcomes = [Ok(Record(n, n, {"k": ["x" * size]}), n) for n, size in enumerate(lengths)]
+    writer = ParquetWriter("output")
+    whole = merge(tmp_path, writer, outcomes)
+    assert merge(tmp_path, writer, outcomes[:1], outcomes[1:4], outcomes[4:]) == whole
+    file = pq.ParquetFile(io.BytesIO(whole))
+    groups = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    assert groups == [3, 1, 1, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "sizes"),
+    [
+        ([1, None], [8, 8]),
+        (["abc", None], [3, 0]),
+        ([[1, 2], []], [16, 0]),
+        ([[["ab"], ["c", "d"]], None], [4, 0]),
+        ([{"a": 1, "b": "xyz"}, {"a": None, "b": None}], [11, 8]),
+    ],
+)
+def test_a_row_counts_what_its_values_hold(values: list[Any], sizes: list[int]) -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([values[0], *values])], names=["v"]).slice(1)
+    assert row_bytes(batch).tolist() == sizes
 
 
 def test_a_damaged_part_is_named(tmp_path: Path) -> None:

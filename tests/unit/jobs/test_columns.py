@@ -69,3 +69,15 @@ def test_a_pair_is_two_columns_and_each_must_be_text(tmp_path: Path) -> None:
     assert pair.input_of(Record(0, 0, {"text": "x", "other": "y"})) == ("x", "y")
     with pytest.raises(RecordError, match="'other' is null"):
         pair.input_of(Record(0, 0, {"text": "x", "other": None}))
+
+
+@pytest.mark.parametrize("rows", [1_000, 5_000])
+def test_a_column_to_keep_may_come_late(rows: int) -> None:
+    source = open_source([{"text": "a"}] * rows + [{"text": "b", "v": 1}])
+    assert resolve(source, Columns("text", None, keep=("v",))).keep == ("v",)
+
+
+def test_a_column_to_keep_that_no_record_has_is_refused() -> None:
+    source = open_source([{"text": "a"}] * 3_000)
+    with pytest.raises(ConfigError, match=r"among the first 3,000 has a column 'v'; they have text"):
+        resolve(source, Columns("text", None, keep=("v",)))

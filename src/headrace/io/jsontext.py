@@ -1,0 +1,141 @@
+"""Values as JSON text that every reader takes: no NaN and no infinity, which JSON lacks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+OnNan: TypeAlias = Literal["null", "error"]
+"""What becomes of a value that holds NaN or an infinity: null in its place, or an error for its record."""
+
+
+class StrictJson:
+    """Encodes values as JSON.
+
+    Args:
+        default: what a value of another type becomes; raises TypeError for one that cannot be written.
+        on_nan: what NaN and infinities become.
+        compact: leave out spaces.
+        ascii_only: escape every other character.
+    """
+
+    def __init__(
+        self, default: Callable[[Any], Any], on_nan: OnNan = "null", *, compact: bool = True, ascii_only: bool = False
+    ) -> None:
+        self._default = default
+        self._on_nan = on_nan
+        self.encode = json.JSONEncoder(
+            ensure_ascii=ascii_only,
+            separators=(",", ":") if compact else None,
+            default=default,
+            allow_nan=False,
+        ).encode
+        """What writes values without such numbers; raises ValueError for others."""
+        self.nulled = 0
+        """Numbers written as null so far."""
+
+    def dump(self, value: Any) -> str:
+        """The value as JSON.
+
+        Raises:
+            TypeError, ValueError, RecursionError: it cannot be written; with `on_nan="error"` also for NaN.
+        """
+        try:
+            return self.encode(value)
+        except ValueError:
+            before = self.nulled
+            plain = self._without_nan(value)
+            if self.nulled == before:
+                raise  # it refers to itself, say
+            if self._on_nan == "error":
+                self.nulled = before
+                raise ValueError("it holds NaN or an infinity, which JSON lacks; --on-nan null writes null") from None
+            return self.encode(plain)
+
+    def _without_nan(self, value: Any) -> Any:
+        if isinstance(value, float):
+            if math.isfinite(value):
+                return value
+            self.nulled += 1
+            return None
+        if isinstance(value, dict):
+            return {self._key(key): self._without_nan(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._without_nan(inner) for inner in value]
+        if isinstance(value, (str, int)) or value is None:
+            return value
+        return self._without_nan(self._default(value))
+
+    def _key(self, key: Any) -> Any:
+        if not isinstance(key, float) or math.isfinite(key):
+            return key
+        self.nulled += 1
+        return str(key)
+
+
+def depth(value: Any, limit: int) -> int:
+    """How deep dicts and lists are nested in a value: 0 for a plain one, at most `limit`."""
+    level, deepest = [value], 0
+    while deepest < limit:
+        level = [item for item in level if isinstance(item, (Mapping, list, tuple)) and item]
+        if not level:
+            return deepest
+        deepest += 1
+        inner = (value for item in level for value in (item.values() if isinstance(item, Mapping) else item))
+        level = list({id(value): value for value in inner}.values())  # it may hold the same one many times, or itself
+    return deepest
+
+
+def dump_any(value: Any, default: Callable[[Any], Any]) -> str:
+    """Any value as JSON in ASCII, however deep, also one that refers to itself or whose own methods raise."""
+    out: list[str] = []
+    inside: set[int] = set()
+    stack: list[tuple[str, Any]] = [("value", value)]
+    while stack:
+        kind, item = stack.pop()
+        if kind == "text":
+            out.append(item)
+        elif kind == "leave":
+            inside.discard(item)
+        elif not isinstance(item, (Mapping, list, tuple)):
+            stack.append(_scalar(item, default))
+        elif id(item) in inside:
+            out.append('"(refers to itself)"')
+        else:
+            inside.add(id(item))
+            stack += [("leave", id(item)), *reversed(_opened(item))]
+    return "".join(out)
+
+
+def _opened(item: Any) -> list[tuple[str, Any]]:
+    """The tokens of a dict or list, its values not yet written."""
+    if isinstance(item, Mapping):
+        pairs = [[("text", json.dumps(_safe_text(key)) + ": "), ("value", inner)] for key, inner in item.items()]
+        opening, closing = "{", "}"
+    else:
+        pairs = [[("value", inner)] for inner in item]
+        opening, closing = "[", "]"
+    tokens: list[tuple[str, Any]] = [("text", opening)]
+    for number, pair in enumerate(pairs):
+        tokens += [("text", ", "), *pair] if number else pair
+    return [*tokens, ("text", closing)]
+
+
+def _scalar(item: Any, default: Callable[[Any], Any]) -> tuple[str, Any]:
+    if isinstance(item, float) and not math.isfinite(item):
+        return "text", "null"
+    if item is None or isinstance(item, (str, bool, float)):
+        return "text", json.dumps(item)
+    try:
+        return ("text", int.__repr__(item)) if isinstance(item, int) else ("value", default(item))
+    except Exception:  # noqa: BLE001 - a value's own methods may raise anything, and something must be written of it
+        return "text", json.dumps(_safe_text(item))
+
+
+def _safe_text(item: Any) -> str:
+    try:
+        return str(item)
+    except Exception:  # noqa: BLE001 - the same
+        return f"(a {type(item).__name__} that cannot be shown)"
