@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from time import monotonic
 from typing import Any
 
-from headrace.errors import ProcessError
+from headrace.batching.tasks import ends_the_task
+from headrace.errors import ProcessError, text_of
 
 BLOCKED_LOOP_S = 0.1
 """An `async def` that keeps the event loop this long without awaiting blocks it, in seconds."""
@@ -150,7 +151,9 @@ class Caller:
         except Exception:
             raise
         except BaseException as exc:
-            raise ProcessError(f"process_fn raised {type(exc).__name__}: {exc}") from exc
+            if ends_the_task(exc):
+                raise
+            raise ProcessError(f"process_fn raised {type(exc).__name__}: {text_of(exc)}") from exc
 
     async def _call_on_loop(self, records: list[Any]) -> Any:
         return await watched(self._fn(records), self._blocked)

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from headrace.batching.options import function, whole
 from headrace.batching.replies import checked_results
-from headrace.errors import BadResultError, ConfigError, RecordError
+from headrace.errors import BadResultError, ConfigError, EngineDeadError, RecordError
 
 RecordT = TypeVar("RecordT")
 StateT = TypeVar("StateT")
@@ -141,7 +141,7 @@ class Turn:
     leaving: Sequence[int]
     joining: Sequence[tuple[int, Any]]
     staying: set[int]
-    refused: list[tuple[int, Exception]] = field(default_factory=list)
+    refused: list[tuple[int, BaseException]] = field(default_factory=list)
     """Records that could not join."""
     resumes: dict[int, Any] = field(default_factory=dict)
     """What those taken out go on with."""
@@ -156,7 +156,9 @@ class Turn:
         for key, record in self.joining:
             try:
                 model.add(key, record)
-            except Exception as exc:  # noqa: BLE001  # whatever it is, it is this record's: it came from adding it
+            except EngineDeadError:
+                raise
+            except BaseException as exc:  # noqa: BLE001  # whatever it is, it is this record's: it came from adding it
                 self.refused.append((key, exc))
             else:
                 keys.add(key)

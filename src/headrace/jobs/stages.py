@@ -8,19 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from headrace.batching.replies import checked_results
 from headrace.engines.base import BatchEngine, Engine, StreamEngine
-from headrace.errors import BrokenOffError, EngineDeadError, RecordError, StoppedError
+from headrace.errors import BrokenOffError, EngineDeadError, ProcessError, RecordError, StoppedError, text_of
 from headrace.events import StageDone
 from headrace.io.base import Chunk
 from headrace.jobs.columns import Columns
 from headrace.jobs.dedupe import key_of
 from headrace.jobs.job import StopRequest
+from headrace.jobs.preparing import prepare_all
 from headrace.jobs.retries import TRANSIENT, Again
 from headrace.jobs.usercode import UserCode
 from headrace.records import Failed, Ok, Outcome, Record
 
 MAX_RUN = 512
 """Most records that go to the batcher together."""
+MOST_MESSAGE = 4096
+"""Characters of an error's message that are kept."""
 
 
 class Work(NamedTuple):
@@ -121,7 +125,7 @@ class Preparation:
         keys = [key_of(value) for value in inputs] if self.dedupe else itertools.repeat(None)
         sees = self.user.finishes
         in_tokens = getattr(self.engine, "counts_tokens", True)
-        answers = self.engine.prepare(inputs) if inputs else ()
+        answers = prepare_all(self.engine, inputs) if inputs else []
         for (row, mapped, kept), prepared, key in zip(selected, answers, keys, strict=False):
             attempt = attempts.get(row.position, 1) if attempts else 1
             if isinstance(prepared, Exception):
@@ -199,9 +203,12 @@ def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopReques
     if stop.requested:
         return [StoppedError("the job was asked to stop")] * len(work)
     try:
-        return list(engine.forward([item.payload for item in work]))
+        results = checked_results(engine.forward([item.payload for item in work]), len(work), "the engine")
+    except StoppedError as error:
+        raise _of_its_own(error) from error
     except TRANSIENT as error:  # no record's fault, so there is none to be found by halving: each is tried again later
         return [error] * len(work)
+    return [_of_its_own(result) if isinstance(result, StoppedError) else result for result in results]
 
 
 async def infer_one(work: Work, engine: StreamEngine[Any, Any, Any], stop: StopRequest) -> Any:
@@ -209,10 +216,18 @@ async def infer_one(work: Work, engine: StreamEngine[Any, Any, Any], stop: StopR
     if not stop.requested:
         try:
             return await engine.infer(work.payload)
+        except StoppedError as error:
+            if not stop.requested:
+                raise _of_its_own(error) from error
         except EngineDeadError:
             if not stop.requested:  # else the signal that asked for it has reached the engine's own processes too
                 raise
     return StoppedError("the job was asked to stop")
+
+
+def _of_its_own(error: StoppedError) -> ProcessError:
+    """An engine's own StoppedError: this job was not stopped, and only the record has failed."""
+    return ProcessError(f"the engine raised StoppedError: {text_of(error)}")
 
 
 def finish(work: Work, result: Any) -> Outcome:
@@ -251,4 +266,5 @@ def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcom
 
 def failure(record: Record, error: Exception, attempts: int) -> Failed:
     """How a record's own error is kept."""
-    return Failed(record, type(error).__name__, " ".join(str(error).split()), attempts)
+    words = " ".join(text_of(error)[:MOST_MESSAGE].split())
+    return Failed(record, type(error).__name__, words, attempts)
