@@ -19,6 +19,7 @@ from headrace.batching.streaming import StreamBatcher
 from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
 from headrace.engines.custom import load_factory
+from headrace.engines.process import ProcessEngine
 from headrace.errors import ConfigError
 from headrace.events import Event, Listener
 from headrace.io import openai
@@ -56,6 +57,8 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     sink: str | Path | Receiver,
     task: str | None = None,
     engine: str | None = None,
+    engine_process: bool = False,
+    engine_timeout_s: float | None = None,
     text_column: str | None = None,
     text_pair_column: str | None = None,
     id_column: str | None = None,
@@ -285,6 +288,7 @@ def build(
         limits=settings.limits,
         stop=stop,
         user=plan.user,
+        engine_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
         dedupe=settings.dedupe,
         retry=settings.retry,
     )
@@ -299,6 +303,7 @@ def build_batcher(
             functools.partial(infer_one, engine=engine, stop=stop),
             max_in_flight=engine.max_in_flight,
             cost_estimator=lambda work: work.cost,
+            process_timeout_s=settings.engine_timeout_s,
             listener=listener,
         )
     if isinstance(engine, StepEngine):
@@ -308,6 +313,7 @@ def build_batcher(
             max_cost=settings.batch_tokens or engine.max_cost,
             max_queue_size=max(2 * engine.max_slots, 64),
             on_error="isolate",
+            process_timeout_s=settings.engine_timeout_s,
             listener=listener,
         )
     assert isinstance(engine, BatchEngine), "there is no fourth kind"
@@ -324,6 +330,7 @@ def build_batcher(
         padded=engine.pads,
         length_bucketing=window if engine.pads else False,  # without padding, company of like length is no gain
         on_error="isolate",
+        process_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
         listener=listener,
     )
 
@@ -353,9 +360,10 @@ def build_engine(settings: JobSettings) -> Engine[Any, Any]:
         ConfigError: no such task, engine, model or option.
         EngineError: the model cannot be loaded.
     """
-    engine: Engine[Any, Any] = registry.create(
-        settings.task or "", settings.model, engine=settings.engine, **settings.engine_options
-    )
+    task, name, options = settings.task or "", settings.engine, settings.engine_options
+    if settings.engine_process:
+        return ProcessEngine(task, settings.model, engine=name, options=options, timeout_s=settings.engine_timeout_s)
+    engine: Engine[Any, Any] = registry.create(task, settings.model, engine=name, **options)
     return engine
 
 

@@ -42,6 +42,7 @@ class Spec:
     batch_size: int | None
     version: str
     """Of the Headrace that asks."""
+    engine_timeout_s: float | None = None
 
     def settings(self) -> JobSettings:
         """As a job on this machine would have them."""
@@ -54,6 +55,7 @@ class Spec:
             engine_options=self.engine_options,
             batch_tokens=self.batch_tokens,
             batch_size=self.batch_size,
+            engine_timeout_s=self.engine_timeout_s,
         )
 
 

@@ -13,7 +13,7 @@ from headrace.cluster.crew import Crew
 from headrace.cluster.desk import Facts, Spec
 from headrace.cluster.ray_workers import Place, Staff, connected
 from headrace.engines.base import Prepared
-from headrace.errors import RecordError
+from headrace.errors import ConfigError, RecordError
 from headrace.jobs.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 from headrace.observe.report import Report
@@ -53,6 +53,8 @@ def execute(settings: JobSettings, place: Place, stop: StopRequest, *, progress:
         ConfigError: also no cluster at the address, or one with too little room.
         JobError: also when workers die again and again.
     """
+    if settings.engine_process:
+        raise ConfigError("--engine-process is of no use with --on: a worker there is a process of its own; leave it out")
     plan = wiring.check(settings)
     chosen = plan.settings
     spec = Spec(
@@ -63,6 +65,7 @@ def execute(settings: JobSettings, place: Place, stop: StopRequest, *, progress:
         batch_tokens=chosen.batch_tokens,
         batch_size=chosen.batch_size,
         version=headrace.__version__,
+        engine_timeout_s=chosen.engine_timeout_s,
     )
     with connected(place):
         staff = Staff(spec, place)

@@ -88,6 +88,8 @@ class Job:
     limits: Limits
     stop: StopRequest
     user: UserCode
+    engine_timeout_s: float | None = None
+    """What the batcher allows the engine for a batch, a step or a request."""
     dedupe: bool = False
     """Compute equal inputs once."""
     retry: bool = False

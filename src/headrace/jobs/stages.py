@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from headrace.batching.replies import checked_results
 from headrace.engines.base import BatchEngine, Engine, StreamEngine
-from headrace.errors import BrokenOffError, EngineDeadError, ProcessError, RecordError, StoppedError, text_of
+from headrace.errors import BrokenOffError, EngineDeadError, ProcessError, ProcessTimeoutError, RecordError, StoppedError, text_of
 from headrace.events import StageDone
 from headrace.io.base import Chunk
 from headrace.jobs.columns import Columns
@@ -206,6 +206,8 @@ def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopReques
         results = checked_results(engine.forward([item.payload for item in work]), len(work), "the engine")
     except StoppedError as error:
         raise _of_its_own(error) from error
+    except ProcessTimeoutError:
+        raise
     except TRANSIENT as error:  # no record's fault, so there is none to be found by halving: each is tried again later
         return [error] * len(work)
     return [_of_its_own(result) if isinstance(result, StoppedError) else result for result in results]

@@ -1,0 +1,49 @@
+"""What it means for a job that its engine takes longer than `--engine-timeout` allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.engines.base import Engine, StepEngine, StreamEngine
+from headrace.errors import BrokenOffError, ProcessTimeoutError
+
+MOST_IN_A_ROW = 8
+"""If so many records are too late and none succeeds in between, the engine hangs, and no record is the cause."""
+
+
+class Lateness:
+    """Judges results that are too late, and counts them in a row."""
+
+    def __init__(self, engine: Engine[Any, Any], timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._steps = isinstance(engine, StepEngine)
+        self._stuck = "" if isinstance(engine, StreamEngine) else (
+            "; the engine's thread cannot be ended: it goes on without being heard (--engine-process ends it)"
+        )
+        self._in_a_row = 0
+
+    def succeeded(self) -> None:
+        """A record has a result."""
+        self._in_a_row = 0
+
+    def judged(self, error: ProcessTimeoutError) -> ProcessTimeoutError:
+        """The error as its record bears it.
+
+        Raises:
+            BrokenOffError: the engine hangs; only another process can go on.
+        """
+        if self._timeout_s is None:  # of an engine that has a limit of its own, or a process that is ended by it
+            return error
+        limit = f"{self._timeout_s:g} s (--engine-timeout)"
+        if self._steps:
+            raise BrokenOffError(
+                f"the engine has not finished a step after {limit}, and no record can be told to be the cause; "
+                "what is finished is kept, run again to continue"
+            ) from error
+        self._in_a_row += 1
+        if self._in_a_row >= MOST_IN_A_ROW:
+            raise BrokenOffError(
+                f"{self._in_a_row} records in a row had no result after {limit}: the engine hangs; "
+                "what is finished is kept, run again to continue"
+            ) from error
+        return ProcessTimeoutError(f"the engine had no result after {limit}{self._stuck}")
