@@ -125,7 +125,7 @@ class Child:
             self.kill()
             raise WorkerDiedError(_obituary(code)) from None
         self.kill()
-        raise ProcessTimeoutError(f"it had not ended after {timeout_s:g} s; its process was killed")
+        raise ProcessTimeoutError(f"there was no result after {timeout_s:g} s, and the process was killed")
 
 
 def _wait(process: subprocess.Popen[bytes], connection: Connection, timeout_s: float | None) -> bool:
