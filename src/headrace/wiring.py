@@ -159,6 +159,8 @@ def carry_out(
                 end = main_path.run(job)
     finally:
         engine.close()
+        if isinstance(plan.output.writer, HandingWriter):
+            plan.output.writer.close()
     return end, report.build()
 
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from time import monotonic
 from typing import Any
 
+from headrace.batching.callbacks import is_async
 from headrace.batching.tasks import ends_the_task
 from headrace.errors import ProcessError, text_of
 
@@ -22,13 +23,6 @@ BLOCKED_LOOP_S = 0.1
 
 class BlockedLoopWarning(RuntimeWarning):
     """An async `process_fn` blocked the event loop: nothing is loaded or batched meanwhile."""
-
-
-def is_async(fn: Callable[..., Any]) -> bool:
-    """Whether `fn` is an `async def`, a partial of one, or an object with an async `__call__`."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
 @types.coroutine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -82,11 +81,9 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
         cost: Callable[[RecordT], float] | None = None,
         max_steps: int | None = None,
     ) -> None:
-        self._step_fn = function("step_fn", step_fn, needed=True)
-        if inspect.iscoroutinefunction(step_fn):
-            raise ConfigError("step_fn is an async function: it must be a plain one, it runs on a thread of its own")
-        self._start = function("start", start, needed=False)
-        self._cost = function("cost", cost, needed=False)
+        self._step_fn = function("step_fn", step_fn, needed=True, plain=True)
+        self._start = function("start", start, needed=False, plain=True)
+        self._cost = function("cost", cost, needed=False, plain=True)
         self._max_steps = None if max_steps is None else whole("max_steps", max_steps, 1)
         self._states: dict[int, Any] = {}
         self._steps: dict[int, int] = {}

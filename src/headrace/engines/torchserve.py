@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from headrace.batching.callbacks import plain_function
 from headrace.device.placement import choose_device
 from headrace.engines import torchserve_files
 from headrace.engines.base import Prepared
@@ -138,6 +139,7 @@ def _load(files: HandlerFiles, context: Context) -> Callable[[Any, Context], Any
     try:
         if hasattr(module, name):
             function: Callable[[Any, Context], Any] = getattr(module, name)
+            plain_function(f"{name} of {files.handler.name}", function)
             function(None, context)  # by convention: no data asks a function to load its model
             return function
         service = _the_class(module, files)()
@@ -148,6 +150,7 @@ def _load(files: HandlerFiles, context: Context) -> Callable[[Any, Context], Any
         raise EngineError(
             f"handler {files.handler.name} cannot be initialized: {type(error).__name__}: {error}"
         ) from error
+    plain_function(f"handle of {files.handler.name}", service.handle)
     handle: Callable[[Any, Context], Any] = service.handle
     return handle
 

@@ -154,7 +154,7 @@ class Preparation:
             try:
                 kept = identify(mapped)
                 value = input_of(mapped)
-            except RecordError as error:
+            except Exception as error:  # noqa: BLE001 - a row may be a mapping of the user's own, with any content
                 done.refuse(Record(row.position, kept.id, row.data), error, attempts.get(row.position, 1))
             else:
                 selected.append((row, mapped, kept))
@@ -165,7 +165,7 @@ class Preparation:
         """A row that user code has not got through, with its id where that is among its own columns."""
         try:
             return Record(row.position, self.columns.identify(row).id, row.data)
-        except RecordError:
+        except Exception:  # noqa: BLE001 - as above
             return row
 
 
