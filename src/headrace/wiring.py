@@ -322,7 +322,7 @@ def build_batcher(
     shape = shape_of(settings, engine)
     window = _window(shape.budget, shape.size)
     return DynamicBatcher(
-        functools.partial(infer, engine=engine, stop=stop),
+        functools.partial(infer, engine=engine, stop=stop, max_attempts=settings.limits.max_attempts),
         cost_estimator=lambda work: work.cost,
         target_batch_cost=shape.budget,
         max_batch_size=shape.size,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+import types
+from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import BadResultError, ConfigError
+
+PROMISES = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
@@ -34,9 +37,9 @@ def plain_function(name: str, fn: Callable[..., Any] | None) -> None:
 
 def unfinished(name: str, result: Any) -> BadResultError | None:
     """The error of a function whose result is a coroutine or a generator that nobody will run; None for any other."""
-    if not isinstance(result, (Coroutine, Generator, AsyncGenerator)):
+    if not isinstance(result, PROMISES):
         return None
-    if not isinstance(result, AsyncGenerator):
+    if isinstance(result, types.CoroutineType):
         result.close()  # or Python warns that it was never awaited
     return BadResultError(f"{name} returned a {type(result).__name__}: it must be a plain function, which returns its result")
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import repeat
 from typing import Any, Protocol, Self, TypeVar
 
+from headrace.batching.callbacks import unfinished
 from headrace.errors import BadResultError, ProcessError, text_of
 
 ResultT = TypeVar("ResultT")
@@ -185,6 +186,7 @@ def checked_results(results: Any, size: int, name: str = "process_fn") -> list[A
     """
     if type(results) is not list:
         if isinstance(results, (str, bytes, bytearray, Mapping, Set)) or not hasattr(results, "__len__"):
+            unfinished(name, results)  # which closes a coroutine
             raise BadResultError(
                 f"{name} returned {type(results).__name__} for batch of {size} records: "
                 "return a list with one result per record, in the order of the batch"

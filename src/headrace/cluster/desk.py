@@ -18,7 +18,7 @@ from headrace.cluster.crew import Reply
 from headrace.engines.base import Engine, StepEngine, StreamEngine
 from headrace.errors import BadResultError, ConfigError, HeadraceError, ProcessError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
-from headrace.jobs.job import StopRequest
+from headrace.jobs.job import Limits, StopRequest
 from headrace.jobs.preparing import prepare_all
 from headrace.jobs.settings import JobSettings
 from headrace.jobs.stages import Work, longest_first
@@ -56,6 +56,7 @@ class Spec:
             batch_tokens=self.batch_tokens,
             batch_size=self.batch_size,
             engine_timeout_s=self.engine_timeout_s,
+            limits=Limits(max_attempts=1),  # the job counts attempts: here each record's own error is to be found
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from headrace.batching.callbacks import PROMISES, unfinished
 from headrace.batching.replies import checked_results
 from headrace.engines.base import BatchEngine, Engine, StreamEngine
 from headrace.errors import BrokenOffError, EngineDeadError, ProcessError, ProcessTimeoutError, RecordError, StoppedError, text_of
@@ -198,38 +199,49 @@ def _cost(work: Work) -> int:
     return work.cost
 
 
-def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopRequest) -> list[Any]:
-    """One batch through the engine. What has not begun when the job is asked to stop is handed back unprocessed."""
+def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopRequest, max_attempts: int) -> list[Any]:
+    """One batch through the engine. What has not begun when the job is asked to stop is handed back unprocessed.
+
+    Raises:
+        Exception: what the engine raised. The batcher runs the batch again in halves.
+    """
     if stop.requested:
         return [StoppedError("the job was asked to stop")] * len(work)
     try:
         results = checked_results(engine.forward([item.payload for item in work]), len(work), "the engine")
     except StoppedError as error:
-        raise _of_its_own(error) from error
+        raise sound(error) from error
     except ProcessTimeoutError:
         raise
-    except TRANSIENT as error:  # no record's fault, so there is none to be found by halving: each is tried again later
+    except TRANSIENT as error:
+        # Most likely no record's fault: each is tried again later. At the last attempt one of them may be at fault.
+        if any(item.attempt >= max_attempts for item in work):
+            raise
         return [error] * len(work)
-    return [_of_its_own(result) if isinstance(result, StoppedError) else result for result in results]
+    return list(map(sound, results))
 
 
 async def infer_one(work: Work, engine: StreamEngine[Any, Any, Any], stop: StopRequest) -> Any:
     """One record through an engine that batches by itself, unless the job is asked to stop before it has begun."""
     if not stop.requested:
         try:
-            return await engine.infer(work.payload)
+            return sound(await engine.infer(work.payload))
         except StoppedError as error:
             if not stop.requested:
-                raise _of_its_own(error) from error
+                raise sound(error) from error
         except EngineDeadError:
             if not stop.requested:  # else the signal that asked for it has reached the engine's own processes too
                 raise
     return StoppedError("the job was asked to stop")
 
 
-def _of_its_own(error: StoppedError) -> ProcessError:
-    """An engine's own StoppedError: this job was not stopped, and only the record has failed."""
-    return ProcessError(f"the engine raised StoppedError: {text_of(error)}")
+def sound(result: Any) -> Any:
+    """An engine's result; its own StoppedError, which does not mean that this job was stopped, and a coroutine or a
+    generator, which nobody would run, as the record's error.
+    """
+    if isinstance(result, StoppedError):
+        return ProcessError(f"the engine raised StoppedError: {text_of(result)}")
+    return unfinished("the engine", result) or result if isinstance(result, PROMISES) else result
 
 
 def finish(work: Work, result: Any) -> Outcome:
