@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from headrace.errors import EngineDeadError, ProcessTimeoutError, WorkerDiedError
-from headrace.processes.portable import Portable, pack, unpack
+from headrace.processes.portable import Portable, pack, pack_request, unpack
 
 _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
@@ -82,10 +82,11 @@ class Child:
 
         Raises:
             WorkerDiedError: the process ended during the call.
+        UnsendableError: the request cannot be pickled; nothing was sent.
             ProcessTimeoutError: the call took longer than `timeout_s`, and the process was killed.
             Exception: what the call raised, or why the process cannot begin.
         """
-        packed = pickle.dumps(request, protocol=5)
+        packed = pack_request(request)
         self.start()
         answer = self._answer(packed, timeout_s)
         if isinstance(answer, Portable):

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from headrace.errors import EngineDeadError, ProcessTimeoutError, WorkerDiedError
+from headrace.errors import EngineDeadError, ProcessTimeoutError, RecordError, WorkerDiedError
+from headrace.processes.portable import UnsendableError
 
 ItemT = TypeVar("ItemT")
 
@@ -69,6 +70,12 @@ class Survivors:
             piece = todo.popleft()
             try:
                 found = self._run([items[index] for index in piece.work])
+            except UnsendableError as error:
+                half = len(piece.work) // 2
+                if half:
+                    todo.extendleft([replace(piece, work=piece.work[half:]), replace(piece, work=piece.work[:half])])
+                else:
+                    results[piece.work[0]] = RecordError(str(error))
             except (WorkerDiedError, ProcessTimeoutError) as error:
                 late = isinstance(error, ProcessTimeoutError)
                 again = [] if late and len(piece.work) == 1 else after_death(piece, alone=True)

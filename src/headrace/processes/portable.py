@@ -11,6 +11,10 @@ from headrace import errors
 from headrace.errors import HeadraceError, ProcessError, RecordError, text_of
 
 
+class UnsendableError(RecordError):
+    """What is to go to another process cannot be pickled."""
+
+
 @dataclass(frozen=True, slots=True)
 class Portable:
     """An exception on its way to another process, which may not have its class."""
@@ -57,6 +61,18 @@ def pack(results: Sequence[Any]) -> bytes:
     except BaseException:  # noqa: BLE001 - whatever a user's class does when it is pickled
         packed = pickle.dumps([_movable(result) for result in sent], protocol=5)
     return packed
+
+
+def pack_request(request: Any) -> bytes:
+    """A request as bytes.
+
+    Raises:
+        UnsendableError: something in it cannot be pickled.
+    """
+    try:
+        return pickle.dumps(request, protocol=5)
+    except BaseException as error:  # whatever a user's class does when it is pickled
+        raise UnsendableError(f"the record cannot be sent to another process: {text_of(error)}") from error
 
 
 def unpack(packed: bytes) -> list[Any]:
