@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.batching.callbacks import unfinished
 from headrace.batching.cost import checked_cost
 from headrace.batching.replies import checked_results, own_copy
 from headrace.engines.base import Engine, Prepared
@@ -39,7 +40,7 @@ def _checked(answer: Any) -> Prepared[Any] | Exception:
     if isinstance(answer, BaseException):
         return answer if isinstance(answer, Exception) else own_copy(answer)
     if not isinstance(answer, Prepared):
-        return BadResultError(
+        return unfinished("the engine's prepare", answer) or BadResultError(
             f"the engine's prepare returned {type(answer).__name__} for a record; it must return Prepared or an exception"
         )
     try:
