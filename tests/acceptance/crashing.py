@@ -7,9 +7,15 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from headrace.testing import FakeEngine
+
+
+def _hang() -> None:
+    Path("hangs").touch()
+    time.sleep(600)
 
 
 def _number(text: str) -> int:
@@ -49,7 +55,7 @@ def crashing_finish(row: Mapping[str, Any], output: Any) -> Any:
 def hanging(batch: Sequence[str]) -> list[int]:
     """An engine that one text holds up."""
     if any(_number(text) == 7 for text in batch):
-        time.sleep(600)
+        _hang()
     return lengths(batch)
 
 
@@ -60,26 +66,27 @@ def lengths(batch: Sequence[str]) -> list[int]:
 
 def stuck(batch: Sequence[str]) -> None:
     """An engine that never answers."""
-    time.sleep(600)
+    _hang()
 
 
 def stuck_map(row: Mapping[str, Any]) -> Any:
     """A map that stops within the job, not at its beginning."""
     if row["id"] > 150:
-        time.sleep(600)
+        _hang()
     return row
 
 
 def stuck_finish(row: Mapping[str, Any], output: Any) -> None:
     """A finish that never returns."""
-    time.sleep(600)
+    _hang()
 
 
 def stuck_load(model: str | None = None) -> None:
     """A model that never loads."""
-    time.sleep(600)
+    _hang()
 
 
 def locked(batch: Sequence[str]) -> None:
     """An engine that holds the interpreter's lock, so that no other thread runs."""
+    Path("hangs").touch()
     re.match(r"(a+)+$", "a" * 60 + "b")

@@ -1,4 +1,4 @@
-"""Functions that users give: which of them only return a promise of their work, to be awaited or iterated by someone."""
+"""Functions that users give: which of them only return a promise of their work, to be awaited or iterated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def unfinished(name: str, result: Any) -> BadResultError | None:
         return None
     if isinstance(result, types.CoroutineType):
         result.close()  # or Python warns that it was never awaited
-    return BadResultError(f"{name} returned a {type(result).__name__}: it must be a plain function, which returns its result")
+    return BadResultError(
+        f"{name} returned a {type(result).__name__}: it must be a plain function, which returns its result"
+    )
 
 
 def _any_is(is_one: Callable[[Any], bool], fn: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from headrace.batching.options import function, whole
 from headrace.batching.replies import checked_results
-from headrace.errors import BadResultError, ConfigError, EngineDeadError, RecordError
+from headrace.errors import BadResultError, EngineDeadError, RecordError
 
 RecordT = TypeVar("RecordT")
 StateT = TypeVar("StateT")

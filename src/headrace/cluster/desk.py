@@ -8,7 +8,7 @@ import pickle
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import headrace
@@ -16,7 +16,7 @@ from headrace import wiring
 from headrace.batching.batcher import DynamicBatcher
 from headrace.cluster.crew import Reply
 from headrace.engines.base import Engine, StepEngine, StreamEngine
-from headrace.errors import BadResultError, ConfigError, HeadraceError, ProcessError, RecordError
+from headrace.errors import BadResultError, ConfigError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
 from headrace.jobs.job import Limits, StopRequest
 from headrace.jobs.preparing import prepare_all

@@ -54,7 +54,9 @@ def execute(settings: JobSettings, place: Place, stop: StopRequest, *, progress:
         JobError: also when workers die again and again.
     """
     if settings.engine_process:
-        raise ConfigError("--engine-process is of no use with --on: a worker there is a process of its own; leave it out")
+        raise ConfigError(
+            "--engine-process is of no use with --on: a worker there is a process of its own; leave it out"
+        )
     plan = wiring.check(settings)
     chosen = plan.settings
     spec = Spec(

@@ -1,4 +1,4 @@
-"""Any engine that runs batches, in a process of its own: what crashes or hangs there costs the records that caused it."""
+"""Any engine that runs batches, in a process of its own: a crash or a hang costs the record that caused it."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ class HandingWriter:
 
     A finished record is {id, the columns kept, `column`: its output}, with the output as the engine made it; a failed
     one {id, error: {reason, message}}. The calls come from one thread that is not the caller's. An `async def`, or what
-    else returns an awaitable, is awaited there, on one event loop for all calls. What has been handed over is remembered
-    nowhere: a run that ends early cannot be resumed.
+    else returns an awaitable, is awaited there, on one event loop for all calls. What has been handed over is
+    remembered nowhere: a run that ends early cannot be resumed.
 
     Raises:
         ConfigError: `receive` is a generator function, whose call alone does nothing.

@@ -41,7 +41,8 @@ def _checked(answer: Any) -> Prepared[Any] | Exception:
         return answer if isinstance(answer, Exception) else own_copy(answer)
     if not isinstance(answer, Prepared):
         return unfinished("the engine's prepare", answer) or BadResultError(
-            f"the engine's prepare returned {type(answer).__name__} for a record; it must return Prepared or an exception"
+            f"the engine's prepare returned {type(answer).__name__} for a record; "
+            "it must return Prepared or an exception"
         )
     try:
         checked_cost(answer.cost, answer.payload)

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 from headrace.batching.callbacks import PROMISES, unfinished
 from headrace.batching.replies import checked_results
 from headrace.engines.base import BatchEngine, Engine, StreamEngine
-from headrace.errors import BrokenOffError, EngineDeadError, ProcessError, ProcessTimeoutError, RecordError, StoppedError, text_of
+from headrace.errors import (
+    BrokenOffError,
+    EngineDeadError,
+    ProcessError,
+    ProcessTimeoutError,
+    StoppedError,
+    text_of,
+)
 from headrace.events import StageDone
 from headrace.io.base import Chunk
 from headrace.jobs.columns import Columns

@@ -35,7 +35,8 @@ class Standstill:
             return
         if runs >= MOST_RUNS:
             raise JobError(
-                f"no progress: {runs} runs in a row have ended here, with {done:,} records done. The last reason: {error}"
+                f"no progress: {runs} runs in a row have ended here, with {done:,} records done. "
+                f"The last reason: {error}"
             ) from error
 
     def forget(self) -> None:

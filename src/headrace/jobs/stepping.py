@@ -39,7 +39,9 @@ class WorkSteps:
             finished = self._engine.step()
         except StoppedError as error:
             raise sound(error) from error
-        if not isinstance(finished, (list, tuple)) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in finished):
+        if not isinstance(finished, (list, tuple)) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 for pair in finished
+        ):
             return finished  # whoever called says what is wrong with it
         for key, _ in finished:
             self._work.pop(key, None)

@@ -92,7 +92,8 @@ class Survivors:
         self._in_a_row += 1
         if self._in_a_row >= MOST_IN_A_ROW:
             raise EngineDeadError(
-                f"{self._in_a_row} records in a row ended their process, and none succeeded in between; the last one: {error}"
+                f"{self._in_a_row} records in a row ended their process, and none succeeded in between; "
+                f"the last one: {error}"
             ) from error
         if isinstance(error, ProcessTimeoutError):
             return error

@@ -1,4 +1,4 @@
-"""User code that does whatever its record says: raises anything, returns anything. For jobs here and on the command line.
+"""User code that does whatever its record says: it raises anything and returns anything.
 
 A record says in its columns `map`, `engine` and `finish` what happens to it in each, by a name in `RAISED`, `RETURNED`
 or, for the engine, `WHOLE`; null is the usual.

@@ -39,7 +39,7 @@ class Collected:
         lambda found: found.take,
         lambda found: found,
         lambda found: functools.partial(found.take),
-        lambda found: lambda rows: found.take(rows),
+        lambda found: lambda rows: found.take([*rows]),
     ],
     ids=["async method", "async __call__", "partial", "lambda of a coroutine"],
 )
@@ -74,7 +74,7 @@ def test_a_generator_function_is_refused(sink: Any) -> None:
         run(sink)
 
 
-@pytest.mark.parametrize("sink", [lambda rows: _many(rows), lambda rows: _few(rows)])
+@pytest.mark.parametrize("sink", [lambda rows: _many([*rows]), lambda rows: _few([*rows])])
 def test_so_is_what_returns_a_generator(sink: Any) -> None:
     with pytest.raises(JobError, match="which nobody iterates"):
         run(sink)

@@ -170,7 +170,7 @@ def test_whatever_is_raised_is_its_records(kind: WorkerKind) -> None:
 
 @pytest.mark.parametrize("function", [later, functools.partial(later), lambda row: (yield row)], ids=repr)
 def test_a_function_that_only_promises_its_result_is_refused(function: Any) -> None:
-    with pytest.raises(ConfigError, match="finish is an? (async|generator) function: it must be a plain function"):
+    with pytest.raises(ConfigError, match=r"finish is an? (async|generator) function: it must be a plain function"):
         UserCode(finish=function)
 
 

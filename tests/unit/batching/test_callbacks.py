@@ -35,7 +35,9 @@ PROMISING = [later, many, few, functools.partial(later, 1), functools.partial(ma
 
 @pytest.mark.parametrize("function", PROMISING, ids=repr)
 def test_each_kind_is_refused_by_name(function: Any) -> None:
-    with pytest.raises(ConfigError, match="hook is an? (async|async generator|generator) function: it must be a plain"):
+    with pytest.raises(
+        ConfigError, match=r"hook is an? (async|async generator|generator) function: it must be a plain"
+    ):
         plain_function("hook", function)
     assert is_async(function) is (function not in (many, few) and getattr(function, "func", None) is not many)
 
