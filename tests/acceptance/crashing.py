@@ -86,6 +86,11 @@ def stuck_load(model: str | None = None) -> None:
     _hang()
 
 
+def crashing_load(model: str | None = None) -> None:
+    """A model whose library crashes."""
+    os._exit(5)
+
+
 def locked(batch: Sequence[str]) -> None:
     """An engine that holds the interpreter's lock, so that no other thread runs."""
     Path("hangs").touch()
