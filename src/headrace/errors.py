@@ -144,3 +144,11 @@ class TooManyErrorsError(JobError):
 
 class BrokenOffError(JobError):
     """Engine, input or output gave way in the middle; what is finished is kept, and the same command goes on."""
+
+
+def text_of(error: BaseException) -> str:
+    """The error's message, also where its own `__str__` raises."""
+    try:
+        return str(error)
+    except BaseException as other:  # noqa: BLE001 - a user's own method: the error must be reported nevertheless
+        return f"its message cannot be read: {type(other).__name__}"

@@ -16,8 +16,9 @@ from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.streaming import StreamBatcher
 from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
+from headrace.engines.process import ProcessEngine
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
-from headrace.io.handing import Receiver
+from headrace.io.handing import HandingWriter, Receiver
 from headrace.io.ids import UniqueIds
 from headrace.io.jsontext import OnNan
 from headrace.io.selection import Selection
@@ -49,6 +50,8 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     sink: str | Path | Receiver,
     task: str | None = None,
     engine: str | Callable[..., Any] | None = None,
+    engine_process: bool = False,
+    engine_timeout_s: float | None = None,
     text_column: str | None = None,
     text_pair_column: str | None = None,
     id_column: str | None = None,
@@ -164,6 +167,8 @@ def carry_out(
                 end = main_path.run(job)
     finally:
         engine.close()
+        if isinstance(plan.output.writer, HandingWriter):
+            plan.output.writer.close()
     return end, report.build()
 
 
@@ -225,6 +230,7 @@ def build(
         stop=stop,
         user=plan.user,
         ids=ids,
+        engine_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
         dedupe=settings.dedupe,
         retry=settings.retry,
     )
@@ -239,6 +245,7 @@ def build_batcher(
             functools.partial(infer_one, engine=engine, stop=stop),
             max_in_flight=engine.max_in_flight,
             cost_estimator=lambda work: work.cost,
+            process_timeout_s=settings.engine_timeout_s,
             listener=listener,
         )
     if isinstance(engine, StepEngine):
@@ -248,13 +255,14 @@ def build_batcher(
             max_cost=settings.batch_tokens or engine.max_cost,
             max_queue_size=max(2 * engine.max_slots, 64),
             on_error="isolate",
+            process_timeout_s=settings.engine_timeout_s,
             listener=listener,
         )
     assert isinstance(engine, BatchEngine), "there is no fourth kind"
     shape = shape_of(settings, engine)
     window = _window(shape.budget, shape.size)
     return DynamicBatcher(
-        functools.partial(infer, engine=engine, stop=stop),
+        functools.partial(infer, engine=engine, stop=stop, max_attempts=settings.limits.max_attempts),
         cost_estimator=lambda work: work.cost,
         target_batch_cost=shape.budget,
         max_batch_size=shape.size,
@@ -264,6 +272,7 @@ def build_batcher(
         padded=engine.pads,
         length_bucketing=window if engine.pads else False,  # without padding, company of like length is no gain
         on_error="isolate",
+        process_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
         listener=listener,
     )
 
@@ -293,9 +302,10 @@ def build_engine(settings: JobSettings) -> Engine[Any, Any]:
         ConfigError: no such task, engine, model or option.
         EngineError: the model cannot be loaded.
     """
-    engine: Engine[Any, Any] = registry.create(
-        settings.task or "", settings.model, engine=settings.engine, **settings.engine_options
-    )
+    task, name, options = settings.task or "", settings.engine, settings.engine_options
+    if settings.engine_process:
+        return ProcessEngine(task, settings.model, engine=name, options=options, timeout_s=settings.engine_timeout_s)
+    engine: Engine[Any, Any] = registry.create(task, settings.model, engine=name, **options)
     return engine
 
 

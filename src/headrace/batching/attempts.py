@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.batching.callbacks import is_async
 from headrace.errors import ProcessError
 
 LONGEST_WAIT_S = 60.0
@@ -39,9 +40,9 @@ class Attempts:
     def __init__(self, fn: Callable[[Any], Any], patience: Patience, threads: int) -> None:
         self._fn = fn
         self._patience = patience
-        is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
-        self._pool = None if is_async else ThreadPoolExecutor(threads, "headrace-map")
-        once: Callable[[Any], Awaitable[Any]] = fn if is_async else self._threaded
+        on_loop = is_async(fn)
+        self._pool = None if on_loop else ThreadPoolExecutor(threads, "headrace-map")
+        once: Callable[[Any], Awaitable[Any]] = fn if on_loop else self._threaded
         if patience.timeout_s is not None:
             once = _limited(once, patience.timeout_s)
         self._once = once

@@ -97,7 +97,7 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
         listener: Listener | None = None,
     ) -> None:
         self._options = checked_options(type(self).__name__, locals())
-        function("cost_estimator", cost_estimator, needed=False)
+        function("cost_estimator", cost_estimator, needed=False, plain=True)
         number("default_cost", default_cost, minimum=0)
         self._cost = CostRule(cost_estimator, ("estimate_cost",), default_cost)
         self._meter = Meter()

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeAlias
 
 from headrace.batching.replies import Entry, checked_results, fail, give, records_of
-from headrace.errors import EngineDeadError, EngineOutOfMemoryError, ProcessError, StoppedError
+from headrace.batching.tasks import ends_the_task
+from headrace.errors import EngineDeadError, EngineOutOfMemoryError, StoppedError
 
 OnError: TypeAlias = Literal["fail", "isolate"]
 
@@ -25,7 +26,7 @@ def should_split(exc: BaseException, on_error: OnError) -> bool:
     """Whether a batch of several records that failed with `exc` is run again in halves."""
     if is_out_of_memory(exc):
         return True
-    return on_error == "isolate" and not isinstance(exc, (EngineDeadError, ProcessError))
+    return on_error == "isolate" and not isinstance(exc, EngineDeadError)
 
 
 class MemoryLimit:
@@ -72,7 +73,9 @@ async def process(
             continue
         try:
             results = checked_results(await call(records), len(records))
-        except Exception as exc:  # noqa: BLE001  # an engine may raise anything; it is its records' to bear
+        except BaseException as exc:  # an engine may raise anything; it is its records' to bear
+            if ends_the_task(exc):
+                raise
             if len(records) == 1 or not should_split(exc, on_error):
                 failed += fail(part, exc)
                 continue

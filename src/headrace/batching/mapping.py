@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, Protocol, TypeAlias
 
 from headrace.batching.replies import Home, fail, own_copy
+from headrace.batching.tasks import ends_the_task
 from headrace.errors import ConfigError
 
 RUN = 64
@@ -253,7 +254,9 @@ class Stream:
     async def _enter_alone(self, part: Part) -> None:
         try:
             cost = self._port.cost(part.records[0])
-        except Exception as exc:  # noqa: BLE001  # of the user's estimator: it costs this record, not the stream
+        except BaseException as exc:  # of the user's estimator: it costs this record, not the stream
+            if ends_the_task(exc):
+                raise
             part.set_exception(own_copy(exc))
         else:
             await self._enter(part, cost)

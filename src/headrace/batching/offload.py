@@ -13,7 +13,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from time import monotonic
 from typing import Any
 
-from headrace.errors import ProcessError
+from headrace.batching.callbacks import is_async
+from headrace.batching.tasks import ends_the_task
+from headrace.errors import ProcessError, text_of
 
 BLOCKED_LOOP_S = 0.1
 """An `async def` that keeps the event loop this long without awaiting blocks it, in seconds."""
@@ -21,13 +23,6 @@ BLOCKED_LOOP_S = 0.1
 
 class BlockedLoopWarning(RuntimeWarning):
     """An async `process_fn` blocked the event loop: nothing is loaded or batched meanwhile."""
-
-
-def is_async(fn: Callable[..., Any]) -> bool:
-    """Whether `fn` is an `async def`, a partial of one, or an object with an async `__call__`."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
 @types.coroutine
@@ -150,7 +145,9 @@ class Caller:
         except Exception:
             raise
         except BaseException as exc:
-            raise ProcessError(f"process_fn raised {type(exc).__name__}: {exc}") from exc
+            if ends_the_task(exc):
+                raise
+            raise ProcessError(f"process_fn raised {type(exc).__name__}: {text_of(exc)}") from exc
 
     async def _call_on_loop(self, records: list[Any]) -> Any:
         return await watched(self._fn(records), self._blocked)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.batching.callbacks import plain_function
 from headrace.batching.isolation import OnError
 from headrace.batching.window import Limits
 from headrace.errors import ConfigError
@@ -68,7 +69,7 @@ def checked_options(name: str, given: dict[str, Any]) -> Options:
         on_error=one_of("on_error", given["on_error"], ("fail", "isolate")),
         reject_oversized=one_of("oversized", given["oversized"], ("alone", "reject")) == "reject",
         offload=one_of("offload", given["offload"], (False, True)),
-        listener=function("listener", given["listener"], needed=False),
+        listener=function("listener", given["listener"], needed=False, plain=True),
     )
 
 
@@ -100,8 +101,10 @@ def one_of(name: str, value: Any, allowed: tuple[str | bool, ...]) -> Any:
     return value
 
 
-def function(name: str, value: Any, *, needed: bool) -> Any:
-    """`value` if it can be called, or is None where that is allowed."""
+def function(name: str, value: Any, *, needed: bool, plain: bool = False) -> Any:
+    """`value` if it can be called, or is None where that is allowed; `plain` if its call alone must do the work."""
     if not callable(value) and (needed or value is not None):
         raise ConfigError(f"{name} is {value!r}: it must be a function{'' if needed else ' or None'}")
+    if plain:
+        plain_function(name, value)
     return value

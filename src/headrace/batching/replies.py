@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import repeat
 from typing import Any, Protocol, Self, TypeVar
 
-from headrace.errors import BadResultError, ProcessError
+from headrace.batching.callbacks import unfinished
+from headrace.errors import BadResultError, ProcessError, text_of
 
 ResultT = TypeVar("ResultT")
 
@@ -168,31 +170,33 @@ def own_copy(cause: BaseException) -> Exception:
     if isinstance(cause, Exception) and not isinstance(cause, StopIteration):
         try:
             own = copy.copy(cause)
-        except Exception:  # noqa: BLE001  # whatever a user's own __init__ raises: the error itself must still arrive
+        except BaseException:  # noqa: BLE001  # whatever a user's own __init__ raises: the error itself must still arrive
             own = None
     if not isinstance(own, Exception) or type(own) is not type(cause) or own is cause:
-        own = ProcessError(f"process_fn raised {type(cause).__name__}: {cause}")
+        own = ProcessError(f"process_fn raised {type(cause).__name__}: {text_of(cause)}")
     own.__cause__ = cause.__cause__ if isinstance(cause, ProcessError) and cause.__cause__ else cause
     return own
 
 
-def checked_results(results: Any, size: int) -> list[Any]:
-    """The `size` results as a list, whether they came as a list, tuple, array, tensor or series.
+def checked_results(results: Any, size: int, name: str = "process_fn") -> list[Any]:
+    """The `size` results of the function `name` as a list, whether they came as a list, tuple, array, tensor or series.
 
     Raises:
         BadResultError: it is something else; the message names its type, or both counts.
     """
     if type(results) is not list:
         if isinstance(results, (str, bytes, bytearray, Mapping, Set)) or not hasattr(results, "__len__"):
+            unfinished(name, results)  # which closes a coroutine
             raise BadResultError(
-                f"process_fn returned {type(results).__name__} for batch of {size} records: "
+                f"{name} returned {type(results).__name__} for batch of {size} records: "
                 "return a list with one result per record, in the order of the batch"
             )
-        results = list(results)  # by position: some index by label
+        # By position: some index by label. And no further than one too many: some never end.
+        results = list(itertools.islice(results, size + 1)) if len(results) == size else results
     given: list[Any] = results
     if len(given) != size:
         raise BadResultError(
-            f"process_fn returned {len(given)} results for batch of {size} records: "
+            f"{name} returned {len(given)} results for batch of {size} records: "
             "return one per record, in the order of the batch; put an exception in the place of one that failed"
         )
     return given

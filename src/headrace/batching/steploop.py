@@ -17,7 +17,8 @@ from headrace.batching.replies import Entry, fail, give
 from headrace.batching.slots import Seat, Slots
 from headrace.batching.stats import Meter
 from headrace.batching.stepping import StepModel, Turn
-from headrace.errors import ProcessError, ProcessTimeoutError, StoppedError
+from headrace.batching.tasks import ends_the_task
+from headrace.errors import ProcessError, ProcessTimeoutError, StoppedError, text_of
 from headrace.events import BatchSplit, StepDone
 
 logger = logging.getLogger("headrace")
@@ -142,7 +143,9 @@ class StepLoop:
             record = entry.records[0]
             try:
                 start, most = self._model.span(record)
-            except Exception as exc:  # noqa: BLE001  # the user's own method: it costs this record, not the loop
+            except BaseException as exc:  # the user's own method: it costs this record, not the loop
+                if ends_the_task(exc):
+                    raise
                 self._meter.taken += 1
                 self._meter.failed += fail(self._take_next(), exc)
                 continue
@@ -285,7 +288,7 @@ class StepLoop:
     def _fail_all(self, cause: BaseException) -> int:
         """Fail those in the engine."""
         if isinstance(cause, (KeyboardInterrupt, SystemExit, StopIteration, asyncio.CancelledError)):
-            cause = ProcessError(f"step() raised {type(cause).__name__}: {cause}")
+            cause = ProcessError(f"step() raised {type(cause).__name__}: {text_of(cause)}")
         failed = 0
         for seat in self._slots:
             self._leave(seat.key)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from headrace.batching.options import function, whole
 from headrace.batching.replies import checked_results
-from headrace.errors import BadResultError, ConfigError, RecordError
+from headrace.errors import BadResultError, EngineDeadError, RecordError
 
 RecordT = TypeVar("RecordT")
 StateT = TypeVar("StateT")
@@ -82,11 +81,9 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
         cost: Callable[[RecordT], float] | None = None,
         max_steps: int | None = None,
     ) -> None:
-        self._step_fn = function("step_fn", step_fn, needed=True)
-        if inspect.iscoroutinefunction(step_fn):
-            raise ConfigError("step_fn is an async function: it must be a plain one, it runs on a thread of its own")
-        self._start = function("start", start, needed=False)
-        self._cost = function("cost", cost, needed=False)
+        self._step_fn = function("step_fn", step_fn, needed=True, plain=True)
+        self._start = function("start", start, needed=False, plain=True)
+        self._cost = function("cost", cost, needed=False, plain=True)
         self._max_steps = None if max_steps is None else whole("max_steps", max_steps, 1)
         self._states: dict[int, Any] = {}
         self._steps: dict[int, int] = {}
@@ -141,7 +138,7 @@ class Turn:
     leaving: Sequence[int]
     joining: Sequence[tuple[int, Any]]
     staying: set[int]
-    refused: list[tuple[int, Exception]] = field(default_factory=list)
+    refused: list[tuple[int, BaseException]] = field(default_factory=list)
     """Records that could not join."""
     resumes: dict[int, Any] = field(default_factory=dict)
     """What those taken out go on with."""
@@ -156,7 +153,9 @@ class Turn:
         for key, record in self.joining:
             try:
                 model.add(key, record)
-            except Exception as exc:  # noqa: BLE001  # whatever it is, it is this record's: it came from adding it
+            except EngineDeadError:
+                raise
+            except BaseException as exc:  # noqa: BLE001  # whatever it is, it is this record's: it came from adding it
                 self.refused.append((key, exc))
             else:
                 keys.add(key)

@@ -26,6 +26,7 @@ class StreamBatcher(DynamicBatcher[RecordT, ResultT]):
         max_in_flight: Requests under way at the same time.
         max_queue_size: Requests that may wait beyond those.
         cost_estimator: `(record) -> cost`, for statistics and for fairness between callers.
+        process_timeout_s: A request that takes longer is cancelled and fails, in seconds.
         listener: Called on the event loop with each `headrace.events` event.
 
     Raises:
@@ -39,11 +40,13 @@ class StreamBatcher(DynamicBatcher[RecordT, ResultT]):
         max_in_flight: int,
         max_queue_size: int = 1_000,
         cost_estimator: CostEstimatorFn | None = None,
+        process_timeout_s: float | None = None,
         listener: Listener | None = None,
     ) -> None:
         super().__init__(
             functools.partial(_one, function("infer_fn", infer_fn, needed=True)),
             cost_estimator=cost_estimator,
+            process_timeout_s=process_timeout_s,
             max_batch_size=1,
             batch_timeout_s=0,
             max_queue_size=max_queue_size,

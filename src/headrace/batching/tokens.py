@@ -67,7 +67,7 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
         default = default_cost
         if default_token_estimate is not None:
             default = number("default_token_estimate", default_token_estimate, minimum=0)
-        function("token_estimator", token_estimator, needed=False)
+        function("token_estimator", token_estimator, needed=False, plain=True)
         estimator = token_estimator if token_estimator is not None else cost_estimator
         super().__init__(
             process,

@@ -107,6 +107,18 @@ BufferMemory = Annotated[
     ),
 ]
 Engine = Annotated[str | None, typer.Option(help="onnx, vllm, or module:name of your own. Default: the task's.")]
+EngineProcess = Annotated[
+    bool,
+    typer.Option(
+        "--engine-process",
+        help="Run the engine in a process of its own: a crash of the model costs only the record that caused it. "
+        "For engines that run batches.",
+    ),
+]
+EngineTimeout = Annotated[
+    float | None,
+    typer.Option(help="Most seconds for a batch, a step or a request of the engine; its records fail after that."),
+]
 Handler = Annotated[str | None, typer.Option(help="A TorchServe handler to run: a .py file, a .mar archive.")]
 Endpoint = Annotated[
     list[str] | None,
@@ -166,6 +178,8 @@ def run(  # noqa: PLR0913 - one parameter per flag
     buffer_memory: BufferMemory = "512MB",
     engine: Engine = None,
     handler: Handler = None,
+    engine_process: EngineProcess = False,
+    engine_timeout: EngineTimeout = None,
     endpoint: Endpoint = None,
     overwrite: Overwrite = False,
     ignore_changes: IgnoreChanges = False,
@@ -252,6 +266,7 @@ def _settings(given: dict[str, Any]) -> JobSettings:
         )
     except ConfigError as error:
         raise typer.BadParameter(str(error)) from error
+    given["engine_timeout_s"] = given.pop("engine_timeout")
     if (on_too_long := given.pop("on_too_long")) != "truncate":
         options["on_too_long"] = on_too_long
     if (max_model_len := given.pop("max_model_len")) is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 from headrace.jobs.job import StopRequest
 
@@ -31,6 +33,8 @@ class Stopper(StopRequest):
             self.request()
             os.write(2, b"\nheadrace: interrupted before the job began; what earlier runs have done is kept\n")
             raise SystemExit(128 + number)
+        signal.signal(number, self.handle)
+        _once(number)
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nheadrace: stopping: finishing what is in flight (again to end at once)\n")
         self.request()
@@ -41,8 +45,27 @@ def stop_on_signals() -> Iterator[Stopper]:
     """Turn SIGINT and SIGTERM into a stop request while the body runs. Main thread only."""
     stopper = Stopper()
     before = {number: signal.signal(number, stopper.handle) for number in _SIGNALS}
+    for number in _SIGNALS:
+        _once(number)
     try:
         yield stopper
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _once(number: int) -> None:
+    """Let the handler of a signal take one of them; the system itself ends the process at the next.
+
+    Python's handlers run between two steps of the main thread. While that is deep in a library, or another thread holds
+    the interpreter's lock (a regular expression that takes for ever, say), they do not run, and no number of signals
+    would end the process. Where the C library cannot do this, all stays as it is.
+    """
+    libc: Any = ctypes.CDLL(None)
+    try:
+        install = libc.sysv_signal
+    except AttributeError:
+        return
+    install.restype, install.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    handler = install(number, 1)  # SIG_IGN: the only way to learn the present one
+    install(number, handler)

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from headrace.cluster.pieces import IN_FLIGHT, Piece, PieceSize, after_death
+from headrace.cluster.pieces import IN_FLIGHT, PieceSize
 from headrace.errors import BrokenOffError, EngineDeadError, HeadraceError, StoppedError, WorkerDiedError
 from headrace.events import Event, Listener, PieceDone, RecordFailed, WorkerLost
 from headrace.jobs.job import StopRequest
 from headrace.jobs.stages import Work
+from headrace.processes.culprits import Piece, after_death
 
 _LAST_WORDS_S = 2.0
 """What a worker that is given up had sent by then may take so long to arrive."""
@@ -87,7 +88,7 @@ class _Lane:
     """Whether its worker has loaded and lives."""
     homeless: bool = False
     """Whether its worker waits for room on a machine."""
-    running: dict[asyncio.Task[Reply], Piece] = field(default_factory=dict)
+    running: dict[asyncio.Task[Reply], Piece[Work]] = field(default_factory=dict)
     replied_at: float = 0.0
 
 
@@ -110,7 +111,7 @@ class Crew:
         self._listener = listener
         self._lanes = [_Lane(str(index + 1), PieceSize(least), worker) for index, worker in enumerate(workers)]
         self._waiting: deque[Work] = deque()
-        self._suspects: deque[Piece] = deque()
+        self._suspects: deque[Piece[Work]] = deque()
         self._warden: _Lane | None = None
         """The lane that alone deals with suspects, and takes nothing else until there are none; None for any."""
         self._out: deque[tuple[Sequence[Work], Sequence[Any], bool]] = deque()
@@ -192,7 +193,7 @@ class Crew:
         if undone:
             self._put(undone, [_undone()] * len(undone), some_failed=True)
 
-    def _take(self, lane: _Lane) -> Piece | None:
+    def _take(self, lane: _Lane) -> Piece[Work] | None:
         """The next piece for this lane, if it may have one now."""
         if self._warden is not None and not self._warden.serving and not (self._waiting or lane.running):
             self._warden = None  # its worker is being replaced, and this one has nothing else it could lose

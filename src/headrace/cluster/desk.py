@@ -8,7 +8,7 @@ import pickle
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import headrace
@@ -16,12 +16,14 @@ from headrace import wiring
 from headrace.batching.batcher import DynamicBatcher
 from headrace.cluster.crew import Reply
 from headrace.engines.base import Engine, StepEngine, StreamEngine
-from headrace.errors import BadResultError, ConfigError, HeadraceError, ProcessError, RecordError
+from headrace.errors import BadResultError, ConfigError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
-from headrace.jobs.job import StopRequest
+from headrace.jobs.job import Limits, StopRequest
+from headrace.jobs.preparing import prepare_all
 from headrace.jobs.settings import JobSettings
 from headrace.jobs.stages import Work, longest_first
 from headrace.observe.batches import BusyTime
+from headrace.processes.portable import Portable
 from headrace.records import Record
 
 _TYPICAL_TOKENS = 16
@@ -40,6 +42,7 @@ class Spec:
     batch_size: int | None
     version: str
     """Of the Headrace that asks."""
+    engine_timeout_s: float | None = None
 
     def settings(self) -> JobSettings:
         """As a job on this machine would have them."""
@@ -52,6 +55,8 @@ class Spec:
             engine_options=self.engine_options,
             batch_tokens=self.batch_tokens,
             batch_size=self.batch_size,
+            engine_timeout_s=self.engine_timeout_s,
+            limits=Limits(max_attempts=1),  # the job counts attempts: here each record's own error is to be found
         )
 
 
@@ -63,43 +68,6 @@ class Facts:
     """As `Engine.describe` has it."""
     keeps_busy: int
     """How many records its engine works on at one time, about."""
-
-
-@dataclass(frozen=True, slots=True)
-class Portable:
-    """An exception on its way to another process, which may not have its class."""
-
-    pickled: bytes
-    kind: str
-    text: str
-    own: bool = field(default=False)
-    """Whether it is one of Headrace's: then its nearest known class will do."""
-
-    @classmethod
-    def of(cls, error: BaseException) -> Portable:
-        """What can be sent of an exception."""
-        try:
-            pickled = pickle.dumps(error)
-            if type(pickle.loads(pickled)) is not type(error):
-                pickled = b""
-        except Exception:  # noqa: BLE001 - whatever a user's class does when it is pickled: the error must still arrive
-            pickled = b""
-        return cls(pickled, type(error).__name__, str(error), isinstance(error, HeadraceError))
-
-    def unpacked(self) -> Exception:
-        """The exception, or one with its name and words."""
-        if self.pickled:
-            try:
-                error = pickle.loads(self.pickled)
-            except Exception:  # noqa: BLE001 - the class is not here, or cannot be made here
-                error = None
-            if isinstance(error, Exception):
-                return error
-        if self.own and isinstance(known := getattr(headrace.errors, self.kind, None), type):
-            named: Exception = known(self.text)
-            return named
-        alike: type[Exception] = type(self.kind, (ProcessError,), {})  # a job groups failures by this name
-        return alike(self.text)
 
 
 class Desk:
@@ -164,7 +132,7 @@ class Desk:
                 results[index] = RecordError(f"cannot be read on the worker: {error}")
             else:
                 places.append(index)
-        for index, entry in zip(places, self._engine.prepare(inputs), strict=True):
+        for index, entry in zip(places, prepare_all(self._engine, inputs), strict=True):
             if isinstance(entry, Exception):
                 results[index] = entry
                 continue

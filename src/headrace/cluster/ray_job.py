@@ -53,6 +53,10 @@ def execute(settings: JobSettings, place: Place, stop: StopRequest, *, progress:
         ConfigError: also no cluster at the address, or one with too little room.
         JobError: also when workers die again and again.
     """
+    if settings.engine_process:
+        raise ConfigError(
+            "--engine-process is of no use with --on: a worker there is a process of its own; leave it out"
+        )
     plan = wiring.check(settings)
     if (end := wiring.already_finished(plan)) is not None:
         return end
@@ -67,6 +71,7 @@ def execute(settings: JobSettings, place: Place, stop: StopRequest, *, progress:
         batch_tokens=chosen.batch_tokens,
         batch_size=chosen.batch_size,
         version=headrace.__version__,
+        engine_timeout_s=chosen.engine_timeout_s,
     )
     with connected(place):
         staff = Staff(spec, place)

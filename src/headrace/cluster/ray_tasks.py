@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from headrace.batching.callbacks import plain_function
 from headrace.errors import ConfigError, MissingExtraError, WorkerDiedError
 
 try:
@@ -32,8 +33,9 @@ def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT]
         options: of `ray.remote`, such as `num_cpus`. Ray's own retries are off: `map_concurrent` has some.
 
     Raises:
-        ConfigError: it cannot be sent to another process.
+        ConfigError: it is asynchronous, or cannot be sent to another process.
     """
+    plain_function("fn", fn)
     try:
         cloudpickle.dumps(fn)
     except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:

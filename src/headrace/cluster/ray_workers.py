@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.cluster.crew import NoRoomError, Reply
-from headrace.cluster.desk import Desk, Facts, Portable, Spec, unpack
+from headrace.cluster.desk import Desk, Facts, Spec, unpack
 from headrace.cluster.pieces import IN_FLIGHT
 from headrace.errors import BrokenOffError, ConfigError, EngineError, HeadraceError, MissingExtraError, WorkerDiedError
+from headrace.processes.portable import Portable
 
 try:
     import ray

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from headrace.batching.callbacks import plain_function, unfinished
 from headrace.engines.base import BatchEngine, Prepared
 from headrace.errors import BadResultError, ConfigError, EngineDeadError, UnknownOptionError
 
@@ -65,6 +66,8 @@ class FunctionEngine:
         if not batch:
             return []
         outputs = function(batch)
+        if (error := unfinished(self._name, outputs)) is not None:
+            raise error
         unordered = isinstance(outputs, (str, bytes, Mapping, Set))
         if unordered or not (hasattr(outputs, "__len__") and hasattr(outputs, "__iter__")):
             raise BadResultError(f"{self._name} returned a {type(outputs).__name__}; it must return a list, in order")
@@ -89,6 +92,8 @@ def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> B
     """
     found, reference = (load_factory(engine), engine) if isinstance(engine, str) else (engine, _name(engine))
     chosen = dict(options)
+    if callable(found):
+        plain_function(repr(reference), found)
     parameters = _parameters(found, reference) if callable(found) else []
     made: Any = found
     used_model: str | Path | None = None
@@ -99,6 +104,8 @@ def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> B
         made = found()
     if hasattr(made, "prepare") and any(hasattr(made, method) for method in ("forward", "step", "infer")):
         _refuse(reference, chosen, ())
+        for method in ("prepare", "forward", "span", "add", "step", "needs", "remove", "describe", "close"):
+            plain_function(f"{method} of {reference!r}", getattr(made, method, None))
         whole: BatchEngine[Any, Any, Any] = made
         return whole
     size = chosen.pop("batch_size", BATCH_SIZE)
@@ -169,6 +176,5 @@ def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[A
                 f"({', '.join(methods) or 'none'}); it must have one, or be callable, or be a whole engine"
             )
         function = getattr(made, methods[0])
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        raise ConfigError(f"{reference!r} is asynchronous; an engine's function is a blocking one, on its own thread")
+    plain_function(repr(reference), function)
     return function  # type: ignore[no-any-return]  # known to be callable

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from headrace.batching.callbacks import plain_function
 from headrace.device.placement import choose_device
 from headrace.engines import torchserve_files, torchserve_standin
 from headrace.engines.base import Prepared
@@ -143,6 +144,7 @@ def _load(files: HandlerFiles, context: Context) -> Callable[[Any, Context], Any
     try:
         if hasattr(module, name):
             function: Callable[[Any, Context], Any] = getattr(module, name)
+            plain_function(f"{name} of {files.handler.name}", function)
             function(None, context)  # by convention: no data asks a function to load its model
             return function
         service = _the_class(module, files)()
@@ -151,6 +153,7 @@ def _load(files: HandlerFiles, context: Context) -> Callable[[Any, Context], Any
         raise
     except BaseException as error:  # the user's code: whatever it raises, its job does not start
         raise EngineError(f"handler {files.name} cannot be initialized: {_cause(error, files)}") from error
+    plain_function(f"handle of {files.name}", service.handle)
     handle: Callable[[Any, Context], Any] = service.handle
     return handle
 

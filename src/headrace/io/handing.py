@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headrace.errors import JobError
+from headrace.batching.callbacks import is_async, plain_function
+from headrace.errors import JobError, text_of
 from headrace.io.letters import encode_failures
 from headrace.records import Failed, Ok
 
@@ -17,10 +19,12 @@ class HandingWriter:
     """Calls a function with the rows of each part: every record once, finished or failed, neighbours in input order.
 
     A finished record is {id, the columns kept, `column`: its output}, with the output as the engine made it; a failed
-    one {id, error: {reason, message}}. The calls come from one thread that is not the caller's. What has been handed
-    over is remembered nowhere: a run that ends early cannot be resumed.
+    one {id, error: {reason, message}}. The calls come from one thread that is not the caller's. An `async def`, or what
+    else returns an awaitable, is awaited there, on one event loop for all calls. What has been handed over is
+    remembered nowhere: a run that ends early cannot be resumed.
 
     Raises:
+        ConfigError: `receive` is a generator function, whose call alone does nothing.
         JobError: by the methods, where the function raises.
     """
 
@@ -28,7 +32,10 @@ class HandingWriter:
     nulled = 0
 
     def __init__(self, receive: Receiver, column: str) -> None:
+        if not is_async(receive):
+            plain_function("sink", receive)
         self._receive = receive
+        self._runner: asyncio.Runner | None = None
         self._column = column
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
@@ -57,7 +64,23 @@ class HandingWriter:
         if not rows:
             return
         try:
-            self._receive(rows)
-        except Exception as error:
-            # The task boundary to a user's own code: whatever it raises ends the job.
-            raise JobError(f"the function that takes the results raised {type(error).__name__}: {error}") from error
+            answer = self._receive(rows)
+            if isinstance(answer, (Generator, AsyncGenerator)):
+                raise TypeError(f"it returned a {type(answer).__name__}, which nobody iterates")
+            if isinstance(answer, Awaitable):
+                self._runner = self._runner or asyncio.Runner()
+                self._runner.run(_result_of(answer))
+        except BaseException as error:
+            # The task boundary to a user's own code, on a thread of its own: whatever it raises ends the job.
+            raise JobError(
+                f"the function that takes the results raised {type(error).__name__}: {text_of(error)}"
+            ) from error
+
+    def close(self) -> None:
+        """End the event loop of an asynchronous function."""
+        if self._runner is not None:
+            self._runner.close()
+
+
+async def _result_of(answer: Awaitable[Any]) -> Any:
+    return await answer

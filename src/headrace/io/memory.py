@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import ConfigError, JobError
+from headrace.errors import ConfigError, JobError, text_of
 from headrace.io.base import Chunk
 from headrace.io.files import CHUNK_ROWS, todo
 from headrace.io.jsontext import dump_any
@@ -101,9 +101,13 @@ class IterableSource:
         iterator = _run(rows) if isinstance(rows, AsyncIterable) else iter(rows)
         try:
             yield from iterator
-        except Exception as error:
+        except GeneratorExit:
+            raise  # nobody reads on
+        except BaseException as error:
             # The task boundary to a user's own code: whatever it raises ends the job, not its record.
-            raise JobError(f"the input raised {type(error).__name__}: {error}; what was read of it is kept") from error
+            raise JobError(
+                f"the input raised {type(error).__name__}: {text_of(error)}; what was read of it is kept"
+            ) from error
 
 
 def _is_iterator(rows: Any) -> bool:

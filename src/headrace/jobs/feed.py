@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
-from headrace.errors import StoppedError
+from headrace.errors import ProcessTimeoutError, StoppedError
 from headrace.events import InputLeftOut
 from headrace.jobs.dedupe import Once
+from headrace.jobs.doubts import Doubts
 from headrace.jobs.job import IdCheck, Job
 from headrace.jobs.memory import Memory
 from headrace.jobs.retries import Retries
@@ -69,6 +70,7 @@ class Feed:
         self._workers = ThreadPoolExecutor(self._width.most, "headrace-prepare")
         self._retries = Retries(job.limits.max_attempts, job.limits.retry_wait_s)
         self._once: Once[Work] | None = Once() if job.dedupe else None
+        self._doubts = Doubts(job.engine, job.engine_timeout_s)
         self._in_flight = self._reading = 0
         self._settled = asyncio.Event()
         self._ended = False
@@ -128,7 +130,7 @@ class Feed:
         if self._ended:
             self._settled.set()
         if not some_failed and self._once is None:
-            return [self._ok(work, result) for work, result in zip(run, results, strict=True)]
+            return self._doubts.dispel() + [self._ok(work, result) for work, result in zip(run, results, strict=True)]
         outcomes: list[Outcome] = []
         for work, result in zip(run, results, strict=True):
             self._settle_one(work, result, outcomes)
@@ -136,19 +138,21 @@ class Feed:
 
     def _settle_one(self, work: Work, result: Any, outcomes: list[Outcome]) -> None:
         failed = isinstance(result, Exception)
+        if isinstance(result, ProcessTimeoutError):
+            result = self._doubts.judged(result)
         likewise: list[Work] = []
         if self._once is not None:
             likewise = self._once.given_up(work) if failed else self._once.computed(work, result)
             self._memory.prepared -= prepared_bytes(likewise)
         for item in (work, *likewise):
             if not failed:
-                outcomes.append(self._ok(item, result))
+                outcomes += [*self._doubts.dispel(), self._ok(item, result)]
             elif self._job.stop.requested and isinstance(result, StoppedError):
                 self._handed_back += 1
             elif self._retries.wants(result, item.attempt):
                 self._retries.add(_original(item), item.attempt, time.monotonic())
             else:
-                outcomes.append(finish(item, result))
+                self._doubts.add(result, finish(item, result), outcomes)
 
     def _ok(self, work: Work, result: Any) -> Ok:
         output = Unfinished(work.mapped, result) if self._job.user.finishes else result
@@ -174,6 +178,8 @@ class Feed:
             elif self._in_flight or parked:
                 await self._wait_for_end(due_in)
             else:
+                if doubtful := self._doubts.dispel():
+                    await self._on_done(doubtful)
                 self._exhausted = True
                 return None
         return None

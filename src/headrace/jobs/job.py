@@ -114,6 +114,8 @@ class Job:
     user: UserCode
     ids: IdCheck | None = None
     """Looks at ids that user code makes; None where the source does, or positions are ids."""
+    engine_timeout_s: float | None = None
+    """What the batcher allows the engine for a batch, a step or a request."""
     dedupe: bool = False
     """Compute equal inputs once."""
     retry: bool = False

@@ -33,6 +33,7 @@ from headrace.jobs.lock import exclusive
 from headrace.jobs.passes import Finished, Pass
 from headrace.jobs.retrying import Retrying
 from headrace.jobs.spent import Spent
+from headrace.jobs.standstill import Standstill
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,7 @@ class JobOutput:
             self.parts.clear()  # first, so that no kill leaves old parts under the new fingerprint
             self._clear_scratch()
             Spent(self.work).forget()
+            Standstill(self.work).forget()
             self._write_state(begun, None)
             return self._pass(begun, Ledger([]))
         finished = self._resumed(state, begun)

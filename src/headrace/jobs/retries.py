@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace.errors import TransientError
+from headrace.errors import ProcessTimeoutError, TransientError
 from headrace.records import Record
 
 TRANSIENT = (TransientError, ConnectionError, TimeoutError)
@@ -44,7 +44,8 @@ class Retries:
 
     def wants(self, error: object, attempt: int) -> bool:
         """Whether what failed so at this attempt is to be tried again."""
-        return attempt < self._max_attempts and isinstance(error, TRANSIENT)
+        late = isinstance(error, ProcessTimeoutError)  # it would hold up the engine again
+        return attempt < self._max_attempts and isinstance(error, TRANSIENT) and not late
 
     def add(self, record: Record, attempt: int, now: float) -> None:
         """Let a record wait that has failed at this attempt."""

@@ -15,6 +15,7 @@ from headrace.jobs.job import Job, JobEnd, Length, Tally
 from headrace.jobs.memory import Memory
 from headrace.jobs.passes import Finished, Pass
 from headrace.jobs.sink import Sink
+from headrace.jobs.standstill import Standstill
 
 
 async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
@@ -57,6 +58,10 @@ def run(job: Job) -> JobEnd:
             else:
                 end = _work(job, todo)
             state = "interrupted" if end.state == "interrupted" else "finished"
+        except BrokenOffError as error:
+            if isinstance(todo, Pass) and not job.stop.requested:
+                Standstill(job.output.work).judge(todo, error)
+            raise
         except OSError as error:
             raise BrokenOffError(f"cannot write {job.output.target}: {error}; run again to continue") from error
         finally:

@@ -57,6 +57,10 @@ class JobSettings:
     a function, or whatever else `headrace.engines.custom.load` takes."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the engine, such as `max_model_len`."""
+    engine_process: bool = False
+    """Run the engine in a process of its own, so that a crash costs only the record that caused it."""
+    engine_timeout_s: float | None = None
+    """Most seconds that the engine may take for a batch, a step or a request; None for no limit."""
     text_column: str | None = None
     """What to process; None for the column "text", or "image" where the task is one of images."""
     text_pair_column: str | None = None
@@ -141,10 +145,11 @@ def check_numbers(settings: JobSettings) -> None:
     Raises:
         ConfigError: one is not; the message names it.
     """
-    limits = settings.limits
+    limits, timeout = settings.limits, settings.engine_timeout_s
     checks: tuple[tuple[str, float | None, bool, str], ...] = (
         ("batch_tokens", settings.batch_tokens, settings.batch_tokens is None or settings.batch_tokens >= 1, ">= 1"),
         ("batch_size", settings.batch_size, settings.batch_size is None or settings.batch_size >= 1, ">= 1"),
+        ("engine_timeout_s", timeout, timeout is None or 0 < timeout < float("inf"), "a finite number > 0"),
         ("max_error_rate", limits.max_error_rate, 0 <= limits.max_error_rate <= 1, "between 0 and 1"),
         ("max_errors", limits.max_errors, limits.max_errors is None or limits.max_errors >= 0, ">= 0"),
         ("max_attempts", limits.max_attempts, limits.max_attempts >= 1, ">= 1"),

@@ -8,13 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from headrace.batching.callbacks import PROMISES, unfinished
+from headrace.batching.replies import checked_results
 from headrace.engines.base import BatchEngine, Engine, StreamEngine
-from headrace.errors import BrokenOffError, EngineDeadError, RecordError, StoppedError
+from headrace.errors import (
+    BrokenOffError,
+    EngineDeadError,
+    ProcessError,
+    ProcessTimeoutError,
+    StoppedError,
+    text_of,
+)
 from headrace.events import StageDone
 from headrace.io.base import Chunk
 from headrace.jobs.columns import Columns
 from headrace.jobs.dedupe import key_of
 from headrace.jobs.job import StopRequest
+from headrace.jobs.preparing import prepare_all
 from headrace.jobs.retries import TRANSIENT, Again
 from headrace.jobs.sizes import rows_bytes, value_bytes
 from headrace.jobs.usercode import UserCode
@@ -22,6 +32,8 @@ from headrace.records import Failed, Ok, Outcome, Record
 
 MAX_RUN = 512
 """Most records that go to the batcher together."""
+MOST_MESSAGE = 4096
+"""Characters of an error's message that are kept."""
 
 
 class Work(NamedTuple):
@@ -139,7 +151,7 @@ class Preparation:
         keys = [key_of(value) for value in inputs] if self.dedupe else itertools.repeat(None)
         sees = self.user.finishes
         in_tokens = getattr(self.engine, "counts_tokens", True)
-        answers = self.engine.prepare(inputs) if inputs else ()
+        answers = prepare_all(self.engine, inputs) if inputs else []
         for (row, mapped, kept), value, prepared, key in zip(selected, inputs, answers, keys, strict=False):
             attempt = attempts.get(row.position, 1) if attempts else 1
             if isinstance(prepared, Exception):
@@ -169,7 +181,7 @@ class Preparation:
             try:
                 kept = identify(mapped)
                 value = input_of(mapped)
-            except RecordError as error:
+            except Exception as error:  # noqa: BLE001 - a row may be a mapping of the user's own, with any content
                 done.refuse(Record(row.position, kept.id, row.data), error, attempts.get(row.position, 1))
             else:
                 selected.append((row, mapped, kept))
@@ -180,7 +192,7 @@ class Preparation:
         """A row that user code has not got through, with its id where that is among its own columns."""
         try:
             return Record(row.position, self.columns.identify(row).id, row.data)
-        except RecordError:
+        except Exception:  # noqa: BLE001 - as above
             return row
 
 
@@ -218,25 +230,49 @@ def _cost(work: Work) -> int:
     return work.cost
 
 
-def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopRequest) -> list[Any]:
-    """One batch through the engine. What has not begun when the job is asked to stop is handed back unprocessed."""
+def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopRequest, max_attempts: int) -> list[Any]:
+    """One batch through the engine. What has not begun when the job is asked to stop is handed back unprocessed.
+
+    Raises:
+        Exception: what the engine raised. The batcher runs the batch again in halves.
+    """
     if stop.requested:
         return [StoppedError("the job was asked to stop")] * len(work)
     try:
-        return list(engine.forward([item.payload for item in work]))
-    except TRANSIENT as error:  # no record's fault, so there is none to be found by halving: each is tried again later
+        results = checked_results(engine.forward([item.payload for item in work]), len(work), "the engine")
+    except StoppedError as error:
+        raise sound(error) from error
+    except ProcessTimeoutError:
+        raise
+    except TRANSIENT as error:
+        # Most likely no record's fault: each is tried again later. At the last attempt one of them may be at fault.
+        if any(item.attempt >= max_attempts for item in work):
+            raise
         return [error] * len(work)
+    return list(map(sound, results))
 
 
 async def infer_one(work: Work, engine: StreamEngine[Any, Any, Any], stop: StopRequest) -> Any:
     """One record through an engine that batches by itself, unless the job is asked to stop before it has begun."""
     if not stop.requested:
         try:
-            return await engine.infer(work.payload)
+            return sound(await engine.infer(work.payload))
+        except StoppedError as error:
+            if not stop.requested:
+                raise sound(error) from error
         except EngineDeadError:
             if not stop.requested:  # else the signal that asked for it has reached the engine's own processes too
                 raise
     return StoppedError("the job was asked to stop")
+
+
+def sound(result: Any) -> Any:
+    """An engine's result; its own StoppedError, which does not mean that this job was stopped, and a coroutine or a
+    generator, which nobody would run, as the record's error.
+    """
+    if isinstance(result, StoppedError):
+        return ProcessError(f"the engine raised StoppedError: {text_of(result)}")
+    return unfinished("the engine", result) or result if isinstance(result, PROMISES) else result
 
 
 def finish(work: Work, result: Any) -> Outcome:
@@ -279,4 +315,5 @@ def as_read(done: Ok) -> Record:
 
 def failure(record: Record, error: Exception, attempts: int) -> Failed:
     """How a record's own error is kept."""
-    return Failed(record, type(error).__name__, " ".join(str(error).split()), attempts)
+    words = " ".join(text_of(error)[:MOST_MESSAGE].split())
+    return Failed(record, type(error).__name__, words, attempts)

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.engines.base import StepEngine
 from headrace.errors import StoppedError
 from headrace.jobs.job import StopRequest
-from headrace.jobs.stages import Work
+from headrace.jobs.stages import Work, sound
 
 
 class WorkSteps:
@@ -27,15 +27,25 @@ class WorkSteps:
         """Let a record join the next step."""
         if self._stop.requested:
             raise StoppedError("the job was asked to stop")
-        self._engine.add(key, record.payload)
+        try:
+            self._engine.add(key, record.payload)
+        except StoppedError as error:
+            raise sound(error) from error
         self._work[key] = record
 
     def step(self) -> Sequence[tuple[int, Any]]:
         """See `StepEngine.step`."""
-        finished = self._engine.step()
+        try:
+            finished = self._engine.step()
+        except StoppedError as error:
+            raise sound(error) from error
+        if not isinstance(finished, (list, tuple)) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 for pair in finished
+        ):
+            return finished  # whoever called says what is wrong with it
         for key, _ in finished:
             self._work.pop(key, None)
-        return finished
+        return [(key, sound(result)) for key, result in finished]
 
     def needs(self, key: int) -> float:
         """See `StepEngine.needs`."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
-import signal
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
-from typing import Any, Literal, TypeAlias
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, TypeAlias, cast
 
-from headrace.errors import BrokenOffError, ConfigError, RecordError
+from headrace.batching.callbacks import plain_function, unfinished
+from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, text_of
+from headrace.processes.child import Child
+from headrace.processes.culprits import Survivors
 from headrace.records import Record
 
 WorkerKind: TypeAlias = Literal["auto", "thread", "process"]
@@ -45,8 +45,12 @@ class UserCode:
         self._finish = finish
         self._kind = kind
         self._workers = workers or os.cpu_count() or 1
-        self._pool: ProcessPoolExecutor | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        """One for each process: it waits for its answers."""
+        self._children: queue.SimpleQueue[tuple[Child, Survivors]] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        for name, function in (("prepare", prepare), ("finish", finish)):
+            plain_function(name, function)
         if kind == "process":
             for function in (prepare, finish):
                 if function is not None and not _travels(function):
@@ -71,7 +75,7 @@ class UserCode:
         User code sees copies: for a dead letter or another try a record stays as it was read.
 
         Raises:
-            BrokenOffError: a worker process is gone.
+            BrokenOffError: no process can run the function.
         """
         if self._prepare is None:
             return zip(records, map(_own_copy, records) if self.finishes else records, strict=True)
@@ -85,15 +89,19 @@ class UserCode:
         """For each row and output the output to write, or why there is none.
 
         Raises:
-            BrokenOffError: a worker process is gone.
+            BrokenOffError: no process can run the function.
         """
         assert self._finish is not None, "asked for by `finishes`"
         return self._call(self._finish, pairs)
 
     def close(self) -> None:
         """End the processes."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=True, cancel_futures=True)
+        while not self._children.empty():
+            self._children.get_nowait()[0].close()
 
     def _call(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         if self._kind == "process" and calls:
@@ -107,24 +115,31 @@ class UserCode:
 
     def _call_in_process(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
         with self._lock:
-            if self._pool is None:
-                # A fork of a process that has threads, as this one has, may hang.
-                context = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(self._workers, context, initializer=_die_with_parent)
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._workers, "headrace-user-code")
+                for _ in range(self._workers):
+                    child = Child(_applier, self._prepare, self._finish)
+                    self._children.put((child, Survivors(child.call)))
         size = max(1, -(-len(calls) // self._workers))
+        which = "finish" if function is self._finish else "prepare"
+        pieces = [
+            self._threads.submit(self._survivors, [(which, call) for call in calls[start : start + size]])
+            for start in range(0, len(calls), size)
+        ]
         try:
-            pieces = [
-                self._pool.submit(_apply_and_pack, function, calls[start : start + size])
-                for start in range(0, len(calls), size)
-            ]
-            results: list[Any] = []
-            for piece in pieces:
-                results += pickle.loads(piece.result())
-        except BrokenProcessPool as error:
+            return [result for piece in pieces for result in piece.result()]
+        except EngineDeadError as error:
             raise BrokenOffError(
-                f"a worker process ended while it ran {_name(function)}; what is finished is kept, run again to go on"
+                f"cannot run {_name(function)} in a process: {error}; what is finished is kept, run again to go on"
             ) from error
-        return results
+
+    def _survivors(self, calls: Sequence[Any]) -> list[Any]:
+        """The results of calls in one of the processes; a call that ends its process fails alone."""
+        child, survivors = self._children.get()
+        try:
+            return survivors.results(calls)
+        finally:
+            self._children.put((child, survivors))
 
 
 def _own_copy(record: Record) -> Record:
@@ -148,36 +163,30 @@ def _mapped(record: Record, row: Any) -> Record | Exception:
 
 
 def _apply(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    results: list[Any] = []
-    for arguments in calls:
-        try:
-            results.append(function(*arguments))
-        except SystemExit as error:
-            results.append(RecordError(f"{_name(function)} asked the process to exit with {error.code!r}"))
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is its record's
-            results.append(error)
-    return results
+    return [_called(function, arguments) for arguments in calls]
 
 
-def _apply_and_pack(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> bytes:
-    """`_apply` in a child: a result that cannot travel is its record's error."""
-    results = _apply(function, calls)
+def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What the function returns, or its error as one that a record can bear."""
     try:
-        packed = pickle.dumps(results)
-        pickle.loads(packed)
-    except (pickle.PicklingError, TypeError, AttributeError):
-        packed = pickle.dumps([_portable(result) for result in results])
-    return packed
+        result = function(*arguments)
+        return unfinished(_name(function), result) or result
+    except SystemExit as error:
+        return RecordError(f"{_name(function)} asked the process to exit with {error.code!r}")
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is its record's
+        return error
+    except BaseException as error:  # noqa: BLE001 - likewise: no signal is delivered to this thread
+        return RecordError(f"{_name(function)} raised {type(error).__name__}: {text_of(error)}")
 
 
-def _portable(result: Any) -> Any:
-    try:
-        pickle.loads(pickle.dumps(result))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        if isinstance(result, Exception):
-            return RecordError(f"{type(result).__name__}: {result}")
-        return RecordError(f"a result of type {type(result).__name__} cannot leave its process: {error}")
-    return result
+def _applier(prepare: Callable[..., Any] | None, finish: Callable[..., Any] | None) -> Callable[[Any], list[Any]]:
+    """What answers calls of either function, in a process of its own."""
+    functions = {"prepare": prepare, "finish": finish}
+
+    def apply(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+        return [_called(cast("Callable[..., Any]", functions[which]), arguments) for which, arguments in calls]
+
+    return apply
 
 
 def _travels(function: Callable[..., Any]) -> bool:
@@ -189,20 +198,6 @@ def _travels(function: Callable[..., Any]) -> bool:
     except (pickle.PicklingError, TypeError, AttributeError):
         return False
     return True
-
-
-def _die_with_parent() -> None:
-    """In a child: Ctrl-C is the parent's to handle, and no child outlives a parent that was killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "this runs in a child"
-    sentinel = parent.sentinel
-
-    def watch() -> None:
-        wait([sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, name="headrace-parent", daemon=True).start()
 
 
 def _name(function: Callable[..., Any]) -> str:

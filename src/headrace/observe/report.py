@@ -183,8 +183,6 @@ class ReportBuilder:
                 self._add_part(event)
             case JobDone():
                 self._state = event.state
-            case _:
-                pass
 
     def _add_part(self, event: PartCommitted | PartDamaged) -> None:
         if isinstance(event, PartDamaged):

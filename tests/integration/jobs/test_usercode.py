@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from headrace.errors import BrokenOffError, ConfigError, RecordError
+from headrace.errors import BadResultError, BrokenOffError, ConfigError, RecordError, WorkerDiedError, text_of
 from headrace.jobs import usercode
 from headrace.jobs.usercode import UserCode, WorkerKind
+from headrace.processes import culprits
 from headrace.records import Record
 
 ROWS = [Record(number, f"r{number}", {"n": number}) for number in range(7)]
@@ -31,8 +34,51 @@ def add(row: Mapping[str, Any], output: int) -> int:
     return int(row["n"]) + output
 
 
+def kill(row: Mapping[str, Any]) -> dict[str, Any]:
+    if row["n"] == 3:
+        os._exit(9)
+    if row["n"] == 11:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if row["n"] == 12:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"n": row["n"] * 2}
+
+
 def end(row: Mapping[str, Any]) -> None:
     os._exit(9)
+
+
+def interrupt(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises what a record's neighbours must not feel, and returns what is no row."""
+    if row["n"] < len(RAISED):
+        raise RAISED[row["n"]]
+    return {"n": row["n"]}
+
+
+async def later(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    return row
+
+
+def promises(row: Mapping[str, Any]) -> Any:
+    return later(row)
+
+
+class WordlessError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(4)
+
+
+RAISED: list[BaseException] = [
+    StopIteration(),
+    StopAsyncIteration(),
+    SystemExit(0),
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    asyncio.CancelledError(),
+    BaseException("base"),
+    BaseExceptionGroup("group", [KeyboardInterrupt()]),
+    WordlessError(),
+]
 
 
 class UnportableError(Exception):
@@ -70,7 +116,7 @@ def test_rows_are_mapped_and_an_exception_is_its_records(code: UserCode, kind: W
 def test_outputs_are_finished_with_their_rows(code: UserCode, kind: WorkerKind) -> None:
     found = code.finished([({"n": number}, number * 10) for number in range(3)] + [({"n": 9}, 2)])
     assert found[:3] == [0, 11, 22]
-    assert isinstance(found[3], UnportableError if kind == "thread" else RecordError)
+    assert type(found[3]).__name__ == "UnportableError"
     assert "no" in str(found[3])
 
 
@@ -91,11 +137,49 @@ def test_it_names_its_functions() -> None:
     assert UserCode(double, add).describe() == {"prepare": f"{__name__}:double", "finish": f"{__name__}:add"}
 
 
-def test_a_process_that_ends_breaks_the_job_off() -> None:
+def test_only_the_record_that_ends_its_process_fails() -> None:
+    code = UserCode(kill, kind="process", workers=2)
+    rows = [Record(number, number, {"n": number}) for number in range(40)]
+    found = [row for _, row in code.prepared(rows)]
+    code.close()
+    dead = {number: str(row) for number, row in enumerate(found) if isinstance(row, Exception)}
+    assert {type(found[number]) for number in dead} == {WorkerDiedError}
+    assert sorted(dead) == [3, 11, 12]
+    assert "3 processes ended with this record, the last one alone with it: the process ended with status 9" in dead[3]
+    assert "was killed by SIGSEGV" in dead[11]
+    assert "was killed by SIGKILL, which the system also uses when memory runs out" in dead[12]
+    assert [row.data["n"] for row in found if isinstance(row, Record)] == [2 * n for n in range(40) if n not in dead]
+
+
+def test_a_function_that_ends_every_process_breaks_the_job_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(culprits, "MOST_IN_A_ROW", 2)
     code = UserCode(end, kind="process", workers=1)
-    with pytest.raises(BrokenOffError, match="a worker process ended while it ran"):
+    with pytest.raises(BrokenOffError, match="2 records in a row ended their process, and none succeeded in between"):
         code.prepared(ROWS)
     code.close()
+
+
+def test_whatever_is_raised_is_its_records(kind: WorkerKind) -> None:
+    code = UserCode(interrupt, kind=kind, workers=1)
+    rows = [Record(number, number, {"n": number}) for number in range(len(RAISED) + 2)]
+    found = [row for _, row in code.prepared(rows)]
+    code.close()
+    assert [isinstance(row, Exception) for row in found] == [True] * len(RAISED) + [False] * 2
+    assert all(isinstance(text_of(row), str) for row in found if isinstance(row, Exception))
+
+
+@pytest.mark.parametrize("function", [later, functools.partial(later), lambda row: (yield row)], ids=repr)
+def test_a_function_that_only_promises_its_result_is_refused(function: Any) -> None:
+    with pytest.raises(ConfigError, match=r"finish is an? (async|generator) function: it must be a plain function"):
+        UserCode(finish=function)
+
+
+def test_a_promise_in_a_results_place_is_the_records_error(kind: WorkerKind) -> None:
+    code = UserCode(promises, kind=kind, workers=1)
+    [(_, found)] = code.prepared(ROWS[:1])
+    code.close()
+    assert isinstance(found, BadResultError)
+    assert "promises returned a coroutine" in str(found)
 
 
 def test_what_no_other_process_can_import_is_refused_there() -> None:

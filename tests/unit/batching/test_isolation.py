@@ -113,11 +113,52 @@ def test_one_record_that_is_too_large_for_the_device_fails_alone(virtual: Virtua
     assert [isinstance(result, MemoryError) for result in results] == [n == 3 for n in range(8)]
 
 
+class WordlessError(Exception):
+    """Cannot say what it is, nor be copied."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+    def __copy__(self) -> Any:
+        raise SystemExit(1)
+
+
 @pytest.mark.parametrize(
-    "error", [lambda _: EngineDeadError("gone"), lambda _: KeyboardInterrupt(), lambda _: SystemExit(3)]
+    "kind",
+    [
+        StopIteration,
+        StopAsyncIteration,
+        SystemExit,
+        KeyboardInterrupt,
+        GeneratorExit,
+        asyncio.CancelledError,
+        BaseException,
+        lambda: BaseExceptionGroup("several", [KeyboardInterrupt(), ValueError()]),
+        lambda: ExceptionGroup("several", [ValueError()]),
+        WordlessError,
+    ],
+    ids=lambda kind: kind.__name__,
 )
-def test_what_no_split_can_mend_is_not_split(virtual: VirtualTime, error: Callable[[Any], BaseException]) -> None:
-    engine = Engine(refuses=[3], error=error)
+@pytest.mark.parametrize("on_loop", [False, True])
+def test_whatever_an_engine_raises_only_its_record_fails(
+    virtual: VirtualTime, kind: Callable[[], BaseException], on_loop: bool
+) -> None:
+    def process(batch: list[int]) -> list[int]:
+        if 3 in batch:
+            raise kind()
+        return batch
+
+    async def process_on_loop(batch: list[int]) -> list[int]:
+        return process(batch)
+
+    results = virtual(
+        process_all(process_on_loop if on_loop else process, list(range(32)), mapped=False, on_error="isolate")
+    )
+    assert [isinstance(result, Exception) for result in results] == [n == 3 for n in range(32)]
+
+
+def test_what_no_split_can_mend_is_not_split(virtual: VirtualTime) -> None:
+    engine = Engine(refuses=[3], error=lambda _: EngineDeadError("gone"))
     results = virtual(process_all(engine, list(range(8)), mapped=False, on_error="isolate"))
     assert all(isinstance(result, Exception) for result in results)
     assert len(engine.batches) == 1

@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cluster.pieces import MOST, Piece, PieceSize, after_death
+from headrace.cluster.pieces import MOST, PieceSize
 from headrace.jobs.stages import Work
+from headrace.processes.culprits import Piece, after_death
 from headrace.records import Record
 
 
-def piece(count: int) -> Piece:
+def piece(count: int) -> Piece[Work]:
     return Piece([Work(Record(index, index, None), None, b"", 1) for index in range(count)])
 
 
-def positions(pieces: list[Piece]) -> list[int]:
+def positions(pieces: list[Piece[Work]]) -> list[int]:
     return [work.record.position for piece in pieces for work in piece.work]
 
 

@@ -97,7 +97,7 @@ def test_a_factory_is_told_by_its_first_parameter() -> None:
         ("upper", {"scale": 3}, "no option 'scale'; known: batch_size"),
         ("upper", {"batch_size": 0}, "batch_size is 0; it must be an int >= 1"),
         ("Ambiguous", {}, r"2 public methods \(one, two\); it must have one"),
-        ("slow", {}, "is asynchronous"),
+        ("slow", {}, "is an async function: it must be a plain function"),
     ],
 )
 def test_what_cannot_be_an_engine_says_why(name: str, options: dict[str, Any], words: str) -> None:

@@ -1,0 +1,148 @@
+"""Any engine that runs batches, in a process of its own: a crash or a hang costs the record that caused it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.batching.replies import checked_results
+from headrace.engines import registry
+from headrace.engines.base import BatchEngine, Prepared, StepEngine, StreamEngine
+from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError, WorkerDiedError, text_of
+from headrace.processes.child import Child
+from headrace.processes.culprits import Survivors
+
+_FACTS = (
+    "pads",
+    "default_batch_cost",
+    "default_batch_size",
+    "default_batch_delay_s",
+    "prepare_rows",
+    "counts_tokens",
+)
+_AT_WORK_S = 1.0
+"""How long to wait for the end of a call before its process is killed."""
+_REFUSED = frozenset({"vllm", "endpoint"})
+"""Engines known to run no batches: refused before a model is loaded."""
+
+
+class ProcessEngine:
+    """The engine that `registry.create` would make, in a child process; satisfies `BatchEngine`.
+
+    If the process dies in a batch, or is killed because the batch took too long, it is started again with its model,
+    and the batch is tried again in portions until the record that caused it is alone. Records are prepared in the same
+    process, between batches.
+
+    Args:
+        task: see `registry.create`, as `model`, `engine` and `options`.
+        timeout_s: most seconds of one `forward`; None for no limit.
+
+    Raises:
+        ConfigError: also an engine that runs no batches.
+        EngineError: also a process that ends while it loads the model.
+    """
+
+    pads: bool
+    default_batch_cost: int
+    default_batch_size: int
+
+    def __init__(
+        self,
+        task: str,
+        model: str | Path | None = None,
+        *,
+        engine: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        if engine in _REFUSED:
+            raise _no_batches(engine)
+        self._child = Child(_Host, task, model, engine, dict(options or {}))
+        self._closed = False
+        self._turn = threading.Lock()
+        try:
+            facts = self._child.start()
+        except EngineDeadError as error:
+            raise EngineError(f"the engine cannot be loaded: {error}") from error
+        self._description: Mapping[str, Any] = facts.pop("describe")
+        self.__dict__.update(facts)
+        self._prepare = Survivors(lambda rows: self._call("prepare", rows, None))
+        self._forward = Survivors(lambda rows: self._call("forward", rows, timeout_s))
+
+    def describe(self) -> Mapping[str, Any]:
+        """As the engine itself does: a job can begin with the engine in this process and go on with it in another."""
+        return self._description
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+        """What the engine makes of the inputs; a WorkerDiedError for one that ends the process."""
+        with self._turn:
+            return self._prepare.results(inputs)
+
+    def forward(self, batch: list[Any]) -> list[Any]:
+        """What the engine returns; for a record that ends the process or blocks it, an exception.
+
+        Raises:
+            EngineDeadError: the model cannot be loaded again, or record after record ends the process.
+        """
+        with self._turn:
+            return self._forward.results(batch)
+
+    def close(self) -> None:
+        """End the process, at once if it is at work. Safe to call twice."""
+        self._closed = True
+        if self._turn.acquire(timeout=_AT_WORK_S):
+            self._turn.release()
+            self._child.close()
+        else:
+            self._child.kill()
+
+    def _call(self, method: str, rows: list[Any], timeout_s: float | None) -> list[Any]:
+        if self._closed:
+            raise EngineDeadError("the engine is closed; create a new one")
+        try:
+            self._child.start()
+        except Exception as error:
+            raise EngineDeadError(f"the model cannot be loaded again: {text_of(error)}") from error
+        try:
+            results = self._child.call((method, rows), timeout_s)
+        except EngineDeadError as error:  # another process can go on where this one cannot
+            self._child.kill()
+            raise WorkerDiedError(f"the engine could not go on: {error}") from error
+        dead = next((result for result in results if isinstance(result, EngineDeadError)), None)
+        if dead is not None:
+            self._child.kill()
+            raise WorkerDiedError(f"the engine could not go on: {dead}")
+        return results
+
+
+class _Host:
+    """The engine in its process, and how its methods are called."""
+
+    def __init__(self, task: str, model: str | Path | None, name: str | None, options: dict[str, Any]) -> None:
+        try:
+            engine = registry.create(task, model, engine=name, **options)
+        except (HeadraceError, OSError):
+            raise
+        except BaseException as error:  # a user's own factory may raise anything
+            raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {text_of(error)}") from error
+        if isinstance(engine, (StepEngine, StreamEngine)) or not isinstance(engine, BatchEngine):
+            engine.close()
+            raise _no_batches(name or type(engine).__name__)
+        self._engine: BatchEngine[Any, Any, Any] = engine
+        self.facts = {name: getattr(engine, name) for name in _FACTS if hasattr(engine, name)}
+        self.facts["describe"] = dict(engine.describe())
+
+    def __call__(self, request: tuple[str, list[Any]]) -> list[Any]:
+        method, rows = request
+        return checked_results(getattr(self._engine, method)(rows), len(rows), f"the engine's {method}")
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def _no_batches(name: str | None) -> ConfigError:
+    return ConfigError(
+        f"engine {name} takes requests one by one and cannot run in a process of its own; leave out --engine-process"
+    )

@@ -1,0 +1,152 @@
+"""User code that crashes or hangs: one record is lost and not the job, and whoever wants to leave may."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from tests.acceptance.command import FAKE, end, headrace, start
+
+MINE = "tests.acceptance.crashing"
+ROWS = 240
+DEADLY = [3, 50, 97, 214]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = ({"id": n, "text": f"text {n} " + "word " * (n % 50)} for n in range(ROWS))
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def ended(folder: Path, name: str = "out") -> tuple[list[int], list[int]]:
+    """Positions in the output and among the dead letters."""
+    rows = [json.loads(line)["id"] for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    errors = folder / f"{name}.errors.jsonl"
+    return rows, [json.loads(line)["position"] for line in errors.read_text().splitlines()]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--engine", f"{MINE}:Crashing", "--engine-process", "--batch-size", "64"),
+        (*FAKE, "--map", f"{MINE}:crashing_map", "--worker-kind", "process"),
+        (*FAKE, "--finish", f"{MINE}:crashing_finish", "--worker-kind", "process"),
+    ],
+    ids=["engine", "map", "finish"],
+)
+def test_a_record_that_ends_its_process_is_a_dead_letter(folder: Path, flags: tuple[str, ...]) -> None:
+    status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
+    assert status == 3, said
+    rows, letters = ended(folder)
+    assert letters == DEADLY
+    assert rows == [n for n in range(ROWS) if n not in DEADLY]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("where", [(), ("--engine-process",)], ids=["thread", "process"])
+def test_a_record_that_holds_its_engine_up_is_a_dead_letter(folder: Path, where: tuple[str, ...]) -> None:
+    flags = ("--task", "custom", "--engine", f"{MINE}:hanging", "--engine-timeout", "1", *where)
+    status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
+    assert status == 3, said
+    assert ended(folder)[1] == [7]
+    letter = json.loads((folder / "out.errors.jsonl").read_text())
+    assert letter["reason"] == "ProcessTimeoutError"
+    assert ("was killed" if where else "its thread cannot be ended") in letter["message"].replace("the engine's", "its")
+
+
+@pytest.mark.timeout(180)
+def test_a_job_that_makes_no_progress_says_so(folder: Path) -> None:
+    job = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--task", "custom", "--engine-timeout", "0.1")
+    seen = [headrace(*job, "--engine", f"{MINE}:stuck", folder=folder) for _ in range(4)]
+    assert [status for status, _ in seen] == [75, 75, 75, 1]
+    assert "8 records in a row had no result after 0.1 s (--engine-timeout): the engine hangs" in seen[0][1]
+    assert "no progress: 4 runs in a row have ended here, with 0 records done" in seen[-1][1]
+    # The mended engine does every record: none of them was to blame.
+    status, said = headrace(*job, "--engine", f"{MINE}:lengths", "--ignore-changes", folder=folder)
+    assert status == 0, said
+
+
+def test_an_engine_of_another_kind_is_refused_a_process(folder: Path) -> None:
+    status, said = headrace(
+        "run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine", "vllm", "--engine-process", folder=folder
+    )
+    assert status == 2
+    assert "engine vllm takes requests one by one and cannot run in a process of its own" in said
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("flags", "status"),
+    [
+        (("--task", "custom", "--engine", f"{MINE}:stuck"), 130),
+        (("--task", "custom", "--engine", f"{MINE}:stuck", "--engine-process"), 130),
+        (("--task", "custom", "--engine", f"{MINE}:locked"), -signal.SIGINT),  # a shell says 130 to both
+        (("--task", "custom", "--engine", f"{MINE}:stuck_load"), 130),
+        (("--task", "custom", "--engine", f"{MINE}:stuck_load", "--engine-process"), 130),
+        ((*FAKE, "--map", f"{MINE}:stuck_map", "--worker-kind", "thread"), 130),
+        ((*FAKE, "--map", f"{MINE}:stuck_map", "--worker-kind", "process"), 130),
+        ((*FAKE, "--finish", f"{MINE}:stuck_finish", "--worker-kind", "process"), 130),
+    ],
+    ids=lambda flags: " ".join(flags[-3:]).replace(MINE, "") if isinstance(flags, tuple) else "",
+)
+def test_a_second_signal_ends_at_once_whatever_hangs(folder: Path, flags: tuple[str, ...], status: int) -> None:
+    job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
+    _wait_for(folder / "hangs")
+    job.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.wait(0.5)
+    children = _children(job.pid)
+    job.send_signal(signal.SIGINT)
+    assert job.wait(3) == status
+    assert "Traceback" not in job.communicate()[1]
+    _gone(children)
+
+
+@pytest.mark.timeout(60)
+def test_no_child_outlives_a_killed_parent(folder: Path) -> None:
+    flags = ("--task", "custom", "--engine", f"{MINE}:stuck", "--engine-process")
+    job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
+    _wait_for(folder / "hangs")
+    children = _children(job.pid)
+    assert children
+    job.kill()
+    job.communicate()
+    _gone(children)
+
+
+def test_a_plain_end_leaves_no_process(folder: Path) -> None:
+    job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE, "--engine-process", folder=folder)
+    assert end(job)[0] == 0
+    assert not _children(job.pid)
+
+
+def _wait_for(file: Path) -> None:
+    """Until it is there; a test's time limit ends a wait in vain."""
+    while not file.exists():
+        time.sleep(0.05)
+
+
+def _children(parent: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False).stdout
+    return [int(line) for line in found.split()]
+
+
+def _gone(children: list[int]) -> None:
+    """Wait for their end; a test's time limit ends a wait in vain."""
+    while any(_alive(child) for child in children):
+        time.sleep(0.05)
+
+
+def _alive(child: int) -> bool:
+    try:
+        os.kill(child, 0)
+        return "Z" not in Path(f"/proc/{child}/stat").read_text().split(")")[1].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False

@@ -1,0 +1,98 @@
+"""Engines that take too long, fail at one record only, or are gone: what becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts, write_rows
+
+from headrace.engines.process import ProcessEngine
+from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, EngineError, TransientError
+from headrace.jobs.job import JobEnd, Limits
+from headrace.testing import FakeEngine, FakeStepEngine, FakeStreamEngine
+
+ROWS = 60
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    limits = Limits(part_records=50, retry_wait_s=0.0, max_attempts=3)
+    return Runner(write_rows(tmp_path / "in.jsonl", texts(ROWS)), tmp_path / "out.jsonl", limits=limits)
+
+
+def test_a_failure_that_never_passes_is_its_own_records(runner: Runner) -> None:
+    runner.engine = FakeEngine(refuses=lambda text: TransientError("away") if text.startswith("text 7 ") else None)
+    assert runner.run() == JobEnd("finished", ROWS, 1)
+    [letter] = read_errors(runner.sink)
+    assert (letter["position"], letter["reason"], letter["attempts"]) == (7, "TransientError", 3)
+
+
+def test_a_request_that_takes_too_long_is_cancelled_and_is_a_dead_letter(runner: Runner) -> None:
+    class Slow(FakeStreamEngine):
+        async def infer(self, payload: str) -> list[float]:
+            if payload.startswith("text 7 "):
+                await asyncio.sleep(600)
+            return await super().infer(payload)
+
+    made: Any = Slow()
+    runner.engine = made
+    assert runner.run(engine_timeout_s=0.5) == JobEnd("finished", ROWS, 1)
+    [letter] = read_errors(runner.sink)
+    assert (letter["position"], letter["reason"], letter["attempts"]) == (7, "ProcessTimeoutError", 1)
+    assert letter["message"] == "the engine had no result after 0.5 s (--engine-timeout)"
+
+
+def test_a_step_that_takes_too_long_ends_the_job_and_costs_no_record(runner: Runner) -> None:
+    made: Any = FakeStepEngine(before_step=lambda: time.sleep(3) if len(made.steps) > 5 else None)
+    runner.engine = made
+    with pytest.raises(BrokenOffError, match=r"not finished a step after 0.5 s \(--engine-timeout\)"):
+        runner.run(engine_timeout_s=0.5)
+    assert not list(runner.sink.parent.rglob("*.errors.jsonl")) or not any(
+        path.read_text() for path in runner.sink.parent.rglob("*.errors.jsonl")
+    )
+
+
+def test_a_limit_that_is_no_number_of_seconds_is_refused(runner: Runner) -> None:
+    for limit in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match=r"engine_timeout_s is .*; it must be a finite number > 0"):
+            runner.run(engine_timeout_s=limit)
+
+
+def test_an_engine_that_cannot_prepare_any_more_ends_the_job(runner: Runner) -> None:
+    class Gone(FakeEngine):
+        def prepare(self, inputs: Any) -> Any:
+            raise EngineDeadError("out of order")
+
+    runner.engine = Gone()
+    with pytest.raises(BrokenOffError, match="the engine cannot go on: out of order"):
+        runner.run()
+
+
+def test_an_engine_in_a_process_gives_what_it_gives_here(runner: Runner) -> None:
+    made: Any = ProcessEngine("embed", engine="headrace.testing:FakeEngine", options={"max_model_len": 20})
+    runner.engine = made
+    assert runner.run() == JobEnd("finished", ROWS, 0)
+    made.close()
+    here = FakeEngine(max_model_len=20)
+    assert made.describe() == here.describe()
+    rows = [" ".join(row["text"].split()[:20]) if len(row["text"].split()) > 20 else row["text"] for row in texts(ROWS)]
+    assert [vector for _, vector in read_rows(runner.sink)] == [here.vector(text) for text in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("headrace.testing:FakeStepEngine", ConfigError, "takes requests one by one and cannot run in a process"),
+        ("headrace.testing:FakeStreamEngine", ConfigError, "takes requests one by one"),
+        ("tests.acceptance.engines:broken", EngineError, "cannot be loaded: KeyError: 'weights'"),
+        ("nowhere:at_all", ConfigError, "cannot import nowhere"),
+        ("tests.acceptance.crashing:crashing_load", EngineError, "the process ended with status 5 before it was ready"),
+    ],
+)
+def test_what_cannot_run_there_says_why(name: str, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        ProcessEngine("embed", engine=name).forward(["x"])

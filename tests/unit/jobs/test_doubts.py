@@ -1,0 +1,46 @@
+"""Whether late records are to blame, or their engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.errors import BrokenOffError, ProcessTimeoutError, WorkerDiedError
+from headrace.jobs.doubts import MOST_IN_A_ROW, Doubts
+from headrace.records import Failed, Outcome, Record
+from headrace.testing import FakeEngine, FakeStepEngine
+
+LATE = ProcessTimeoutError("process_timeout_s")
+FAILED = Failed(Record(3, 3, None), "reason", "message")
+
+
+def test_a_late_record_waits_for_one_that_succeeds() -> None:
+    doubts = Doubts(FakeEngine(), 2.0)
+    outcomes: list[Outcome] = []
+    doubts.add(doubts.judged(LATE), FAILED, outcomes)
+    doubts.add(WorkerDiedError("gone"), FAILED, outcomes)
+    doubts.add(ValueError("bad"), FAILED, outcomes)
+    assert outcomes == [FAILED]
+    assert doubts.dispel() == [FAILED, FAILED]
+    assert doubts.dispel() == []
+
+
+def test_its_error_says_what_can_be_done_about_the_thread() -> None:
+    message = str(Doubts(FakeEngine(), 2.0).judged(LATE))
+    assert "no result after 2 s (--engine-timeout)" in message
+    assert "thread cannot be ended" in message
+
+
+def test_where_none_succeeds_in_between_the_engine_hangs() -> None:
+    doubts = Doubts(FakeEngine(), 2.0)
+    for _ in range(MOST_IN_A_ROW - 1):
+        doubts.judged(LATE)
+    doubts.dispel()
+    for _ in range(MOST_IN_A_ROW - 1):
+        doubts.judged(LATE)
+    with pytest.raises(BrokenOffError, match="8 records in a row had no result after 2 s"):
+        doubts.judged(LATE)
+
+
+def test_a_step_that_does_not_end_is_no_records_fault() -> None:
+    with pytest.raises(BrokenOffError, match="has not finished a step"):
+        Doubts(FakeStepEngine(), 2.0).judged(LATE)
