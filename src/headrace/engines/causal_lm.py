@@ -17,7 +17,7 @@ from headrace.engines.base import Prepared
 from headrace.engines.local_model import check_tokenizer, digest, find_folder
 from headrace.engines.requests import Generation, Request, Sampling, parse
 from headrace.engines.sampling import Draw
-from headrace.engines.text import choose_length
+from headrace.engines.text import choose_length, usable_positions
 from headrace.engines.torch_network import load_pretrained, loading
 from headrace.errors import EngineError, RecordError
 
@@ -69,7 +69,7 @@ class CausalLM:
         if not getattr(self._words, "is_fast", False):
             raise EngineError(f"the model in {self._folder} has no fast tokenizer (tokenizer.json)")
         self.dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
-        positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        positions = usable_positions(self.model.config.get_text_config().to_dict())
         self.max_model_len = choose_length((), positions, 2, max_model_len)
         self.prompting = prompting
         self.ends = frozenset(_end_tokens(self.model.generation_config, self._words))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.engines.custom import load
+from headrace.engines.kinds import check_kind
 from headrace.errors import ConfigError, MissingExtraError, UnknownOptionError
 
 
@@ -70,7 +71,7 @@ def create(task: str, model: str | Path | None = None, *, engine: str | None = N
     `engine` is the name of one, or `module:name` for one of your own (see `custom.load`); None is the task's own.
 
     Raises:
-        ConfigError: no such task, engine, model or option.
+        ConfigError: no such task, engine, model or option, or a model made for something else.
         MissingExtraError: what the engine needs is not installed.
         EngineError: the model's files cannot be loaded.
     """
@@ -86,6 +87,8 @@ def create(task: str, model: str | Path | None = None, *, engine: str | None = N
         raise ConfigError(
             f"task {task!r} has no engine {engine!r}; known: {', '.join(engines)}, or module:name for one of your own"
         )
+    if entry.extra != "client":
+        check_kind(task, model)  # before what takes seconds to import
     factory = _import_known(task, entry)
     _check_options(task, factory, options)
     return factory(model, **options)
