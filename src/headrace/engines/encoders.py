@@ -6,6 +6,7 @@ loaded, and taken back where it fails or other numbers come out.
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -64,12 +65,15 @@ def by_length(model: Any) -> bool:
     if getattr(config, "attention_type", None) == "block_sparse" and hasattr(base, "set_attention_type"):
         shortest = (5 + 2 * config.num_random_blocks) * config.block_size + 1
 
-        def as_loaded(module: Any, args: tuple[Any, ...], others: dict[str, Any]) -> None:
-            ids = others["input_ids"] if "input_ids" in others else args[0]
-            if ids.shape[1] >= shortest:
-                module.set_attention_type("block_sparse")
+        forward = base.forward  # some callers do without the hooks of a module
 
-        base.register_forward_pre_hook(as_loaded, with_kwargs=True)
+        @functools.wraps(forward)
+        def as_loaded(input_ids: torch.Tensor, *args: Any, **others: Any) -> Any:
+            if input_ids.shape[1] >= shortest:
+                base.set_attention_type("block_sparse")
+            return forward(input_ids, *args, **others)
+
+        base.forward = as_loaded
         return True
     return any(kind in _ROPE_BY_LENGTH for kind in _rope_types(getattr(config, "rope_parameters", None)))
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from headrace.engines.base import Prepared
+from headrace.engines.cutting import Cutter
 from headrace.errors import ConfigError, RecordError
 
 Tokens: TypeAlias = NDArray[np.int32]
@@ -68,11 +69,13 @@ class TextTokens:
             direction=tokenizer.truncation_side,
         )
         self._tokenizer.no_padding()
+        self._cutter = Cutter(self._tokenizer, tokenizer.truncation_side)
         if pad_id is None or pad_id < 0:
             pad_id = tokenizer.pad_token_id
         self._pad_id: int = pad_id or 0
         sample = self._tokenizer.encode("text") if takes == "text" else self._tokenizer.encode("text", "pair")
         self._typed = "token_type_ids" in tokenizer.model_input_names and any(sample.type_ids)
+        self._pair_room = max_model_len - tokenizer.num_special_tokens_to_add(pair=True)
         self._prefix = prefix
         self.prefix_length = _tokens_before_text(self._tokenizer.encode(prefix)) if prefix else 0
         """In tokens, what the tokenizer puts before a text included."""
@@ -87,7 +90,7 @@ class TextTokens:
         """
         errors = [self.refusal(value) for value in inputs]
         good = [value for value, error in zip(inputs, errors, strict=True) if error is None]
-        encodings = iter(self._tokenizer.encode_batch_fast([self._with_prefix(value) for value in good]))
+        encodings = iter(self._tokenizer.encode_batch_fast([self._shortened(value) for value in good]))
         return [self._prepared(next(encodings)) if error is None else error for error in errors]
 
     def refusal(self, value: Any) -> RecordError | None:
@@ -130,8 +133,24 @@ class TextTokens:
         arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         return {name: array for name, array in arrays.items() if name in names}
 
-    def _with_prefix(self, value: Any) -> Any:
-        return self._prefix + value if isinstance(value, str) else tuple(value)
+    def _shortened(self, value: Any) -> Any:
+        """An input without most of what is cut off anyway: the same tokens are left of it, and the same is truncated.
+
+        Of two texts that are both too long the longer one keeps the odd token, so that their lengths must be known.
+        """
+        enough = self.max_model_len + 1
+        if isinstance(value, str):
+            return self._cutter.cut(self._prefix + value, enough)
+        first, second = value
+        if self._takes == "premise":
+            return self._cutter.cut(first, enough), second
+        if max(len(first), len(second)) <= enough:
+            return first, second
+        shorter, longer = sorted((first, second), key=len)
+        if self._pair_room % 2 == 0:
+            shorter = self._cutter.cut(shorter, enough)
+        longer = self._cutter.cut(longer, max(enough, self._cutter.count(shorter) + 1))
+        return (shorter, longer) if len(first) <= len(second) else (longer, shorter)
 
     def _prepared(self, encoding: Encoding) -> Prepared[Tokens] | RecordError:
         truncated = bool(encoding.overflowing)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.families import FAMILIES, family_model
 
 from headrace.engines.registry import create
@@ -21,6 +23,15 @@ TEXTS = [
 ]
 OTHERS = ["never", "the canal feeds the mill", "1987 " * 30]
 SETTLED = {"FNet": "equal lengths", "ConvBert": "equal lengths", "BigBird": "equal lengths"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing by several, and wait for each other where the cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def numbers(engine: Any, inputs: list[Any]) -> np.ndarray[Any, Any]:
