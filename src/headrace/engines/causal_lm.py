@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from headrace.device.placement import release
 from headrace.engines.base import Prepared
+from headrace.engines.cutting import Cutter
 from headrace.engines.local_model import check_tokenizer, digest, find_folder
 from headrace.engines.requests import Generation, Request, Sampling, parse
 from headrace.engines.sampling import Draw
-from headrace.engines.text import choose_length
+from headrace.engines.text import choose_length, usable_positions
 from headrace.engines.torch_network import load_pretrained, loading
 from headrace.errors import EngineError, RecordError
 
@@ -69,7 +70,7 @@ class CausalLM:
         if not getattr(self._words, "is_fast", False):
             raise EngineError(f"the model in {self._folder} has no fast tokenizer (tokenizer.json)")
         self.dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
-        positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        positions = usable_positions(self.model.config.get_text_config().to_dict())
         self.max_model_len = choose_length((), positions, 2, max_model_len)
         self.prompting = prompting
         self.ends = frozenset(_end_tokens(self.model.generation_config, self._words))
@@ -79,6 +80,7 @@ class CausalLM:
         self._tokenizer = Tokenizer.from_str(self._words.backend_tokenizer.to_str())
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._cutter = Cutter(self._tokenizer)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     def describe(self) -> Mapping[str, Any]:
@@ -115,6 +117,11 @@ class CausalLM:
             text.encode()
         except UnicodeEncodeError as error:
             raise RecordError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from None
+        if self._cutter.cut(text, self.max_model_len) != text:
+            raise RecordError(
+                f"the prompt has more tokens than the context of {self.max_model_len}, which must hold the answer too; "
+                "shorten it"
+            )
         # A chat template writes the special tokens itself.
         ids = tuple(self._tokenizer.encode(text, add_special_tokens=request.messages is None).ids)
         if not ids:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from headrace.engines.encoders import tune
+from headrace.engines.encoders import by_length, tune
+from headrace.engines.kinds import with_own_settings
 from headrace.engines.local_model import check_tokenizer, named_folder
 from headrace.engines.text import TooLong, tokens_for
 from headrace.engines.text_tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
@@ -98,8 +99,8 @@ def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwo
     with loading(folder):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
-    network = TorchNetwork(folder, module, place, partial(_logits, module), inputs)
-    return network, tokenizer, module.config.to_dict()
+    network = TorchNetwork(folder, module, place, partial(_logits, module), inputs, by_length(module))
+    return network, tokenizer, with_own_settings(folder, module.config.to_dict())
 
 
 def _logits(module: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -11,10 +11,10 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Transformer
 
 from headrace.device.placement import choose_device, choose_dtype
-from headrace.engines.encoders import tune
+from headrace.engines.encoders import by_length, tune
 from headrace.engines.heads import VectorHead
 from headrace.engines.local_model import check_tokenizer, find_folder
-from headrace.engines.text import TextTokens, TooLong, choose_length
+from headrace.engines.text import TextTokens, TooLong, choose_length, usable_positions
 from headrace.engines.text_tasks import TextEngine
 from headrace.engines.torch_network import TorchNetwork, loading
 from headrace.errors import ConfigError, EngineError
@@ -54,17 +54,20 @@ class EmbeddingEngine(TextEngine):
         module = _load(folder, place, dtype, trust_remote_code=trust_remote_code)
         self.dimension = _choose_dimension(module, truncate_dim)
         tokenizer = module.tokenizer
+        config = module[0].config.to_dict()
         length = choose_length(
             [module.max_seq_length],
-            getattr(module[0].config, "max_position_embeddings", None),
+            usable_positions(config),
             tokenizer.num_special_tokens_to_add() + 1,
             max_model_len,
         )
         prompt = module.prompts.get(module.default_prompt_name) or ""
-        tokens = TextTokens(tokenizer, length, on_too_long, prefix=prompt)
+        tokens = TextTokens(tokenizer, length, on_too_long, prefix=prompt, pad_id=config.get("pad_token_id"))
         inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
         super().__init__(
-            TorchNetwork(folder, module, place, _Pooled(module, tokens.prefix_length), inputs),
+            TorchNetwork(
+                folder, module, place, _Pooled(module, tokens.prefix_length), inputs, by_length(module[0].model)
+            ),
             tokens,
             VectorHead(self.dimension),
             {"engine": "embedding", "dimension": self.dimension},

@@ -6,6 +6,7 @@ loaded, and taken back where it fails or other numbers come out.
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.activations import GELUActivation
 
 from headrace.engines import packing
+from headrace.engines.torch_network import TOLERANCE
 
 _LEAST_WIDTH = 256
 """Of hidden states. For smaller models many small calls of attention cost more than the padding they save."""
@@ -22,11 +24,11 @@ _LEAST_WIDTH = 256
 _LENGTHS = (160, 7, 3, 7, 1)
 """Of the texts that a change is tried on, in tokens; the longest is longer than the windows of models that have one."""
 
-# How far the largest component may be off, as a part of it: float32 is not exact, and 16 bits are far from it.
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
-
 # What libraries raise where a model is made otherwise than they and we expect.
 _UNFIT = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+
+_ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})
+"""Rotary positions whose frequencies follow the longest text of a batch."""
 
 _ENCODERS = ("encoder", "transformer")
 """What models call the part that is all their layers."""
@@ -37,7 +39,7 @@ def tune(model: Any) -> list[str]:
     if not isinstance(model, PreTrainedModel):
         return []  # an adapter around one, say
     base = model.base_model
-    if getattr(model.config, "hidden_size", 0) < _LEAST_WIDTH or model.dtype not in _TOLERANCE:
+    if getattr(model.config, "hidden_size", 0) < _LEAST_WIDTH or model.dtype not in TOLERANCE:
         return []
     try:
         expected = _states(base)
@@ -53,6 +55,36 @@ def restore(model: Any) -> None:
     _lay_back(model.base_model)
 
 
+def by_length(model: Any) -> bool:
+    """Whether a model computes a long batch in another way than a short one, so that lengths must not be mixed.
+
+    BigBird is one, and never goes back by itself from the way of short texts: from now on it does.
+    """
+    base = getattr(model, "base_model", model)
+    config = getattr(base, "config", None)
+    if getattr(config, "attention_type", None) == "block_sparse" and hasattr(base, "set_attention_type"):
+        shortest = (5 + 2 * config.num_random_blocks) * config.block_size + 1
+
+        forward = base.forward  # some callers do without the hooks of a module
+
+        @functools.wraps(forward)
+        def as_loaded(input_ids: torch.Tensor, *args: Any, **others: Any) -> Any:
+            if input_ids.shape[1] >= shortest:
+                base.set_attention_type("block_sparse")
+            return forward(input_ids, *args, **others)
+
+        base.forward = as_loaded
+        return True
+    return any(kind in _ROPE_BY_LENGTH for kind in _rope_types(getattr(config, "rope_parameters", None)))
+
+
+def _rope_types(parameters: Any) -> list[Any]:
+    """The kinds of rotary positions of a model, which may have one for each kind of layer."""
+    if not isinstance(parameters, dict):
+        return []
+    return [parameters.get("rope_type"), *(kind for part in parameters.values() for kind in _rope_types(part))]
+
+
 def _stays(change: Callable[[Any], bool], undo: Callable[[Any], None], base: Any, expected: torch.Tensor) -> bool:
     if not change(base):
         return False
@@ -61,7 +93,7 @@ def _stays(change: Callable[[Any], bool], undo: Callable[[Any], None], base: Any
     except _UNFIT:
         undo(base)
         return False
-    room = _TOLERANCE[base.dtype] * float(expected.abs().max())
+    room = TOLERANCE[base.dtype] * float(expected.abs().max())
     if found.shape == expected.shape and float((found - expected).abs().max()) <= room:  # never with NaN
         return True
     undo(base)

@@ -55,7 +55,7 @@ def find_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) -> 
         )
     if not any(path.suffix in weights for path in folder.rglob("*")):
         kinds = ", ".join(f"*{suffix}" for suffix in sorted(weights, reverse=True))
-        raise ConfigError(f"model {str(model)!r} holds no weights ({kinds}); copy the whole model folder")
+        raise ConfigError(f"model {str(model)!r} holds no weights ({kinds}); {_weights_way_out(folder, weights)}")
     return folder.resolve()
 
 
@@ -110,6 +110,16 @@ def pickled_weights(folder: Path) -> list[Path]:
         and path.stem not in _NOTWEIGHTS
         and not any(path.parent.glob("*.safetensors"))
     )
+
+
+def _weights_way_out(folder: Path, wanted: frozenset[str]) -> str:
+    """What to do about a folder without the wanted weights: it may hold those of another engine."""
+    there = {path.suffix for path in folder.rglob("*")}
+    if ONNX_WEIGHTS & there:
+        return "it is an ONNX model: choose the engine onnx (--engine onnx)"
+    if wanted == ONNX_WEIGHTS and WEIGHTS & there:
+        return "it holds PyTorch weights: leave the engine out (--engine torch), or export it to ONNX first"
+    return "copy the whole model folder"
 
 
 def _deciding_files(folder: Path) -> list[Path]:

@@ -25,6 +25,10 @@ class Network(Protocol):
     """"cpu" or "cuda"."""
     inputs: frozenset[str]
     """Names of the arrays it takes."""
+    tolerance: float
+    """How far its numbers may be off by the shape of a batch, as a part of the largest: its arithmetic is not exact."""
+    by_length: bool
+    """Whether it computes long and short batches in different ways."""
 
     def describe(self) -> Mapping[str, Any]:
         """JSON-able facts that decide its numbers."""

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoTokenizer
 from headrace.engines.heads import VectorHead
 from headrace.engines.image_tasks import ImageEngine, image_classifier, image_embedder
 from headrace.engines.images import MAX_PIXELS, images_for
+from headrace.engines.kinds import with_own_settings
 from headrace.engines.local_model import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
 from headrace.engines.network import Arrays, Rows
 from headrace.engines.text import Takes, TextTokens, TooLong, tokens_for
@@ -31,6 +32,7 @@ _LOADING = (
     failures.NotImplemented,
 )
 # Outputs that are vectors as they are; without one of these, token states are pooled as the folder's files say.
+_STATES = ("last_hidden_state", "token_embeddings")
 _VECTORS = ("sentence_embedding", "image_embeds", "pooler_output")
 
 
@@ -62,8 +64,16 @@ class OnnxNetwork:
             raise EngineError(f"the model {self._file} cannot be loaded: {str(error).splitlines()[0]}") from error
         self._session: Any = session
         self.inputs = frozenset(one.name for one in session.get_inputs())
+        # A quantised model scales its numbers by those of the whole batch; a file does not say that it is one.
+        self.tolerance = 3e-2
+        self.by_length = False
         names = [one.name for one in session.get_outputs()]
         self._output = next((name for name in outputs if name in names), names[0])
+        if self._output in (_VECTORS + _STATES if "logits" in outputs else ("logits",)):
+            raise EngineError(
+                f"the model {self._file} gives {', '.join(names)}, and not {' or '.join(outputs)}: it was exported for "
+                "another task"
+            )
         self._pooling = None if self._output in outputs else pooling
         self._providers = session.get_providers()
         self.kind = "cuda" if any("CUDA" in name or "Tensorrt" in name for name in self._providers) else "cpu"
@@ -151,8 +161,7 @@ def embed(
     """
     folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, _VECTORS[:1], Pooling(folder))
-    limit = json.loads(_read(folder / "sentence_bert_config.json") or "{}").get("max_seq_length")
-    tokens = _tokens(folder, "text", max_model_len or limit, on_too_long)
+    tokens = _tokens(folder, "text", max_model_len, on_too_long)
     return TextEngine(network, tokens, VectorHead(None), {"engine": "embedding"})
 
 
@@ -239,8 +248,7 @@ def _tokens(folder: Path, takes: Takes, max_model_len: int | None, on_too_long: 
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config: dict[str, Any] = _loaded(AutoConfig, folder).to_dict()
-    return config
+    return with_own_settings(folder, _loaded(AutoConfig, folder).to_dict())
 
 
 def _loaded(kind: Any, folder: Path) -> Any:

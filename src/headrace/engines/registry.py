@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.engines.custom import load
+from headrace.engines.kinds import check_kind
 from headrace.engines.local_model import DEFAULT_MODEL, ONNX_WEIGHTS, WEIGHTS, named_folder
 from headrace.engines.names import unknown_task
 from headrace.engines.requests import Sampling
@@ -88,6 +89,7 @@ def check(task: str, model: str | Path | None, engine: Any, options: Mapping[str
     if known is not None:
         _refuse_unknown(task, known, options)
     folder_of(task, model, engine)
+    _check_kind(task, model, entry)
 
 
 def folder_of(task: str, model: str | Path | None, engine: Any) -> Path | None:
@@ -110,13 +112,14 @@ def create(task: str, model: str | Path | None = None, *, engine: Any = None, **
     task's own.
 
     Raises:
-        ConfigError: no such task, engine, model or option.
+        ConfigError: no such task, engine, model or option, or a model made for something else.
         MissingExtraError: what the engine needs is not installed.
         EngineError: the model's files cannot be loaded.
     """
     entry = _entry(task, engine)
     if entry is None:
         return load(engine, model, options)
+    _check_kind(task, model, entry)  # before what takes seconds to import
     factory = _import_known(task, entry)
     _check_options(task, factory, options)
     return factory(model, **options)
@@ -141,6 +144,11 @@ def _entry(task: str, engine: Any) -> _Entry | None:
             f"task {task!r} has no engine {engine!r}; known: {', '.join(engines)}, or module:name for one of your own"
         )
     return entry
+
+
+def _check_kind(task: str, model: str | Path | None, entry: _Entry) -> None:
+    if entry.extra != "client":
+        check_kind(task, model)
 
 
 def _import_known(task: str, entry: _Entry) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from headrace.engines.base import Prepared
+from headrace.engines.cutting import Cutter
 from headrace.errors import ConfigError, RecordError
 
 Tokens: TypeAlias = NDArray[np.int32]
@@ -24,6 +25,14 @@ Takes: TypeAlias = Literal["text", "pair", "either", "premise"]
 # Tokenizers without a limit of their own say so with an absurd number.
 _NO_LIMIT = 1 << 24
 
+# The words of made-up texts.
+_WORDS = ["the", "canal", "feeds", "a", "mill", "and", "its", "wheel", "turns", "so", "that", "water", "never", "stands", "still", "in", "7", "ponds"]
+
+_COUNT_FROM_PADDING = frozenset(
+    ["camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mluke", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"]
+)
+"""Types of models whose first position is the one behind the number of their padding token."""
+
 
 class TextTokens:
     """Tokenizes as a model's own files say, on any number of threads at once.
@@ -32,6 +41,7 @@ class TextTokens:
         tokenizer: the model's, of transformers.
         takes: what an input is.
         prefix: goes before every text.
+        pad_id: the token that the model takes for padding; None for the tokenizer's.
     """
 
     def __init__(
@@ -42,6 +52,7 @@ class TextTokens:
         *,
         takes: Takes = "text",
         prefix: str = "",
+        pad_id: int | None = None,
     ) -> None:
         if on_too_long not in ("truncate", "error"):
             raise ConfigError(f"on_too_long is {on_too_long!r}; it may be 'truncate' or 'error'")
@@ -57,9 +68,13 @@ class TextTokens:
             direction=tokenizer.truncation_side,
         )
         self._tokenizer.no_padding()
-        self._pad_id: int = tokenizer.pad_token_id or 0
+        self._cutter = Cutter(self._tokenizer, tokenizer.truncation_side)
+        if pad_id is None or pad_id < 0:
+            pad_id = tokenizer.pad_token_id
+        self._pad_id: int = pad_id or 0
         sample = self._tokenizer.encode("text") if takes == "text" else self._tokenizer.encode("text", "pair")
         self._typed = "token_type_ids" in tokenizer.model_input_names and any(sample.type_ids)
+        self._pair_room = max_model_len - tokenizer.num_special_tokens_to_add(pair=True)
         self._prefix = prefix
         self.prefix_length = _tokens_before_text(self._tokenizer.encode(prefix)) if prefix else 0
         """In tokens, what the tokenizer puts before a text included."""
@@ -70,11 +85,11 @@ class TextTokens:
     def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Exception]:
         """Tokens of each input, with their exact number as cost; a RecordError where it is not what is taken.
 
-        An empty text is one: its tokens are the special ones alone.
+        An empty text is one where the model has special tokens, which are then all of its tokens.
         """
         errors = [self.refusal(value) for value in inputs]
         good = [value for value, error in zip(inputs, errors, strict=True) if error is None]
-        encodings = iter(self._tokenizer.encode_batch_fast([self._with_prefix(value) for value in good]))
+        encodings = iter(self._tokenizer.encode_batch_fast([self._shortened(value) for value in good]))
         return [self._prepared(next(encodings)) if error is None else error for error in errors]
 
     def refusal(self, value: Any) -> RecordError | None:
@@ -93,27 +108,48 @@ class TextTokens:
         unlimited.no_truncation()
         return len(unlimited.encode(first, second).ids)
 
-    def collate(self, batch: Sequence[Tokens], names: frozenset[str]) -> dict[str, NDArray[np.int64]]:
-        """The arrays a model takes, of those it `names`; shape (texts, longest).
+    def samples(self) -> list[Tokens]:
+        """Made-up texts or pairs of different lengths, the longest first: longer than windows of attention are."""
+        texts = [" ".join(_WORDS[place * 7 % len(_WORDS)] for place in range(count)) for count in (160, 7, 23, 1)]
+        second = (None,) if self._takes == "text" else (texts[1],)
+        return [self._arrays(self._tokenizer.encode(self._prefix + text, *second)) for text in texts]
 
-        Padded on the right whatever the tokenizer says: pooling follows the mask, and a padding on the left would move
-        the positions of the text with its company.
-        """
+    def collate(
+        self, batch: Sequence[Tokens], names: frozenset[str], side: Literal["right", "left"] = "right"
+    ) -> dict[str, NDArray[np.int64]]:
+        """The arrays a model takes, of those it `names`; shape (texts, longest). Padding stands on the `side`."""
         longest = max(tokens.shape[1] for tokens in batch)
         ids = np.full((len(batch), longest), self._pad_id, dtype=np.int64)
         mask = np.zeros((len(batch), longest), dtype=np.int64)
         types = np.zeros((len(batch), longest), dtype=np.int64)
         for row, tokens in enumerate(batch):
             length = tokens.shape[1]
-            ids[row, :length] = tokens[0]
-            mask[row, :length] = 1
+            real = slice(0, length) if side == "right" else slice(longest - length, longest)
+            ids[row, real] = tokens[0]
+            mask[row, real] = 1
             if self._typed:
-                types[row, :length] = tokens[1]
+                types[row, real] = tokens[1]
         arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         return {name: array for name, array in arrays.items() if name in names}
 
-    def _with_prefix(self, value: Any) -> Any:
-        return self._prefix + value if isinstance(value, str) else tuple(value)
+    def _shortened(self, value: Any) -> Any:
+        """An input without most of what is cut off anyway: the same tokens are left of it, and the same is truncated.
+
+        Of two texts that are both too long the longer one keeps the odd token, so that their lengths must be known.
+        """
+        enough = self.max_model_len + 1
+        if isinstance(value, str):
+            return self._cutter.cut(self._prefix + value, enough)
+        first, second = value
+        if self._takes == "premise":
+            return self._cutter.cut(first, enough), second
+        if max(len(first), len(second)) <= enough:
+            return first, second
+        shorter, longer = sorted((first, second), key=len)
+        if self._pair_room % 2 == 0:
+            shorter = self._cutter.cut(shorter, enough)
+        longer = self._cutter.cut(longer, max(enough, self._cutter.count(shorter) + 1))
+        return (shorter, longer) if len(first) <= len(second) else (longer, shorter)
 
     def _prepared(self, encoding: Encoding) -> Prepared[Tokens] | RecordError:
         truncated = bool(encoding.overflowing)
@@ -122,8 +158,13 @@ class TextTokens:
                 f"the text is longer than the {self.max_model_len} tokens the model takes; "
                 "on_too_long='truncate' would cut it"
             )
+        if not encoding.ids:
+            return RecordError("the text is empty, or white space alone, and makes no token for this model")
+        return Prepared(self._arrays(encoding), cost=len(encoding.ids), truncated=truncated)
+
+    def _arrays(self, encoding: Encoding) -> Tokens:
         rows = [encoding.ids, encoding.type_ids] if self._typed else [encoding.ids]
-        return Prepared(np.array(rows, dtype=np.int32), cost=len(encoding.ids), truncated=truncated)
+        return np.array(rows, dtype=np.int32)
 
 
 def tokens_for(
@@ -137,9 +178,21 @@ def tokens_for(
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError("the model has no fast tokenizer (tokenizer.json)")
     smallest = tokenizer.num_special_tokens_to_add(pair=takes != "text") + 1
-    positions = config.get("max_position_embeddings")
-    length = choose_length([tokenizer.model_max_length], positions, smallest, max_model_len)
-    return TextTokens(tokenizer, length, on_too_long, takes=takes)
+    own = config.get("sentence_transformers") or {}
+    limits = [tokenizer.model_max_length, own.get("max_seq_length")]
+    length = choose_length(limits, usable_positions(config), smallest, max_model_len)
+    return TextTokens(tokenizer, length, on_too_long, takes=takes, pad_id=config.get("pad_token_id"))
+
+
+def usable_positions(config: Mapping[str, Any]) -> int | None:
+    """How many tokens a text may have by the positions that a network has, from its config.json; None for any number."""
+    config = config.get("text_config") or config
+    positions: int | None = config.get("max_position_embeddings")
+    if positions is None and "relative_attention_num_buckets" not in config:
+        positions = config.get("n_positions")
+    if positions and config.get("model_type") in _COUNT_FROM_PADDING:
+        positions -= (config.get("pad_token_id") or 0) + 1
+    return positions
 
 
 def choose_length(limits: Sequence[int | None], positions: int | None, smallest: int, wanted: int | None) -> int:

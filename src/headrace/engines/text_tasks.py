@@ -19,6 +19,7 @@ from headrace.engines.heads import (
     label_names,
 )
 from headrace.engines.network import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
+from headrace.engines.padding import TextRows
 from headrace.engines.text import TextTokens, Tokens
 from headrace.errors import ConfigError
 
@@ -41,6 +42,7 @@ class TextEngine:
     def __init__(self, network: Network, tokens: TextTokens, head: Head, facts: Mapping[str, Any]) -> None:
         self.network = network
         self.tokens = tokens
+        self._rows = TextRows(network, tokens)
         self._head = head
         self._facts = facts
         self.max_model_len = tokens.max_model_len
@@ -52,6 +54,7 @@ class TextEngine:
         return {
             **self._facts,
             **self.network.describe(),
+            **self._rows.describe(),
             "max_model_len": self.max_model_len,
             "on_too_long": self.tokens.on_too_long,
         }
@@ -69,7 +72,7 @@ class TextEngine:
         """
         if not batch:
             return []
-        return self._head(self.network.run(self.tokens.collate(batch, self.network.inputs)))
+        return self._head(self._rows(batch))
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
@@ -94,6 +97,7 @@ class ZeroShotEngine:
     def __init__(self, network: Network, tokens: TextTokens, candidates: Candidates, config: Mapping[str, Any]) -> None:
         self.network = network
         self.tokens = tokens
+        self._rows = TextRows(network, tokens)
         self._candidates = candidates
         self._entailment, self._contradiction = _entailment_columns(config)
         self._head = LabelHead(candidates.labels, "none", len(candidates.labels))
@@ -109,6 +113,7 @@ class ZeroShotEngine:
         return {
             "engine": "zero-shot",
             **self.network.describe(),
+            **self._rows.describe(),
             "max_model_len": self.max_model_len,
             "on_too_long": self.tokens.on_too_long,
             "labels": list(self._candidates.labels),
@@ -140,12 +145,7 @@ class ZeroShotEngine:
         if not batch:
             return []
         rows = [row for text in batch for row in text]
-        logits = np.concatenate(
-            [
-                self.network.run(self.tokens.collate(some, self.network.inputs))
-                for some in _within(rows, self._row_tokens)
-            ]
-        )
+        logits = np.concatenate([self._rows(some) for some in _within(rows, self._row_tokens)])
         return self._head(self._scores(logits.reshape(len(batch), len(self._candidates.labels), -1)))
 
     def _scores(self, logits: Rows) -> Rows:

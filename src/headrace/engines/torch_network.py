@@ -16,6 +16,9 @@ from headrace.engines.local_model import digest
 from headrace.engines.network import Arrays, Rows
 from headrace.errors import EngineDeadError, EngineError
 
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
+"""How far the largest component may be off, as a part of it: float32 is not exact, and 16 bits are far from it."""
+
 
 class TorchNetwork:
     """A module on its device.
@@ -23,6 +26,7 @@ class TorchNetwork:
     Args:
         call: runs the module on tensors and gives its output, rows first.
         inputs: names of the tensors it takes.
+        by_length: whether it computes long and short batches in different ways.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class TorchNetwork:
         device: torch.device,
         call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
         inputs: frozenset[str],
+        by_length: bool = False,
     ) -> None:
         self._folder = folder
         self._device = device
@@ -40,6 +45,8 @@ class TorchNetwork:
         self._dtype = next(module.parameters()).dtype
         self.kind = device.type
         self.inputs = inputs
+        self.tolerance = TOLERANCE.get(self._dtype, 1e-4)
+        self.by_length = by_length
 
     def describe(self) -> Mapping[str, Any]:
         """Digest of the model's files, which are read once, and the numbers it runs in."""

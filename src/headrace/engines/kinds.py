@@ -1,0 +1,190 @@
+"""What a model's folder says it is, and whether that suits a task: read from its JSON files before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigError
+
+_OWN_ENGINE = "no task here runs it; use an engine of your own (--task custom --engine module:name)"
+
+_KINDS: Mapping[str, tuple[str, str]] = {
+    "classifier": ("a classifier of texts", "use the task classify"),
+    "cross-encoder": ("a cross-encoder, which scores pairs of texts", "use the task score"),
+    "tagger": ("a token classifier", _OWN_ENGINE),
+    "reader": ("a question answering model", _OWN_ENGINE),
+    "chooser": ("a multiple choice model", _OWN_ENGINE),
+    "speech": ("a speech model", _OWN_ENGINE),
+    "image classifier": ("an image classifier", "use the task image-classify or image-embed"),
+    "vision": ("an image model", "use the task image-embed"),
+    "decoder": ("a language model", "use the task generate"),
+    "encoder-decoder": ("an encoder-decoder model", _OWN_ENGINE),
+    "masked": ("a masked language model", "use the task embed"),
+    "bare": ("a network without a head", "use the task embed, or a folder with the trained head"),
+    "dense": ("an embedding model of sentence-transformers", "use the task embed"),
+    "sparse": ("a sparse (SPLADE) encoder, which gives a weight per word and not a dense vector", _OWN_ENGINE),
+    "multi-vector": ("a multi-vector (ColBERT) encoder, which gives a vector per token", _OWN_ENGINE),
+    "static": ("a table of static embeddings, without a network", _OWN_ENGINE),
+    "clip": ("a CLIP model of sentence-transformers", "use the task image-embed with the transformers folder in it"),
+    "logit scorer": ("a reranker that reads its score from a language model's logits", _OWN_ENGINE),
+}
+"""Each kind: what it is called, and the way out."""
+
+_TEXT_LABELS = frozenset({"classifier", "cross-encoder"})
+_SUITS: Mapping[str, frozenset[str]] = {
+    "embed": frozenset({"dense", "masked", "bare", "decoder", "encoder-decoder"}),
+    "classify": _TEXT_LABELS,
+    "score": _TEXT_LABELS,
+    "zero-shot": _TEXT_LABELS,
+    "image-classify": frozenset({"image classifier"}),
+    "image-embed": frozenset({"image classifier", "vision"}),
+    "generate": frozenset({"decoder", "bare"}),
+}
+
+_PARTS = frozenset({"text_config", "vision_config", "audio_config"})
+"""What models of several senses have; one without them that writes on a condition has an encoder."""
+
+_SPEECH = (
+    "Whisper",
+    "Wav2Vec2",
+    "Hubert",
+    "WavLM",
+    "Speech",
+    "Seamless",
+    "Moonshine",
+    "UniSpeech",
+    "SEW",
+    "Data2VecAudio",
+)
+_ENDINGS = (
+    ("ForSequenceClassification", "classifier"),
+    ("ForTokenClassification", "tagger"),
+    ("ForQuestionAnswering", "reader"),
+    ("ForMultipleChoice", "chooser"),
+    ("ForNextSentencePrediction", "classifier"),
+    ("ForImageClassification", "image classifier"),
+    ("ForImageClassificationWithTeacher", "image classifier"),
+    ("ForCTC", "speech"),
+    ("ForAudioClassification", "speech"),
+    ("ForCausalLM", "decoder"),
+    ("LMHeadModel", "decoder"),
+    ("ForMaskedLM", "masked"),
+    ("ForPreTraining", "masked"),
+    ("Model", "bare"),
+)
+"""How transformers ends the names of its classes."""
+
+_MODULES = (
+    ("SpladePooling", "sparse"),
+    ("MLMTransformer", "sparse"),
+    ("SparseAutoEncoder", "sparse"),
+    ("SparseStaticEmbedding", "sparse"),
+    ("MultiVectorMask", "multi-vector"),
+    ("LogitScore", "logit scorer"),
+    ("StaticEmbedding", "static"),
+    ("WordEmbeddings", "static"),
+    ("BoW", "static"),
+    ("CLIPModel", "clip"),
+)
+"""Layers of sentence-transformers that make a model what it is."""
+
+_SENTENCE_TRANSFORMERS = {
+    "SparseEncoder": "sparse",
+    "MultiVectorEncoder": "multi-vector",
+    "ColBERT": "multi-vector",
+    "CrossEncoder": "cross-encoder",
+}
+
+
+def check_kind(task: str, model: str | Path | None) -> None:
+    """See that a model's folder does not say that it is made for something else than the task.
+
+    What says nothing, such as a name that is no folder here, is left to whoever loads it.
+
+    Raises:
+        ConfigError: it is of another kind; the way out is named.
+    """
+    folder = Path(model or "").expanduser()
+    if model is None or task not in _SUITS or not any((folder / name).is_file() for name in ("config.json", _STEPS)):
+        return
+    kind, sign = _kind(folder)
+    if kind is None or kind in _SUITS[task]:
+        return
+    name, way_out = _KINDS[kind]
+    raise ConfigError(f"the model in {folder} is {name} ({sign}), which the task {task} cannot use; {way_out}")
+
+
+def with_own_settings(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """A cross-encoder's config.json with what sentence-transformers keeps in files of its own: activation and length.
+
+    Raises:
+        ConfigError: it puts a prompt before its texts, which is not done here.
+    """
+    told = _json(folder / "config_sentence_transformers.json")
+    prompt = (told.get("prompts") or {}).get(told.get("default_prompt_name"))
+    if prompt:
+        raise ConfigError(f"the model in {folder} puts the prompt {prompt!r} before its texts, which is not done here")
+    own = {"activation_fn": told.get("activation_fn")} if told.get("activation_fn") else {}
+    if length := _json(folder / "sentence_bert_config.json").get("max_seq_length"):
+        own["max_seq_length"] = length
+    return config | {"sentence_transformers": (config.get("sentence_transformers") or {}) | own}
+
+
+_STEPS = "modules.json"
+
+
+def _kind(folder: Path) -> tuple[str | None, str]:
+    """What the folder holds, None where it does not say; and what says so."""
+    told = str(_json(folder / "config_sentence_transformers.json").get("model_type"))
+    types = [str(step.get("type")) for step in _json(folder / _STEPS, [])]
+    for name, kind in _MODULES:
+        if any(kind_of.rpartition(".")[2] == name for kind_of in types):
+            return kind, f"{name} in {_STEPS}"
+    if any(kind_of.startswith("pylate.") for kind_of in types):
+        return "multi-vector", f"pylate in {_STEPS}"
+    if told in _SENTENCE_TRANSFORMERS:
+        return _SENTENCE_TRANSFORMERS[told], f"model_type {told} in config_sentence_transformers.json"
+    if types:
+        return "dense", _STEPS
+    return _transformers_kind(folder, _json(folder / "config.json"))
+
+
+def _transformers_kind(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str]:
+    [name, *_] = [*(config.get("architectures") or []), ""]
+    if "colbert" in name.lower():
+        return "multi-vector", name
+    if name == "StaticModel" or config.get("model_type") == "model2vec":
+        return "static", name or "model2vec"
+    if name.startswith(_SPEECH):
+        return "speech", name
+    kind = next((kind for ending, kind in _ENDINGS if name.endswith(ending)), None)
+    if kind == "classifier" and len(config.get("id2label") or {}) == 1:
+        return "cross-encoder", name
+    if kind not in (None, "bare"):
+        return kind, name
+    if config.get("is_encoder_decoder") or (name.endswith("ForConditionalGeneration") and not _PARTS & config.keys()):
+        return "encoder-decoder", name or "is_encoder_decoder in config.json"
+    return _of_images(folder, config, name) if kind is None or _reads_images(folder) else (kind, name)
+
+
+def _of_images(folder: Path, config: Mapping[str, Any], name: str) -> tuple[str | None, str]:
+    """For a model that may be one of images."""
+    texts = any(path.name.startswith(("token", "vocab")) or path.suffix == ".model" for path in folder.iterdir())
+    if _reads_images(folder) and not texts:
+        return "vision", name or "a preprocessor_config.json and no tokenizer"
+    return ("vision" if name.endswith("Model") and "vision_config" in config else None), name
+
+
+def _reads_images(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json"))
+
+
+def _json(path: Path, empty: Any = None) -> Any:
+    """What a file holds; `empty` ({}) where there is none. A damaged one is the loader's to refuse."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {} if empty is None else empty

@@ -1,0 +1,101 @@
+"""Tiny text models of many families, with random weights and tokenizers of their own kinds, made on the spot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+TRAINED_ON = ["the canal feeds the mill and its wheel turns " * 4, "so that it never runs dry in 1987, naïve 水車"] * 5
+_WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 256}
+_T5 = {"d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_heads": 2}
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Bert": ("wordpiece", _WIDE | {"max_position_embeddings": 256}),
+    "Roberta": ("bytes", _WIDE | {"max_position_embeddings": 258, "pad_token_id": 1}),
+    "XLNet": ("unigram", {"d_model": 32, "n_layer": 2, "n_head": 2, "d_inner": 64}),
+    "FNet": ("wordpiece", {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}),
+    "ConvBert": ("wordpiece", _WIDE | {"embedding_size": 32, "max_position_embeddings": 256}),
+    "BigBird": ("unigram", _WIDE | {"max_position_embeddings": 1024, "block_size": 16, "num_random_blocks": 2}),
+    "DebertaV2": ("wordpiece", _WIDE | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    "MPNet": ("wordpiece", _WIDE | {"max_position_embeddings": 258, "pad_token_id": 1}),
+    "ModernBert": ("wordpiece", _WIDE | {"local_attention": 8, "global_attn_every_n_layers": 2, "pad_token_id": 0}),
+    "Longformer": ("bytes", _WIDE | {"attention_window": 8, "max_position_embeddings": 258, "pad_token_id": 1}),
+    "Albert": ("unigram", _WIDE | {"embedding_size": 16, "max_position_embeddings": 256}),
+    "DistilBert": ("wordpiece", {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64}),
+    "Electra": ("wordpiece", _WIDE | {"embedding_size": 16, "max_position_embeddings": 256}),
+    "T5": ("unigram", _T5 | {"decoder_start_token_id": 0}),
+    "GPT2": ("decoder", _GPT),
+}
+"""Each family's kind of tokenizer, and the sizes of its configuration."""
+
+_SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
+
+
+def tokenizer(kind: str, vocab_size: int = 400) -> Any:
+    """A tokenizer of transformers, trained on a few sentences: "wordpiece", "bytes", "unigram" or "decoder".
+
+    It states no longest text, and the decoder's adds no special tokens.
+    """
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    if kind == "wordpiece":
+        inner = Tokenizer(models.WordPiece(unk_token="<unk>"))
+        inner.normalizer = normalizers.BertNormalizer()
+        inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        trainer: Any = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=_SPECIAL)
+    elif kind == "unigram":
+        inner = Tokenizer(models.Unigram())
+        inner.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" +", " ")])
+        inner.pre_tokenizer = pre_tokenizers.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=vocab_size, special_tokens=_SPECIAL, unk_token="<unk>")
+    else:
+        inner = Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=_SPECIAL, initial_alphabet=alphabet)
+    inner.train_from_iterator(TRAINED_ON, trainer)
+    if kind != "decoder":
+        ends = [(name, inner.token_to_id(name)) for name in ("<s>", "</s>")]
+        inner.post_processor = processors.TemplateProcessing("<s> $A </s>", "<s> $A </s> $B:1 </s>:1", ends)
+    names = dict(zip(("pad_token", "unk_token", "bos_token", "eos_token", "mask_token"), _SPECIAL, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **names)
+
+
+def family_model(
+    folder: Path, family: str, kind: str = "Model", labels: Iterable[str] = ("no", "yes"), **more: Any
+) -> Path:
+    """A model of a family: `kind` is how its class ends, such as "ForSequenceClassification".
+
+    Embeddings are pooled by their mean.
+    """
+    import torch
+    import transformers
+
+    words = tokenizer(FAMILIES[family][0])
+    names = dict(enumerate(labels))
+    sizes = {"pad_token_id": words.pad_token_id, "bos_token_id": 2, "eos_token_id": 3, **FAMILIES[family][1], **more}
+    if family in ("Roberta", "MPNet", "Longformer"):  # whose padding is number 1
+        words.pad_token = "<unk>"
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=len(words), id2label=names, label2id={name: number for number, name in names.items()}, **sizes
+    )
+    module = getattr(transformers, f"{family}{kind}")(config)
+    with torch.no_grad():  # as weights are that have learnt something: outputs differ from text to text
+        for parameter in module.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    module.save_pretrained(str(folder))
+    words.save_pretrained(str(folder))
+    return folder
+
+
+def change(folder: Path, name: str = "config.json", **values: Any) -> None:
+    """Write other values into one of a folder's JSON files."""
+    path = folder / name
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(before | values))

@@ -1,0 +1,74 @@
+"""An output does not depend on its company, whatever the family of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.families import FAMILIES, family_model
+
+from headrace.engines.registry import create
+
+TEXTS = [
+    "the canal",
+    "so that it never runs dry in 1987 " * 9,
+    "mill",
+    "its wheel turns and feeds the canal " * 3,
+    "a b c",
+    "the mill and its wheel " * 17,
+]
+OTHERS = ["never", "the canal feeds the mill", "1987 " * 30]
+SETTLED = {"FNet": "equal lengths", "ConvBert": "equal lengths", "BigBird": "equal lengths"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing by several, and wait for each other where the cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def numbers(engine: Any, inputs: list[Any]) -> np.ndarray[Any, Any]:
+    ready = engine.prepare(inputs)
+    found = engine.forward([one.payload for one in ready])
+    if isinstance(found[0], dict):
+        return np.array([[s for _, s in sorted(zip(one["labels"], one["scores"], strict=True))] for one in found])
+    return np.array(found).reshape(len(found), -1)
+
+
+def holds(engine: Any, inputs: list[Any]) -> None:
+    """Alone, together and backwards are the same, and differ from input to input."""
+    alone = np.concatenate([numbers(engine, [one]) for one in inputs])
+    assert np.ptp(alone, axis=0).max() > 1e-3
+    for _ in range(2):
+        np.testing.assert_allclose(numbers(engine, inputs), alone, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(numbers(engine, inputs[::-1])[::-1], alone, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_vector_is_that_of_the_text_alone(tmp_path: Path, family: str) -> None:
+    kind = "EncoderModel" if family == "T5" else "Model"
+    engine = create("embed", family_model(tmp_path, family, kind), device="cpu", max_model_len=200)
+    holds(engine, TEXTS)
+    assert engine._rows.padding == SETTLED.get(family, "right")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_labels_are_those_of_the_text_alone(tmp_path: Path, family: str) -> None:
+    folder = family_model(tmp_path, family, "ForSequenceClassification", ["a", "b", "c"])
+    engine = create("classify", folder, device="cpu", top_labels=3, max_model_len=200)
+    holds(engine, TEXTS)
+    assert engine._rows.padding == SETTLED.get(family, "left" if family == "XLNet" else "right")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_score_is_that_of_the_pair_alone(tmp_path: Path, family: str) -> None:
+    folder = family_model(tmp_path, family, "ForSequenceClassification", ["x"])
+    engine = create("score", folder, device="cpu", max_model_len=200)
+    holds(engine, [(text, other) for text in TEXTS for other in OTHERS])
