@@ -73,12 +73,18 @@ def error_body(status: int, message: str, code: str | None = None, param: str | 
 
 def invalid(error: ValidationError | RequestValidationError) -> ApiError:
     """The first thing that is wrong with a request's fields."""
-    first = error.errors()[0]
+    first = _first(error)
     # A position in the text says nothing of a field.
     places = () if first["type"] == "json_invalid" else first["loc"]
     place = ".".join(str(part) for part in places if part not in ("body", "query", "path"))
     message = f"{place}: {first['msg']}" if place else str(first["msg"])
     return ApiError(400, message, code=str(first["type"]), param=place or None)
+
+
+def _first(error: ValidationError | RequestValidationError) -> Any:
+    if isinstance(error, ValidationError):
+        return error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return error.errors()[0]
 
 
 class ClientGoneError(Exception):
@@ -90,7 +96,7 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RecordError):
-        return ApiError(400, _line(error), code=type(error).__name__, param=param)
+        return ApiError(400, _line(error), code=type(error).__name__, param=error.param or param)
     if isinstance(error, QueueFullError):
         return ApiError(429, "the server has as much work waiting as it takes", code="overloaded", retry_after_s=1)
     if isinstance(error, DeadlineExceededError):  # the caller's own: no failure of the server's

@@ -77,7 +77,7 @@ class Host:
                 code="wrong_task",
             )
 
-    def call(self, request: Request, timeout_s: float | None, param: str) -> Call:
+    def call(self, request: Request, timeout_s: float | None, param: str, *, may_cut: bool = True) -> Call:
         """What is known of a request besides its records."""
         scope = request.scope
         if timeout_s is None:
@@ -85,7 +85,7 @@ class Host:
                 if name == b"x-request-timeout":
                     timeout_s = _seconds(value.decode("latin-1"))
         caller = scope.get("headrace_caller") or scope.get("client")
-        return Call(request.receive, timeout_s or self.limits.timeout_s, caller, param)
+        return Call(request.receive, timeout_s or self.limits.timeout_s, caller, param, may_cut)
 
     def check_texts(self, texts: list[str], param: str) -> int:
         """A guess of what the texts cost, once it is known that they are neither too many nor too long.

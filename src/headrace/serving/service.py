@@ -11,7 +11,7 @@ from typing import Any
 from headrace.batching.batcher import DynamicBatcher
 from headrace.engines.base import BatchEngine, Engine, FollowableEngine, Prepared, StepEngine
 from headrace.errors import EngineDeadError
-from headrace.serving.errors import ClientGoneError, api_error
+from headrace.serving.errors import ApiError, ClientGoneError, api_error
 from headrace.serving.gate import Gate
 from headrace.serving.limits import ServeLimits
 from headrace.serving.waiting import Receive, Wait
@@ -36,6 +36,20 @@ class Call:
     """Whose share of the batches it counts on: the API key's, or the connection's."""
     param: str = "input"
     """The field that holds its records."""
+    may_cut: bool = True
+    """Whether the engine may cut what is too long for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a request's records gave."""
+
+    outputs: Sequence[Any]
+    """In order."""
+    cost: int
+    """Of all of them, in the engine's unit."""
+    truncated: Sequence[int]
+    """Places of those that were cut, as the engine takes no longer ones."""
 
 
 class Service:
@@ -85,8 +99,8 @@ class Service:
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.engine.close)
 
-    async def infer(self, values: Sequence[Any], size: int, call: Call) -> tuple[list[Any], int]:
-        """Each value's output, in order, and what they cost together; `size` is a guess of that.
+    async def infer(self, values: Sequence[Any], size: int, call: Call) -> Answers:
+        """Each value's output; `size` is a guess of what they cost together.
 
         Raises:
             ApiError: what became of the request, if no answer.
@@ -97,6 +111,9 @@ class Service:
         wait = Wait(call.receive, call.timeout_s)
         try:
             prepared = await self.prepare(values, size)
+            truncated = [place for place, entry in enumerate(prepared) if entry.truncated]
+            if truncated and not call.may_cut:
+                raise self._too_long(truncated[0], call)
             futures = [self.submit(entry, call) for entry in prepared]
             results = await wait.all(futures)
             done = True
@@ -106,7 +123,7 @@ class Service:
         except Exception as error:  # the edge to HTTP: whatever it is, it becomes a status
             raise self.told(error, call.param) from error
         else:
-            return results, sum(entry.cost for entry in prepared)
+            return Answers(results, sum(entry.cost for entry in prepared), truncated)
         finally:
             wait.close()
             self.gate.release(len(values), size, done=done)
@@ -128,6 +145,21 @@ class Service:
                 raise entry
             good.append(entry)
         return good
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest text that the engine takes, where it says so."""
+        return getattr(self.engine, "max_model_len", None)
+
+    def _too_long(self, place: int, call: Call) -> ApiError:
+        limit = "" if self.longest is None else f" {self.longest:,} tokens"
+        return ApiError(
+            400,
+            f"text {place} of {call.param} is longer than the{limit} that the model takes; shorten it, or leave out "
+            "truncate to have it cut",
+            code="too_long",
+            param=call.param,
+        )
 
     def submit(self, entry: Prepared[Any], call: Call) -> asyncio.Future[Any]:
         """Let one prepared record wait for its batch."""

@@ -115,3 +115,15 @@ class Gradual(FakeEngine):
 
     def __init__(self, model: str | None = None) -> None:
         super().__init__(model, seconds_per_batch=0.02)
+
+
+class Labels(FakeEngine):
+    """Calls every text "fine", and takes three words of it."""
+
+    max_model_len = 3
+
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__(model, max_model_len=3)
+
+    def forward(self, batch: list[str]) -> list[Any]:
+        return [{"label": "fine", "score": 1.0} for _ in super().forward(batch)]
