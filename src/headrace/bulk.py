@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from headrace import wiring
 from headrace.engines.base import BatchEngine
@@ -19,6 +20,8 @@ from headrace.serving.backfill import Backfill
 from headrace.serving.batches import BatchEnd, Batches
 from headrace.serving.files import FileStore
 from headrace.serving.guest import Guest
+from headrace.serving.host import chars_in
+from headrace.serving.limits import ServeLimits
 from headrace.serving.service import Service
 
 _ENDPOINTS: Mapping[str, tuple[str, ...]] = {"embed": (EMBEDDINGS,), "generate": (COMPLETIONS, CHAT)}
@@ -102,6 +105,7 @@ class _Run:
         self._guest = guest(str(folder), min(ahead, _AHEAD))
         self._stop = _Stop(self._guest)
         self._engine = engine
+        self._limits = service.limits
         self._settings = wiring.JobSettings(
             source=source,
             sink=folder / "output.jsonl",
@@ -126,6 +130,8 @@ class _Run:
         asked = url_of(plan.source)
         if asked != self._url:
             raise ConfigError(f"the batch is for {self._url}, its file asks for {asked}")
+        for form in getattr(plan.source, "formats", ()):
+            form.bound(self._limits.max_body_bytes, partial(_too_long, self._limits))
         return plan
 
     def stop(self) -> None:
@@ -149,6 +155,17 @@ class _Run:
                 self.completed += event.end - event.start - event.failed
             case _:
                 pass
+
+
+def _too_long(limits: ServeLimits, body: Mapping[str, Any]) -> str:
+    """What of a line is more than a request may have; empty if nothing is."""
+    for field in ("input", "prompt", "messages"):
+        given = body.get(field)
+        if isinstance(given, list) and len(given) > limits.max_prompts:
+            return f"{field} holds {len(given):,} entries, more than the {limits.max_prompts:,} of one request"
+        if (chars := chars_in(given)) > limits.max_prompt_chars:
+            return f"{field} holds {chars:,} characters, more than the {limits.max_prompt_chars:,} allowed"
+    return ""
 
 
 def _end(plan: wiring.Plan, *, complete: bool) -> BatchEnd:

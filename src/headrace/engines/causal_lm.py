@@ -118,7 +118,9 @@ class CausalLM:
         except UnicodeEncodeError as error:
             raise RecordError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from None
         # A chat template writes the special tokens itself.
-        ids = tuple(self._tokenizer.encode(text, add_special_tokens=request.messages is None).ids)
+        # In a batch of one: a single `encode` keeps all other threads of Python waiting until it is done.
+        [words] = self._tokenizer.encode_batch_fast([text], add_special_tokens=request.messages is None)
+        ids = tuple(words.ids)
         if not ids:
             raise RecordError("the prompt is empty; there is nothing to answer")
         room = self.max_model_len - len(ids)

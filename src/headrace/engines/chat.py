@@ -36,7 +36,9 @@ def checked_messages(messages: Sequence[Any], parts: Collection[str] = TEXT_ONLY
 def _checked(message: Any, number: int, parts: Collection[str]) -> Mapping[str, Any]:
     place = f"messages.{number}"
     if not isinstance(message, dict) or "role" not in message:
-        raise RecordError(f"message {number} is {message!r:.60}: it must be an object with role and content", param=place)
+        raise RecordError(
+            f"message {number} is {message!r:.60}: it must be an object with role and content", param=place
+        )
     role = message["role"]
     if role not in ROLES:
         raise RecordError(
@@ -50,7 +52,9 @@ def _checked(message: Any, number: int, parts: Collection[str]) -> Mapping[str, 
                 param=f"{place}.{name}",
             )
     if not isinstance(given.get("name", ""), str):
-        raise RecordError(f"message {number} has the name {given['name']!r:.40}: it must be text", param=f"{place}.name")
+        raise RecordError(
+            f"message {number} has the name {given['name']!r:.40}: it must be text", param=f"{place}.name"
+        )
     _check_calls(given.get("tool_calls", []), number)
     content = _content(message.get("content"), number, parts)
     if content is None and role != "assistant" or not content and role == "user":
@@ -104,9 +108,7 @@ def with_known_roles(messages: Sequence[Mapping[str, Any]], template: str) -> li
     """A developer's messages as a system's, which they are the newer name of, where a template does not know them."""
     if "developer" in template:
         return list(messages)
-    return [
-        {**message, "role": "system"} if message["role"] == "developer" else message for message in messages
-    ]
+    return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
 
 
 def rendered(

@@ -89,14 +89,14 @@ def full_lines(lines: list[bytes]) -> list[bytes]:
     return [line for line in lines if line and not line.isspace()]
 
 
-def parse_object(line: bytes) -> dict[str, Any]:
+def parse_object(line: bytes, most_bytes: int = MAX_LINE_BYTES) -> dict[str, Any]:
     """The JSON object on a line.
 
     Raises:
-        ValueError, TypeError, RecursionError: it is longer than 64 MiB, not UTF-8, not JSON, or not an object.
+        ValueError, TypeError, RecursionError: it is longer than `most_bytes`, not UTF-8, not JSON, or not an object.
     """
-    if len(line) > MAX_LINE_BYTES:
-        raise ValueError(f"the line is longer than {MAX_LINE_BYTES} bytes")
+    if len(line) > most_bytes:
+        raise ValueError(f"the line is longer than {most_bytes} bytes")
     data = _decode(line.decode())
     if type(data) is not dict:
         raise TypeError(f"the line is a JSON {type(data).__name__}, not an object")
@@ -108,6 +108,7 @@ def object_chunks(
     base: int,
     next_todo: Callable[[int], int],
     record: Callable[[int, dict[str, Any]], Record | Failed],
+    most_bytes: int = MAX_LINE_BYTES,
 ) -> Generator[Chunk, None, int]:
     """The objects of a file that are to do: at most 512 rows a chunk, out of one block of 256 KiB (or one longer line).
 
@@ -116,6 +117,7 @@ def object_chunks(
     Args:
         base: the position of the first line that is not blank; their number is returned.
         record: makes a record of a position and its object, or says what is wrong with that.
+        most_bytes: of a line; a longer one is a `Failed`, and is not parsed.
     """
     begin = base
     for block, size in line_blocks(file):
@@ -128,7 +130,7 @@ def object_chunks(
             for position in todo(base + start, base + stop, next_todo):
                 line = lines[position - base]
                 try:
-                    row = parse_object(line)
+                    row = parse_object(line, most_bytes)
                 except (ValueError, TypeError, RecursionError) as error:
                     failures.append(_failed_line(position, line, error))
                     continue

@@ -16,7 +16,15 @@ from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
 from headrace.io.files import InputFile
 from headrace.io.letters import encode_letters, letter
-from headrace.io.lines import full_lines, interleaved, line_blocks, lines_of, object_chunks, parse_object
+from headrace.io.lines import (
+    MAX_LINE_BYTES,
+    full_lines,
+    interleaved,
+    line_blocks,
+    lines_of,
+    object_chunks,
+    parse_object,
+)
 from headrace.records import Failed, Ok, Record
 
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
@@ -61,6 +69,12 @@ class OpenAIFormat:
         if url not in _BODIES:
             raise ConfigError(f"the batch file asks for {url!r}; known: {', '.join(_BODIES)}")
         self.url = url
+        self._most_bytes = MAX_LINE_BYTES
+        self._problem: Callable[[Mapping[str, Any]], str] = lambda _: ""
+
+    def bound(self, most_bytes: int, problem: Callable[[Mapping[str, Any]], str]) -> None:
+        """Refuse longer lines unparsed, and bodies that a function finds a problem with, in words."""
+        self._most_bytes, self._problem = most_bytes, problem
 
     def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
         """Unknown without reading it all."""
@@ -68,11 +82,11 @@ class OpenAIFormat:
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """At most 512 requests a chunk."""
-        return object_chunks(file, base, next_todo, self._request)
+        return object_chunks(file, base, next_todo, self._request, self._most_bytes)
 
     def _request(self, position: int, row: Mapping[str, Any]) -> Record | Failed:
         identity = row.get("custom_id")
-        problem = _problem(row, self.url)
+        problem = _problem(row, self.url) or self._problem(row["body"])
         if problem:
             return Failed(
                 Record(position, identity if isinstance(identity, str) else position, row), "RecordError", problem
@@ -95,6 +109,19 @@ def _problem(row: Mapping[str, Any], url: str) -> str:
         return f"url is {row.get('url')!r}: this file's first request asks {url}, and one job has one task"
     if not isinstance(row.get("body"), dict):
         return f"body is of type {type(row.get('body')).__name__}, not an object"
+    return _unknown_field(row["body"]) if url == EMBEDDINGS else ""  # a generator refuses its own
+
+
+def _unknown_field(body: Mapping[str, Any]) -> str:
+    """Which field of an embedding request cannot be obeyed here; empty if none."""
+    for name, value in body.items():
+        if name in ("input", "model", "user") or value is None or (name, value) == ("encoding_format", "float"):
+            continue
+        if name == "encoding_format":
+            return f"encoding_format is {value!r:.40}: the answers to a file are numbers, 'float'"
+        if name == "dimensions":
+            return f"dimensions is {value!r:.40}: lines of a file cannot choose; set truncate_dim for the whole job"
+        return f"unknown field {name!r:.60}; known: input, model, user, encoding_format"
     return ""
 
 

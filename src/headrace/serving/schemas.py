@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+
 class ErrorDetail(BaseModel):
     """What went wrong."""
 

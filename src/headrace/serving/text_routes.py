@@ -78,7 +78,11 @@ def classify_router(host: Host) -> APIRouter:
 
 
 async def _infer(
-    host: Host, body: EmbeddingRequest | ClassifyRequest | GenerateRequest, texts: list[str], request: Request, param: str
+    host: Host,
+    body: EmbeddingRequest | ClassifyRequest | GenerateRequest,
+    texts: list[str],
+    request: Request,
+    param: str,
 ) -> Answers:
     host.check_model(body.model)
     size = host.check_texts(texts, param)
@@ -116,7 +120,9 @@ def _shortened(vector: Any, wanted: int, service: Service) -> Any:
 
 def _no_such_length(service: Service, wanted: int, own: int) -> ApiError:
     lengths: Sequence[int] = getattr(service.engine, "matryoshka", ())
-    known = f"1 to {own}" if isinstance(lengths, range) else ", ".join(str(length) for length in sorted({own, *lengths}))
+    known = (
+        f"1 to {own}" if isinstance(lengths, range) else ", ".join(str(length) for length in sorted({own, *lengths}))
+    )
     return ApiError(
         400,
         f"dimensions is {wanted}: vectors of the model {service.name!r} have {known} components",

@@ -86,7 +86,9 @@ def test_a_model_that_sees_gets_its_parts_as_they_are() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:"}}
     mixed = [{"role": "user", "content": [*text("what is this?"), picture]}]
     assert checked_messages(mixed, {"text", "image_url"}) == mixed
-    assert checked_messages([{"role": "user", "content": text("a", "b")}], {"text", "image_url"})[0]["content"] == "a\nb"
+    assert (
+        checked_messages([{"role": "user", "content": text("a", "b")}], {"text", "image_url"})[0]["content"] == "a\nb"
+    )
 
 
 def test_a_developer_is_a_system_to_a_template_that_does_not_know_one() -> None:
