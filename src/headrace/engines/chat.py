@@ -57,7 +57,7 @@ def _checked(message: Any, number: int, parts: Collection[str]) -> Mapping[str, 
         )
     _check_calls(given.get("tool_calls", []), number)
     content = _content(message.get("content"), number, parts)
-    if content is None and role != "assistant" or not content and role == "user":
+    if (content is None and role != "assistant") or (not content and role == "user"):
         raise RecordError(f"message {number} ({role}) has no content", param=f"{place}.content")
     return {"role": role, "content": content or "", **given}
 
@@ -76,13 +76,14 @@ def _content(content: Any, number: int, parts: Collection[str]) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str):
             raise RecordError(
-                f'part {index} of message {number} is {part!r:.60}: it must be an object with a type, such as {{"type": '
-                '"text", "text": "..."}',
+                f"part {index} of message {number} is {part!r:.60}: it must be an object with a type, such as "
+                '{"type": "text", "text": "..."}',
                 param=f"{place}.{index}",
             )
         if kind not in parts:
             raise RecordError(
-                f"part {index} of message {number} is of type {kind!r:.40}; this model takes {', '.join(sorted(parts))}",
+                f"part {index} of message {number} is of type {kind!r:.40}; this model takes "
+                f"{', '.join(sorted(parts))}",
                 param=f"{place}.{index}",
             )
         if kind == "text" and not isinstance(part.get("text"), str):

@@ -136,7 +136,7 @@ def _is_neutral(name: str, value: Any) -> bool:
     )
 
 
-def parse(  # noqa: PLR0913 - keyword-only: what engines differ in
+def parse(
     value: Any,
     defaults: Sampling,
     *,
@@ -189,12 +189,11 @@ def _asked(body: Mapping[str, Any]) -> Any:
 def _sampling_in(body: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
     newer = body.get("max_completion_tokens")
-    if newer is not None:
-        if given.setdefault("max_tokens", newer) != newer:
-            raise RecordError(
-                f"max_tokens is {given['max_tokens']!r:.60} and max_completion_tokens {newer!r:.60}: give one of them",
-                param="max_completion_tokens",
-            )
+    if newer is not None and given.setdefault("max_tokens", newer) != newer:
+        raise RecordError(
+            f"max_tokens is {given['max_tokens']!r:.60} and max_completion_tokens {newer!r:.60}: give one of them",
+            param="max_completion_tokens",
+        )
     return given
 
 

@@ -161,7 +161,7 @@ def test_limits_hold_for_chats_in_batches(tmp_path: Path) -> None:
         answers = [row["response"]["body"] for row in rows_of(server, done["output_file_id"])]
         told = [row["error"]["message"] for row in rows_of(server, done["error_file_id"])]
     assert [answer["choices"][0]["message"]["content"] for answer in answers] == ["fine", "in parts"]
-    for word, message in zip(("1,001 characters", "image_url", "n is 2"), told, strict=True):
+    for word, message in zip(("1,005 characters", "image_url", "n is 2"), told, strict=True):
         assert word in message
 
 
