@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -132,12 +133,15 @@ class OpenAIWriter:
 
     Args:
         url: of the requests: it decides the shape of a response's body.
+        clock: seconds since 1970: when an answer was written, which OpenAI calls `created`.
     """
 
     suffix = ".jsonl"
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
         self._body = _BODIES[url]
+        self._has_created = url != EMBEDDINGS
+        self._clock = clock
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """The lines of one part.
@@ -150,6 +154,8 @@ class OpenAIWriter:
     def _response(self, ok: Ok) -> dict[str, Any]:
         number = _number(ok.record.position)
         body = {"id": number, "model": (ok.record.data or {}).get("model"), **self._body(ok)}
+        if self._has_created:
+            body["created"] = int(self._clock())
         response = {"status_code": 200, "request_id": number, "body": body}
         return {"id": f"batch_req_{number}", "custom_id": ok.record.id, "response": response, "error": None}
 
@@ -204,7 +210,7 @@ _BODIES: Mapping[str, Callable[[Ok], dict[str, Any]]] = {EMBEDDINGS: _embedding,
 
 
 def _number(position: int) -> str:
-    """The same for the same record in every run, so that a merged file's bytes depend on the rows alone."""
+    """The same for the same record in every run."""
     return uuid.uuid5(uuid.NAMESPACE_OID, str(position)).hex
 
 

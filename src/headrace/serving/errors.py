@@ -91,8 +91,14 @@ class ClientGoneError(Exception):
     """Nobody waits for the answer any more."""
 
 
-def api_error(error: BaseException, param: str | None = None) -> ApiError:
-    """What an error of the batcher or the engine means to the caller; what is not theirs to know is logged instead."""
+def api_error(error: BaseException, param: str | None = None, request_id: str = "") -> ApiError:
+    """What an error of the batcher or the engine means to the caller; what is not theirs to know is logged instead.
+
+    Args:
+        error: any.
+        param: the field that holds the records, where the error does not name one.
+        request_id: for the log.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RecordError):
@@ -107,8 +113,8 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
         return ApiError(503, "the server is stopping", code="stopping", retry_after_s=5)
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the model cannot go on; the server is about to restart", code="engine", retry_after_s=10)
-    logger.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)
-    return ApiError(500, "the model failed on this request; the server's log says why", code="engine")
+    logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error, exc_info=error)
+    return ApiError(500, f"the model failed on this request; the server's log says why, at {request_id}", code="engine")
 
 
 def _line(error: BaseException) -> str:

@@ -85,7 +85,9 @@ class Host:
                 if name == b"x-request-timeout":
                     timeout_s = _seconds(value.decode("latin-1"))
         caller = scope.get("headrace_caller") or scope.get("client")
-        return Call(request.receive, timeout_s or self.limits.timeout_s, caller, param, may_cut)
+        return Call(
+            request.receive, timeout_s or self.limits.timeout_s, caller, param, may_cut, scope["headrace_request_id"]
+        )
 
     def check_texts(self, texts: list[str], param: str) -> int:
         """A guess of what the texts cost, once it is known that they are neither too many nor too long.

@@ -38,6 +38,7 @@ class Call:
     """The field that holds its records."""
     may_cut: bool = True
     """Whether the engine may cut what is too long for it."""
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class Service:
             self.cancelled += len(values)
             raise
         except Exception as error:  # the edge to HTTP: whatever it is, it becomes a status
-            raise self.told(error, call.param) from error
+            raise self.told(error, call) from error
         else:
             return Answers(results, sum(entry.cost for entry in prepared), truncated)
         finally:
@@ -167,12 +168,12 @@ class Service:
             entry.payload, estimated_cost=entry.cost if self._tells_cost else None, priority=ONLINE, caller=call.caller
         )
 
-    def told(self, error: BaseException, param: str | None = None) -> Exception:
+    def told(self, error: BaseException, call: Call) -> ApiError:
         """What to tell the caller of an error; a dead engine is told to the server too."""
         if isinstance(error, EngineDeadError) and not self._dead:
             self._dead = True
             self._on_dead()
-        return api_error(error, param)
+        return api_error(error, call.param, call.request_id)
 
 
 def _full_batch(engine: Engine[Any, Any]) -> float:
