@@ -13,7 +13,7 @@ from headrace.serving.direct import DirectRoute
 from headrace.serving.errors import ApiError
 from headrace.serving.host import Host, chars_in, guess
 from headrace.serving.replies import JsonReply
-from headrace.serving.requests import ChatRequest, CompletionRequest
+from headrace.serving.requests import ChatRequest, CompletionRequest, texts_of
 from headrace.serving.schemas import ERRORS, ChatCompletion, Completion
 from headrace.serving.streams import Chunks, EventStream
 
@@ -30,7 +30,7 @@ def router(host: Host) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """What follows each prompt."""
         host.check_model(body.model)
-        prompts = body.prompt
+        prompts = texts_of(body.prompt)
         size = host.check_texts(prompts, "prompt") + len(prompts) * body.most_tokens
         records = [body.asked(prompt=prompt) for prompt in prompts]
         call = host.call(request, body.timeout, "prompt")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic_core import core_schema
 
 from headrace.engines.requests import meaningful
 from headrace.serving.errors import ApiError
@@ -18,23 +18,26 @@ HEAVY_BYTES = 32 * 1024
 """Longer bodies are read on a thread."""
 
 
-def _as_texts(given: Any) -> list[str]:
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list):
-        raise PydanticCustomError("string_type", "must be a text or a list of texts")
-    for text in texts:
-        if not isinstance(text, str):
-            tokens = ", not token ids" if isinstance(text, (int, list)) else ""
-            raise PydanticCustomError("string_type", "must be a text or a list of texts{tokens}", {"tokens": tokens})
-    return texts
+class _OneOrMany:
+    """The schema of one text or several, of which the first that is none is told, and no other."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        text = core_schema.str_schema(strict=True)
+        return core_schema.union_schema(
+            [text, core_schema.list_schema(text, fail_fast=True)],
+            custom_error_type="not_text",
+            custom_error_message="must be a text or a list of texts; token ids are not taken",
+        )
 
 
-Texts: TypeAlias = Annotated[
-    list[str],
-    BeforeValidator(_as_texts),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
-]
+Texts: TypeAlias = Annotated[str | list[str], _OneOrMany]
 """One text or several."""
+
+
+def texts_of(given: str | list[str]) -> list[str]:
+    """A list in any case."""
+    return [given] if isinstance(given, str) else given
 
 
 class _Request(BaseModel):

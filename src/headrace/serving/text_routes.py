@@ -12,7 +12,7 @@ from headrace.serving.direct import DirectRoute
 from headrace.serving.errors import ApiError
 from headrace.serving.host import Host
 from headrace.serving.replies import JsonReply, as_base64
-from headrace.serving.requests import ClassifyRequest, EmbeddingRequest, GenerateRequest
+from headrace.serving.requests import ClassifyRequest, EmbeddingRequest, GenerateRequest, texts_of
 from headrace.serving.schemas import ERRORS, Classifications, EmbeddingList, GenerateResponse
 from headrace.serving.service import Answers, Service
 
@@ -80,11 +80,12 @@ def classify_router(host: Host) -> APIRouter:
 async def _infer(
     host: Host,
     body: EmbeddingRequest | ClassifyRequest | GenerateRequest,
-    texts: list[str],
+    given: str | list[str],
     request: Request,
     param: str,
 ) -> Answers:
     host.check_model(body.model)
+    texts = texts_of(given)
     size = host.check_texts(texts, param)
     service = host.service
     may_cut = body.may_cut(service.longest)
