@@ -204,8 +204,8 @@ def _refuse_unknown(body: Mapping[str, Any], extra: Collection[str]) -> None:
         if name not in _NEUTRAL:
             known = ", ".join(("prompt", "messages", *_SAMPLING, *extra))
             raise RecordError(f"unknown field {name!r:.60}; known: {known}", param=name)
-        takes = " or ".join(repr(neutral) for neutral in (*_NEUTRAL[name], None))
-        raise RecordError(f"{name} is {value!r:.60}: this engine has only {takes}", param=name)
+        takes = f"takes only {' or '.join(map(repr, _NEUTRAL[name]))}" if _NEUTRAL[name] else "does not take it"
+        raise RecordError(f"{name} is {value!r:.60}: this engine {takes}", param=name)
 
 
 def _is_whole(minimum: int) -> Callable[[Any], bool]:

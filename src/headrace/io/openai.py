@@ -153,9 +153,8 @@ class OpenAIWriter:
 
     def _response(self, ok: Ok) -> dict[str, Any]:
         number = _number(ok.record.position)
-        body = {"id": number, "model": (ok.record.data or {}).get("model"), **self._body(ok)}
-        if self._has_created:
-            body["created"] = int(self._clock())
+        created = {"created": int(self._clock())} if self._has_created else {}
+        body = {"id": number, **created, "model": (ok.record.data or {}).get("model"), **self._body(ok)}
         response = {"status_code": 200, "request_id": number, "body": body}
         return {"id": f"batch_req_{number}", "custom_id": ok.record.id, "response": response, "error": None}
 
