@@ -89,14 +89,16 @@ def full_lines(lines: list[bytes]) -> list[bytes]:
     return [line for line in lines if line and not line.isspace()]
 
 
-def parse_object(line: bytes, most_bytes: int = MAX_LINE_BYTES) -> dict[str, Any]:
+def parse_object(line: bytes, most_bytes: int | None = None) -> dict[str, Any]:
     """The JSON object on a line.
 
     Raises:
-        ValueError, TypeError, RecursionError: it is longer than `most_bytes`, not UTF-8, not JSON, or not an object.
+        ValueError, TypeError, RecursionError: it is longer than `most_bytes` or 64 MiB, not UTF-8, not JSON, or not an
+            object.
     """
-    if len(line) > most_bytes:
-        raise ValueError(f"the line is longer than {most_bytes} bytes")
+    most = MAX_LINE_BYTES if most_bytes is None else min(most_bytes, MAX_LINE_BYTES)
+    if len(line) > most:
+        raise ValueError(f"the line is longer than {most} bytes")
     data = _decode(line.decode())
     if type(data) is not dict:
         raise TypeError(f"the line is a JSON {type(data).__name__}, not an object")
@@ -108,7 +110,7 @@ def object_chunks(
     base: int,
     next_todo: Callable[[int], int],
     record: Callable[[int, dict[str, Any]], Record | Failed],
-    most_bytes: int = MAX_LINE_BYTES,
+    most_bytes: int | None = None,
 ) -> Generator[Chunk, None, int]:
     """The objects of a file that are to do: at most 512 rows a chunk, out of one block of 256 KiB (or one longer line).
 

@@ -70,7 +70,7 @@ class OpenAIFormat:
         if url not in _BODIES:
             raise ConfigError(f"the batch file asks for {url!r}; known: {', '.join(_BODIES)}")
         self.url = url
-        self._most_bytes = MAX_LINE_BYTES
+        self._most_bytes: int | None = None
         self._problem: Callable[[Mapping[str, Any]], str] = lambda _: ""
 
     def bound(self, most_bytes: int, problem: Callable[[Mapping[str, Any]], str]) -> None:
