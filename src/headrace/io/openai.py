@@ -18,7 +18,6 @@ from headrace.io.base import Chunk
 from headrace.io.files import InputFile
 from headrace.io.letters import encode_letters, letter
 from headrace.io.lines import (
-    MAX_LINE_BYTES,
     full_lines,
     interleaved,
     line_blocks,
