@@ -170,6 +170,8 @@ class _Run:
         asked = url_of(plan.source)
         if asked != self._url:
             raise ConfigError(f"the batch is for {self._url}, its file asks for {asked}")
+        for form in getattr(plan.source, "formats", ()):
+            form.leave_bodies()  # which `Lines` checks as it does those of requests
         return replace(plan, columns=replace(plan.columns, text="body", text_only=False))
 
     def stop(self) -> None:

@@ -75,7 +75,16 @@ class QueueFullError(HeadraceError):
 
 
 class RecordError(HeadraceError, ValueError):
-    """One record cannot be processed; its neighbours can."""
+    """One record cannot be processed; its neighbours can.
+
+    Args:
+        message: one line.
+        param: the field of a request body that it is about, such as `messages.0.content`; None for the whole.
+    """
+
+    def __init__(self, *message: object, param: str | None = None) -> None:
+        super().__init__(*message)
+        self.param = param
 
 
 class CostError(RecordError):

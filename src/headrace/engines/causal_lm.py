@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from headrace.device.placement import release
 from headrace.engines.base import Prepared
+from headrace.engines.chat import rendered
 from headrace.engines.cutting import Cutter
 from headrace.engines.local_model import check_tokenizer, digest, find_folder
 from headrace.engines.requests import Generation, Request, Sampling, parse
@@ -123,7 +125,9 @@ class CausalLM:
                 "shorten it"
             )
         # A chat template writes the special tokens itself.
-        ids = tuple(self._tokenizer.encode(text, add_special_tokens=request.messages is None).ids)
+        # In a batch of one: a single `encode` keeps all other threads of Python waiting until it is done.
+        [words] = self._tokenizer.encode_batch_fast([text], add_special_tokens=request.messages is None)
+        ids = tuple(words.ids)
         if not ids:
             raise RecordError("the prompt is empty; there is nothing to answer")
         room = self.max_model_len - len(ids)
@@ -141,11 +145,14 @@ class CausalLM:
         if request.prompt is not None:
             return request.prompt
         if not self._words.chat_template:
-            raise RecordError("the model has no chat template; give a prompt instead of messages")
+            raise RecordError("the model has no chat template; give a prompt instead of messages", param="messages")
+        apply = partial(self._words.apply_chat_template, tokenize=False, add_generation_prompt=True)
         try:
-            return str(self._words.apply_chat_template(request.messages, tokenize=False, add_generation_prompt=True))
+            return str(rendered(request.messages or (), str(self._words.chat_template), apply))
+        except RecordError:
+            raise
         except (TemplateError, TypeError, ValueError) as error:
-            raise RecordError(f"the model's chat template refuses this chat: {error}") from error
+            raise RecordError(f"the model's chat template refuses this chat: {error}", param="messages") from error
 
     def draw(self, ask: Ask) -> Draw:
         """How the tokens of an answer are chosen."""

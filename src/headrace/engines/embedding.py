@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Transformer
 
 from headrace.device.placement import choose_device, choose_dtype
 from headrace.engines.encoders import by_length, tune
-from headrace.engines.heads import VectorHead
+from headrace.engines.heads import VectorHead, matryoshka_dimensions
 from headrace.engines.local_model import check_tokenizer, find_folder
 from headrace.engines.text import TextTokens, TooLong, choose_length, usable_positions
 from headrace.engines.text_tasks import TextEngine
@@ -53,6 +53,8 @@ class EmbeddingEngine(TextEngine):
         place = choose_device(device)
         module = _load(folder, place, dtype, trust_remote_code=trust_remote_code)
         self.dimension = _choose_dimension(module, truncate_dim)
+        self.matryoshka = matryoshka_dimensions(module[0].config.to_dict(), self.dimension)
+        """Shorter lengths that the model's vectors may be cut to."""
         tokenizer = module.tokenizer
         config = module[0].config.to_dict()
         length = choose_length(

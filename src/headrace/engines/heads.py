@@ -79,6 +79,17 @@ class VectorHead:
         return list(rows[:, : self._dimension])
 
 
+def matryoshka_dimensions(config: Mapping[str, Any], dimension: int) -> Sequence[int]:
+    """The lengths below its own that a model's vectors were trained to be cut to, from its config.json.
+
+    It says so as vLLM reads it: `"matryoshka_dimensions": [64, 128]`, or `"is_matryoshka": true` for any length.
+    """
+    listed = config.get("matryoshka_dimensions")
+    if listed:
+        return tuple(sorted(int(length) for length in listed if 0 < int(length) < dimension))
+    return range(1, dimension) if config.get("is_matryoshka") is True else ()
+
+
 def apply(function: Function, logits: Rows) -> Rows:
     """Scores from logits, over the last axis, in float32; large logits do not overflow."""
     if function == "none":

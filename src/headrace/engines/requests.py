@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
 
+from headrace.engines.chat import TEXT_ONLY, checked_messages
 from headrace.errors import ConfigError, RecordError
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-
-# Fields of an OpenAI request body that change nothing here.
-_IGNORED = frozenset({"model", "user", "metadata", "store", "service_tier", "stream_options"})
-# Fields that would, if they had another value than this.
-_NEUTRAL: Mapping[str, Any] = {
-    "n": 1,
-    "best_of": 1,
-    "stream": False,
-    "echo": False,
-    "suffix": None,
-    "logprobs": None,
-    "top_logprobs": None,
-    "logit_bias": None,
-    "tools": None,
-    "response_format": None,
+# Fields of an OpenAI request body that never change an answer: who asks, what it costs, how fast it comes.
+_IGNORED = frozenset({
+    "model", "user", "safety_identifier", "metadata", "service_tier", "stream_options", "parallel_tool_calls",
+    "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+})  # fmt: skip
+# Fields that would, if they had another value than null or one of these.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "stream": (False,),
+    "store": (False,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "moderation": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
 }
 
 
@@ -87,11 +99,13 @@ def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> 
         if name == "stop" and isinstance(value, str):
             value = (value,)
         if not check(value):
-            raise RecordError(f"{name} is {value!r}: it must be {allowed}")
+            raise RecordError(f"{name} is {value!r:.60}: it must be {allowed}", param=name)
         changes[name] = tuple(value) if name == "stop" else max(value, 0) if name == "top_k" else value
     sampling = replace(defaults, **changes)
     if sampling.min_tokens > sampling.max_tokens:
-        raise RecordError(f"min_tokens is {sampling.min_tokens}: it must be <= max_tokens, {sampling.max_tokens}")
+        raise RecordError(
+            f"min_tokens is {sampling.min_tokens}: it must be <= max_tokens, {sampling.max_tokens}", param="min_tokens"
+        )
     return sampling
 
 
@@ -110,41 +124,53 @@ def default_sampling(given: Mapping[str, Any]) -> Sampling:
         raise ConfigError(str(error)) from error
 
 
+def meaningful(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A request body without the fields that change nothing, or that ask for what is done anyway."""
+    return {name: value for name, value in body.items() if value is not None and not _is_neutral(name, value)}
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    # By type too: to OpenAI `logprobs: 0` is no `false`.
+    return name in _IGNORED or any(
+        type(value) is type(neutral) and value == neutral for neutral in _NEUTRAL.get(name, ())
+    )
+
+
 def parse(
     value: Any,
     defaults: Sampling,
     *,
     system_prompt: str | None = None,
     chat: bool = False,
-    extra: Sequence[str] = (),
+    extra: Collection[str] = (),
+    parts: Collection[str] = TEXT_ONLY,
 ) -> Request:
     """The request that a record's value stands for.
 
     A text is a prompt, or with `chat` or a `system_prompt` the user's message; a list is a chat's messages; an object
     is the body of an OpenAI request: `prompt` (never a chat) or `messages`, and sampling parameters. `extra` names
-    further fields that the engine takes.
+    further fields that the engine takes, `parts` the kinds of content parts that the model takes.
 
     Raises:
-        RecordError: it is none of these; an empty prompt, an unknown role or field, a parameter out of range.
+        RecordError: it is none of these; an empty prompt, an unknown role or field, a parameter out of range. Its
+            `param` names the field of a request body.
     """
     body: Mapping[str, Any] = value if isinstance(value, dict) else {}
     if body:
         value = _asked(body)
-    sampling = sampling_from({name: body[name] for name in _SAMPLING if name in body}, defaults)
-    if body.get("max_completion_tokens") is not None and body.get("max_tokens") is None:
-        sampling = sampling_from({"max_tokens": body["max_completion_tokens"]}, sampling)
-    known = {name: body[name] for name in extra if body.get(name) is not None}
+    sampling = sampling_from(_sampling_in(body), defaults)
     _refuse_unknown(body, extra)
+    known = {name: body[name] for name in extra if body.get(name) is not None}
     if isinstance(value, str):
         if not value:
-            raise RecordError("the prompt is empty; there is nothing to answer")
+            raise RecordError("the prompt is empty; there is nothing to answer", param="prompt" if body else None)
         if body or not (chat or system_prompt):  # a body says itself which of the two it is
             return Request(value, None, sampling, known)
         value = [{"role": "user", "content": value}]
     elif not isinstance(value, list):
         kind = "null" if value is None else f"of type {type(value).__name__}"
         raise RecordError(f"the prompt is {kind}; it must be a text, a list of messages or a request body")
-    messages = _checked_messages(value)
+    messages = checked_messages(value, parts)
     if system_prompt and messages[0]["role"] not in ("system", "developer"):
         messages = [{"role": "system", "content": system_prompt}, *messages]
     return Request(None, messages, sampling, known)
@@ -154,36 +180,32 @@ def _asked(body: Mapping[str, Any]) -> Any:
     if ("prompt" in body) == ("messages" in body):
         raise RecordError('a request body must have either "prompt" or "messages"')
     if "prompt" in body and not isinstance(body["prompt"], str):
-        raise RecordError(f'"prompt" is of type {type(body["prompt"]).__name__}; one text per record')
+        raise RecordError(f'"prompt" is of type {type(body["prompt"]).__name__}; one text per record', param="prompt")
     if "messages" in body and not isinstance(body["messages"], list):
-        raise RecordError(f'"messages" is of type {type(body["messages"]).__name__}, not a list')
+        raise RecordError(f'"messages" is of type {type(body["messages"]).__name__}, not a list', param="messages")
     return body["prompt"] if "prompt" in body else body["messages"]
 
 
-def _refuse_unknown(body: Mapping[str, Any], extra: Sequence[str]) -> None:
-    for name, value in body.items():
-        if name in _SAMPLING or name in _IGNORED or name in extra:
-            continue
-        if name in ("prompt", "messages", "max_completion_tokens"):
+def _sampling_in(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
+    newer = body.get("max_completion_tokens")
+    if newer is not None and given.setdefault("max_tokens", newer) != newer:
+        raise RecordError(
+            f"max_tokens is {given['max_tokens']!r:.60} and max_completion_tokens {newer!r:.60}: give one of them",
+            param="max_completion_tokens",
+        )
+    return given
+
+
+def _refuse_unknown(body: Mapping[str, Any], extra: Collection[str]) -> None:
+    for name, value in meaningful(body).items():
+        if name in _SAMPLING or name in extra or name in ("prompt", "messages", "max_completion_tokens"):
             continue
         if name not in _NEUTRAL:
-            raise RecordError(f"unknown field {name!r}; known: prompt, messages, {', '.join((*_SAMPLING, *extra))}")
-        if value is not None and value != _NEUTRAL[name]:
-            raise RecordError(f"{name} is {value!r}: this engine has only {name}={_NEUTRAL[name]!r}")
-
-
-def _checked_messages(messages: list[Any]) -> list[Mapping[str, Any]]:
-    if not messages:
-        raise RecordError("the chat has no message; there is nothing to answer")
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict) or "role" not in message:
-            raise RecordError(f"message {number} is {message!r:.60}: it must be an object with role and content")
-        if message["role"] not in ROLES:
-            raise RecordError(f"message {number} has the role {message['role']!r}; known: {', '.join(ROLES)}")
-        content = message.get("content")
-        if not isinstance(content, (str, list)) or (not content and message["role"] == "user"):
-            raise RecordError(f"message {number} ({message['role']}) has no content")
-    return messages
+            known = ", ".join(("prompt", "messages", *_SAMPLING, *extra))
+            raise RecordError(f"unknown field {name!r:.60}; known: {known}", param=name)
+        takes = f"takes only {' or '.join(map(repr, _NEUTRAL[name]))}" if _NEUTRAL[name] else "does not take it"
+        raise RecordError(f"{name} is {value!r:.60}: this engine {takes}", param=name)
 
 
 def _is_whole(minimum: int) -> Callable[[Any], bool]:

@@ -29,9 +29,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
 from headrace.engines.base import Prepared
+from headrace.engines.chat import TEXT_ONLY, with_known_roles
 from headrace.engines.local_model import check_tokenizer, digest, find_folder
 from headrace.engines.requests import Generation, Request, Sampling, default_sampling, parse
-from headrace.engines.vllm_requests import EXTRA, check_unicode, sampling_params
+from headrace.engines.vllm_requests import EXTRA, MULTIMODAL, check_unicode, sampling_params
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 
 _SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"seed"}  # --seed is the engine's
@@ -101,8 +102,9 @@ class VllmEngine:
         self._renderer = renderer_from_config(config)
         self._renderer.tokenizer = copy.deepcopy(self._renderer.tokenizer)
         self._rendering = threading.Lock()
-        has_template = getattr(self._renderer.tokenizer, "chat_template", None) is not None
-        self._chat = has_template if chat is None else chat
+        self._template = getattr(self._renderer.tokenizer, "chat_template", None)
+        self._chat = self._template is not None if chat is None else chat
+        self._parts = TEXT_ONLY | MULTIMODAL if config.model_config.is_multimodal_model else TEXT_ONLY
         self._numbers = count()
         self._thread = _LoopThread("headrace-vllm")
 
@@ -129,7 +131,14 @@ class VllmEngine:
     def _prepare(self, value: Any) -> Prepared[_Payload] | Exception:
         request: Request | None = None
         try:
-            request = parse(value, self._defaults, system_prompt=self._system_prompt, chat=self._chat, extra=EXTRA)
+            request = parse(
+                value,
+                self._defaults,
+                system_prompt=self._system_prompt,
+                chat=self._chat,
+                extra=EXTRA,
+                parts=self._parts,
+            )
             params = sampling_params(request)
             check_unicode(request)
             with self._rendering:
@@ -158,7 +167,8 @@ class VllmEngine:
         if request.messages is None:
             return renderer.render_cmpl([parse_model_prompt(renderer.model_config, request.prompt)])[0]
         template = {"add_generation_prompt": True, **request.extra.get("chat_template_kwargs", {})}
-        _, prompts = renderer.render_chat([list(request.messages)], ChatParams(chat_template_kwargs=template))
+        messages = with_known_roles(request.messages, str(self._template))
+        _, prompts = renderer.render_chat([messages], ChatParams(chat_template_kwargs=template))
         return prompts[0]
 
     def follow(self, payload: _Payload, listener: Callable[[str], None]) -> _Payload:

@@ -23,6 +23,9 @@ _OWN_SAMPLING = (
 )
 EXTRA = (*_OWN_SAMPLING, "structured_outputs", "response_format", "chat_template_kwargs")
 
+MULTIMODAL = frozenset({"image_url", "input_audio", "audio_url", "video_url"})
+"""Content parts that a multimodal model takes, by the names of OpenAI and vLLM."""
+
 _STRUCTURES = [field.name for field in fields(StructuredOutputsParams) if field.init]
 
 

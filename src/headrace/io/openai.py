@@ -6,6 +6,7 @@ The format is that of https://platform.openai.com/docs/guides/batch, which `vllm
 from __future__ import annotations
 
 import itertools
+import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,14 @@ from headrace.io.base import Chunk
 from headrace.io.files import InputFile
 from headrace.io.jsontext import OnNan, StrictJson
 from headrace.io.letters import encode_letters, letter
-from headrace.io.lines import full_lines, interleaved, line_blocks, lines_of, object_chunks, parse_object
+from headrace.io.lines import (
+    full_lines,
+    interleaved,
+    line_blocks,
+    lines_of,
+    object_chunks,
+    parse_object,
+)
 from headrace.records import Failed, Ok, Record
 
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
@@ -67,6 +75,11 @@ class OpenAIFormat:
         if url not in _BODIES:
             raise ConfigError(f"the batch file asks for {url!r}; known: {', '.join(_BODIES)}")
         self.url = url
+        self._checks_body = True
+
+    def leave_bodies(self) -> None:
+        """Check no fields of bodies: whoever prepares them does."""
+        self._checks_body = False
 
     def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
         """Unknown without reading it all."""
@@ -79,6 +92,8 @@ class OpenAIFormat:
     def _request(self, position: int, row: Mapping[str, Any]) -> Record | Failed:
         identity = row.get("custom_id")
         problem = _problem(row, self.url)
+        if not problem and self._checks_body and self.url == EMBEDDINGS:
+            problem = _unknown_field(row["body"])  # a generator refuses its own
         if problem:
             return Failed(
                 Record(position, identity if isinstance(identity, str) else position, row), "RecordError", problem
@@ -104,6 +119,19 @@ def _problem(row: Mapping[str, Any], url: str) -> str:
     return ""
 
 
+def _unknown_field(body: Mapping[str, Any]) -> str:
+    """Which field of an embedding request cannot be obeyed here; empty if none."""
+    for name, value in body.items():
+        if name in ("input", "model", "user") or value is None or (name, value) == ("encoding_format", "float"):
+            continue
+        if name == "encoding_format":
+            return f"encoding_format is {value!r:.40}: the answers to a file are numbers, 'float'"
+        if name == "dimensions":
+            return f"dimensions is {value!r:.40}: lines of a file cannot choose; set truncate_dim for the whole job"
+        return f"unknown field {name!r:.60}; known: input, model, user, encoding_format"
+    return ""
+
+
 class OpenAIWriter:
     """One response per line, as OpenAI's batch output has them; dead letters as its error file has them.
 
@@ -112,12 +140,15 @@ class OpenAIWriter:
     Args:
         url: of the requests: it decides the shape of a response's body.
         on_nan: what NaN and infinities become.
+        clock: seconds since 1970: when an answer was written, which OpenAI calls `created`.
     """
 
     suffix = ".jsonl"
 
-    def __init__(self, url: str, on_nan: OnNan = "null") -> None:
+    def __init__(self, url: str, on_nan: OnNan = "null", clock: Callable[[], float] = time.time) -> None:
         self._body = _BODIES[url]
+        self._has_created = url != EMBEDDINGS
+        self._clock = clock
         self._json = StrictJson(_plain, on_nan)
 
     @property
@@ -135,7 +166,8 @@ class OpenAIWriter:
 
     def _response(self, ok: Ok) -> dict[str, Any]:
         number = _number(ok.record.position)
-        body = {"id": number, "model": (ok.record.data or {}).get("model"), **self._body(ok)}
+        created = {"created": int(self._clock())} if self._has_created else {}
+        body = {"id": number, **created, "model": (ok.record.data or {}).get("model"), **self._body(ok)}
         response = {"status_code": 200, "request_id": number, "body": body}
         return {"id": f"batch_req_{number}", "custom_id": ok.record.id, "response": response, "error": None}
 
@@ -197,7 +229,7 @@ _BODIES: Mapping[str, Callable[[Ok], dict[str, Any]]] = {EMBEDDINGS: _embedding,
 
 
 def _number(position: int) -> str:
-    """The same for the same record in every run, so that a merged file's bytes depend on the rows alone."""
+    """The same for the same record in every run."""
     return uuid.uuid5(uuid.NAMESPACE_OID, str(position)).hex
 
 

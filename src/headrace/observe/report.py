@@ -161,28 +161,33 @@ class ReportBuilder:
                 self._prepared_tokens += event.tokens
                 self._truncated += event.truncated
                 self._nulled += event.nulled
-            case BatchFormed():
-                self._starved += event.starved_s
-                self._formed[event.batch, event.size] = event.reason
-            case BatchDone():
-                self._add_batch(event)
-            case StepDone():
-                self._batches += 1
-                self._batched += event.size
-                self._starved += event.starved_s
-                self._done_cost += event.cost
-                self._busy.add(event.at, event.duration_s)
+            case BatchFormed() | BatchDone() | BatchSplit() | StepDone():
+                self._hear_engine(event)
             case InputLeftOut(left_out=left_out):
                 same = self._left_out.get(left_out.reason)
                 self._left_out[left_out.reason] = left_out if same is None else same.more(left_out)
-            case BatchSplit():
-                self._splits += 1
             case RecordFailed():
                 self._failures[event.reason] += 1
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
             case JobDone():
                 self._state = event.state
+
+    def _hear_engine(self, event: BatchFormed | BatchDone | BatchSplit | StepDone) -> None:
+        match event:
+            case BatchFormed():
+                self._starved += event.starved_s
+                self._formed[event.batch, event.size] = event.reason
+            case BatchDone():
+                self._add_batch(event)
+            case BatchSplit():
+                self._splits += 1
+            case StepDone():
+                self._batches += 1
+                self._batched += event.size
+                self._starved += event.starved_s
+                self._done_cost += event.cost
+                self._busy.add(event.at, event.duration_s)
 
     def _add_part(self, event: PartCommitted | PartDamaged) -> None:
         if isinstance(event, PartDamaged):

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from headrace.serving import generation_routes, status_routes, text_routes
 from headrace.serving.direct import DirectRoute
+from headrace.serving.documents import documents_page
 from headrace.serving.edge import Edge, error_response
 from headrace.serving.errors import ApiError, error_body, invalid
 from headrace.serving.host import Host
 from headrace.serving.replies import JsonReply
 from headrace.serving.service import Service
+
+logger = logging.getLogger("headrace")
 
 # Which routes a task's model can answer; /generate takes any task that has texts.
 _ROUTES: dict[str, Callable[[Host], APIRouter]] = {
@@ -80,13 +85,16 @@ def create_app(
         version=version,
         summary="Many callers, one batcher, one model.",
         lifespan=lifespan,
-        # No page from elsewhere is loaded into a browser that may hold a key; /openapi.json is what tools read.
+        # The framework's pages load their scripts from elsewhere, into a browser that may hold a key.
+        docs_url=None,
         redoc_url=None,
     )
     known = [text_routes.generate_router(host), status_routes.router(host, task)]
     if task in _ROUTES:
         known.insert(0, _ROUTES[task](host))  # routes are looked through in order, for each request
-    for router in (*known, *routers):
+    documents = APIRouter()
+    documents.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
+    for router in (*known, *routers, documents):
         app.router.routes.extend(router.routes)  # an included router would be one more layer around each request
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _bad_request)
@@ -96,12 +104,25 @@ def create_app(
     return app
 
 
-async def _http_error(_: Request, error: Exception) -> JsonReply:
+async def _http_error(request: Request, error: Exception) -> JsonReply:
     if isinstance(error, ApiError):
         return error_response(error)
     assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        allowed = _allowed(request)
+        message = f"{request.url.path} takes {' and '.join(allowed)}, not {request.method}"
+        return JsonReply(error_body(405, message, "method_not_allowed"), 405, {"Allow": ", ".join(allowed)})
     body = error_body(error.status_code, str(error.detail))
     return JsonReply(body, error.status_code, error.headers)
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of all routes with this path; the framework names those of the first."""
+    methods: set[str] = set()
+    for route in request.app.router.routes:
+        if route.matches(request.scope)[0] is not Match.NONE:
+            methods |= getattr(route, "methods", None) or set()
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
 
 async def _bad_request(_: Request, error: Exception) -> JsonReply:
@@ -109,6 +130,8 @@ async def _bad_request(_: Request, error: Exception) -> JsonReply:
     return error_response(invalid(error))
 
 
-async def _unexpected(_: Request, error: Exception) -> JsonReply:  # noqa: ARG001 - the server logs it, with its trace
-    body: dict[str, Any] = error_body(500, "the server failed on this request; its log says why")
-    return JsonReply(body, 500)
+async def _unexpected(request: Request, error: Exception) -> JsonReply:  # the server logs it too, with its trace
+    identity = request.scope["headrace_request_id"]
+    logger.error("request %s failed: %s", identity, type(error).__name__)
+    body = error_body(500, f"the server failed on this request; its log says why, at {identity}")
+    return JsonReply(body, 500, {"X-Request-ID": identity})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, get_type_hints
@@ -11,6 +12,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
 from headrace.serving.errors import ApiError, ClientGoneError, invalid
+from headrace.serving.requests import HEAVY_BYTES, check_values
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -44,12 +46,23 @@ class DirectRoute(APIRoute):
         """
         raw = await _body(receive)
         _check_type(scope["headers"])
-        response = await self._answer(self._parse(raw), Request(scope, receive))
+        body = self._parse(raw) if len(raw) <= HEAVY_BYTES else await asyncio.to_thread(self._parse_heavy, raw)
+        response = await self._answer(body, Request(scope, receive))
         await response(scope, receive, send)
+
+    def _parse_heavy(self, raw: bytes) -> Any:
+        check_values(raw)
+        return self._parse(raw)
 
     def _parse(self, raw: bytes) -> Any:
         if not raw:
             raise ApiError(400, "the request has no body", code="missing")
+        body = self._validated(raw)
+        if body.model_extra:
+            body.refuse_unknown()
+        return body
+
+    def _validated(self, raw: bytes) -> Any:
         try:
             return self._model.__pydantic_validator__.validate_json(raw)
         except ValidationError as error:

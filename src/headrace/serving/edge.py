@@ -12,6 +12,7 @@ from headrace.serving.auth import Account, Keys
 from headrace.serving.direct import DirectRoute, Message, Receive, Send
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.host import Host
+from headrace.serving.identity import HEADER, request_id
 from headrace.serving.limits import ServeLimits
 from headrace.serving.replies import JsonReply
 
@@ -47,11 +48,18 @@ class Edge:
             return
         began = time.monotonic()
         status = 500
+        method = scope["method"]
+        identity = scope["headrace_request_id"] = request_id(scope["headers"])
+        if method == "HEAD":  # what GET would answer, less its body
+            scope = {**scope, "method": "GET"}
 
         async def tell(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (HEADER, identity.encode())]
+            elif method == "HEAD" and "body" in message:
+                message["body"] = b""
             await send(message)
 
         try:
@@ -63,7 +71,7 @@ class Edge:
         finally:
             now = time.monotonic()
             route = getattr(scope.get("route"), "path", "other")
-            self._host.listener(RequestDone(route, scope["method"], status, now - began, now))
+            self._host.listener(RequestDone(route, method, status, now - began, now))
 
     async def _serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))

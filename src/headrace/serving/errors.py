@@ -73,7 +73,7 @@ def error_body(status: int, message: str, code: str | None = None, param: str | 
 
 def invalid(error: ValidationError | RequestValidationError) -> ApiError:
     """The first thing that is wrong with a request's fields."""
-    first = error.errors()[0]
+    first = _first(error)
     # A position in the text says nothing of a field.
     places = () if first["type"] == "json_invalid" else first["loc"]
     place = ".".join(str(part) for part in places if part not in ("body", "query", "path"))
@@ -81,16 +81,28 @@ def invalid(error: ValidationError | RequestValidationError) -> ApiError:
     return ApiError(400, message, code=str(first["type"]), param=place or None)
 
 
+def _first(error: ValidationError | RequestValidationError) -> Any:
+    if isinstance(error, ValidationError):
+        return error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return error.errors()[0]
+
+
 class ClientGoneError(Exception):
     """Nobody waits for the answer any more."""
 
 
-def api_error(error: BaseException, param: str | None = None) -> ApiError:
-    """What an error of the batcher or the engine means to the caller; what is not theirs to know is logged instead."""
+def api_error(error: BaseException, param: str | None = None, request_id: str = "") -> ApiError:
+    """What an error of the batcher or the engine means to the caller; what is not theirs to know is logged instead.
+
+    Args:
+        error: any.
+        param: the field that holds the records, where the error does not name one.
+        request_id: for the log.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RecordError):
-        return ApiError(400, _line(error), code=type(error).__name__, param=param)
+        return ApiError(400, _line(error), code=type(error).__name__, param=error.param or param)
     if isinstance(error, QueueFullError):
         return ApiError(429, "the server has as much work waiting as it takes", code="overloaded", retry_after_s=1)
     if isinstance(error, DeadlineExceededError):  # the caller's own: no failure of the server's
@@ -101,8 +113,8 @@ def api_error(error: BaseException, param: str | None = None) -> ApiError:
         return ApiError(503, "the server is stopping", code="stopping", retry_after_s=5)
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the model cannot go on; the server is about to restart", code="engine", retry_after_s=10)
-    logger.error("a request failed: %s: %s", type(error).__name__, error, exc_info=error)
-    return ApiError(500, "the model failed on this request; the server's log says why", code="engine")
+    logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error, exc_info=error)
+    return ApiError(500, f"the model failed on this request; the server's log says why, at {request_id}", code="engine")
 
 
 def _line(error: BaseException) -> str:

@@ -15,13 +15,25 @@ _SMOOTHING = 0.3
 
 
 class Rate:
-    """Cost finished per second while the engine has all it can take, smoothed. Told the time, reads no clock."""
+    """Cost finished per second while the engine has all it can take, smoothed. Told the time, reads no clock.
 
-    def __init__(self) -> None:
+    A sample is as many records as the engine takes at once, as those often end at once: half of them would say that it
+    is half as fast. What was given up may have been worked on or not: it widens what a sample allows to be true, and
+    where that is true of the rate already, nothing is learned.
+
+    Args:
+        width: records that the engine takes at once.
+        width_cost: or what they cost together.
+    """
+
+    def __init__(self, width: int = 1, width_cost: float = float("inf")) -> None:
         self.per_s = 0.0
         """0 while it is not known."""
+        self._width = width
+        self._width_cost = width_cost
         self._since: float | None = None
-        self._done = 0.0
+        self._records = 0
+        self._done = self._given_up = 0.0
         self._full = True
 
     def busy(self, now: float) -> None:
@@ -29,20 +41,36 @@ class Rate:
         if self._since is None:
             self._since = now
 
-    def finished(self, cost: float, now: float, *, full: bool, idle: bool) -> None:
-        """So much more is done; `full` if the engine could not have taken more, `idle` if nothing is left."""
-        self._done += cost
+    def ended(self, records: int, cost: float, now: float, *, done: bool, full: bool) -> None:
+        """So much more has ended, `done` or given up; `full` if the engine could not have taken more meanwhile."""
+        self._records += records
+        if done:
+            self._done += cost
+        else:
+            self._given_up += cost
         self._full = self._full and full
         elapsed = now - self._since if self._since is not None else 0.0
-        if elapsed >= _SAMPLE_S:
-            measured = self._done / elapsed
-            if self._full:
-                self.per_s += (measured - self.per_s) * (_SMOOTHING if self.per_s else 1.0)
-            elif self.per_s:  # it could have been more, but has been so much
-                self.per_s = max(self.per_s, measured)
-            self._since, self._done, self._full = now, 0.0, True
-        if idle:
-            self._since, self._done, self._full = None, 0.0, True
+        whole = self._records >= self._width or self._done + self._given_up >= self._width_cost
+        if whole and elapsed >= _SAMPLE_S:
+            self._learn(self._done / elapsed, (self._done + self._given_up) / elapsed)
+            self._begin(now)
+
+    def idle(self) -> None:
+        """Nothing is left; the time until there is work again says nothing."""
+        self._begin(None)
+
+    def _learn(self, least: float, most: float) -> None:
+        if not self._full:
+            if self.per_s:  # it could have been more, but has been so much
+                self.per_s = max(self.per_s, least)
+        elif not self.per_s:
+            self.per_s = most if least else 0.0
+        else:
+            nearest = min(max(self.per_s, least), most)
+            self.per_s += (nearest - self.per_s) * _SMOOTHING
+
+    def _begin(self, now: float | None) -> None:
+        self._since, self._records, self._done, self._given_up, self._full = now, 0, 0.0, 0.0, True
 
 
 class Gate:
@@ -76,7 +104,7 @@ class Gate:
         self._width = width
         self._width_cost = width_cost
         self._clock = clock
-        self._rate = Rate()
+        self._rate = Rate(width, width_cost)
 
     def wait_s(self) -> float:
         """How long what is held will take, by the measured rate; 0 while that is not known."""
@@ -114,4 +142,6 @@ class Gate:
         full = self.requests >= self._width or self.cost >= self._width_cost
         self.requests -= requests
         self.cost = self.cost - cost if self.requests else 0.0
-        self._rate.finished(cost if done else 0.0, self._clock(), full=full, idle=not self.requests)
+        self._rate.ended(requests, cost, self._clock(), done=done, full=full)
+        if not self.requests:
+            self._rate.idle()

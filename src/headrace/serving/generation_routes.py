@@ -10,10 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from headrace.serving.direct import DirectRoute
-from headrace.serving.errors import ApiError
-from headrace.serving.host import Host, chars_in, guess
+from headrace.serving.host import Host
 from headrace.serving.replies import JsonReply
-from headrace.serving.schemas import ERRORS, ChatCompletion, ChatRequest, Completion, CompletionRequest
+from headrace.serving.requests import ChatRequest, CompletionRequest, texts_of
+from headrace.serving.schemas import ERRORS, ChatCompletion, Completion
 from headrace.serving.streams import Chunks, EventStream
 
 _STREAM: dict[int | str, dict[str, Any]] = {
@@ -29,13 +29,13 @@ def router(host: Host) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """What follows each prompt."""
         host.check_model(body.model)
-        prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        size = host.check_texts(prompts, "prompt") + len(prompts) * (body.max_tokens or 0)
+        prompts = texts_of(body.prompt)
+        size = host.check_texts(prompts, "prompt") + len(prompts) * body.most_tokens
         records = [body.asked(prompt=prompt) for prompt in prompts]
         call = host.call(request, body.timeout, "prompt")
         if body.stream:
             return EventStream(host.service, records, size, call, _CompletionChunks(host.service.name, body))
-        answers, _ = await host.service.infer(records, size, call)
+        answers = (await host.service.infer(records, size, call)).outputs
         choices = [
             {"index": index, "text": answer["text"], "finish_reason": answer["finish_reason"], "logprobs": None}
             for index, answer in enumerate(answers)
@@ -48,16 +48,12 @@ def router(host: Host) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         """The assistant's next message."""
         host.check_model(body.model)
-        if len(body.messages) > host.limits.max_prompts:
-            raise ApiError(400, f"messages holds {len(body.messages)} messages, too many", param="messages")
-        chars = chars_in(body.messages)
-        host.check_length(chars, "messages")
-        size = guess(chars) + (body.max_tokens or 0)
+        size = host.check_messages(body.messages) + body.most_tokens
         record = body.asked(messages=body.messages)
         call = host.call(request, body.timeout, "messages")
         if body.stream:
             return EventStream(host.service, [record], size, call, _ChatChunks(host.service.name, body))
-        ((answer,), _) = await host.service.infer([record], size, call)
+        [answer] = (await host.service.infer([record], size, call)).outputs
         message = {"role": "assistant", "content": answer["text"]}
         choice = {"index": 0, "message": message, "finish_reason": answer["finish_reason"], "logprobs": None}
         return JsonReply(
@@ -83,7 +79,7 @@ class _CompletionChunks(Chunks):
     """The chunks of /v1/completions."""
 
     def __init__(self, model: str, body: CompletionRequest) -> None:
-        super().__init__(_head("cmpl", "text_completion", model), wants_usage(body))
+        super().__init__(_head("cmpl", "text_completion", model), body.wants_usage)
 
     def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
         """A piece of one prompt's answer."""
@@ -94,7 +90,7 @@ class _ChatChunks(Chunks):
     """The chunks of /v1/chat/completions: the first says who speaks."""
 
     def __init__(self, model: str, body: ChatRequest) -> None:
-        super().__init__(_head("chatcmpl", "chat.completion.chunk", model), wants_usage(body))
+        super().__init__(_head("chatcmpl", "chat.completion.chunk", model), body.wants_usage)
         self._begun = False
 
     def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
@@ -103,9 +99,3 @@ class _ChatChunks(Chunks):
         if not self._begun:
             self._begun, delta = True, {"role": "assistant", "content": text}
         return {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
-
-
-def wants_usage(body: CompletionRequest | ChatRequest) -> bool:
-    """Whether the last chunk is to tell the tokens (`stream_options.include_usage`)."""
-    options = (body.model_extra or {}).get("stream_options")
-    return isinstance(options, dict) and options.get("include_usage") is True

@@ -89,7 +89,7 @@ class Host:
                 code="wrong_task",
             )
 
-    def call(self, request: Request, timeout_s: float | None, param: str) -> Call:
+    def call(self, request: Request, timeout_s: float | None, param: str, *, may_cut: bool = True) -> Call:
         """What is known of a request besides its records."""
         scope = request.scope
         if timeout_s is None:
@@ -97,7 +97,9 @@ class Host:
                 if name == b"x-request-timeout":
                     timeout_s = _seconds(value.decode("latin-1"))
         caller = scope.get("headrace_caller") or scope.get("client")
-        return Call(request.receive, timeout_s or self.limits.timeout_s, caller, param, self.listener)
+        timeout_s = timeout_s or self.limits.timeout_s
+        request_id = scope["headrace_request_id"]
+        return Call(request.receive, timeout_s, caller, param, may_cut, request_id, self.listener)
 
     def check_texts(self, texts: list[str], param: str) -> int:
         """A guess of what the texts cost, once it is known that they are neither too many nor too long.
@@ -122,6 +124,23 @@ class Host:
             self.check_length(len(text), param)
             cost += guess(len(text))
         return cost
+
+    def check_messages(self, messages: list[dict[str, Any]]) -> int:
+        """A guess of what a chat costs, once it is known that it is not too long.
+
+        Raises:
+            ApiError: 400, for too many messages or characters.
+        """
+        if len(messages) > self.limits.max_prompts:
+            raise ApiError(
+                400,
+                f"messages holds {len(messages)} messages, more than the {self.limits.max_prompts} of one request",
+                code="too_many",
+                param="messages",
+            )
+        chars = chars_in(messages)
+        self.check_length(chars, "messages")
+        return guess(chars)
 
     def check_length(self, chars: int, param: str) -> None:
         """Raise 400 for a text of too many characters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
@@ -12,9 +12,12 @@ from headrace.engines.base import Engine, Prepared
 from headrace.errors import RecordError
 from headrace.io.openai import COMPLETIONS, EMBEDDINGS, Answers
 from headrace.serving.errors import ApiError, invalid
-from headrace.serving.host import Host, chars_in
-from headrace.serving.replies import as_base64
-from headrace.serving.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from headrace.serving.host import Host
+from headrace.serving.requests import ChatRequest, CompletionRequest, EmbeddingRequest, texts_of
+from headrace.serving.vectors import vector_format
+
+_Asked: TypeAlias = tuple[list[Any], bool, Callable[[Any], Any] | None]
+"""The engine's inputs, whether they may be cut, and how an output is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +25,12 @@ class Line:
     """What the engine is to do for one line: once for each of its inputs."""
 
     parts: Sequence[Prepared[Any]]
-    spell: Callable[[Any], Any] | None = None
+    written: Callable[[Any], Any] | None = None
     """How each output is written; None leaves it as it is."""
 
     def answers(self, outputs: Sequence[Any]) -> Answers:
         """The line's output."""
-        return Answers(outputs if self.spell is None else map(self.spell, outputs))
+        return Answers(outputs if self.written is None else map(self.written, outputs))
 
 
 class Lines:
@@ -58,7 +61,7 @@ class Lines:
 
     def _prepare(self, body: Any) -> Prepared[Line] | Exception:
         try:
-            values, spell = self._read(body)
+            values, may_cut, written = self._read(body)
         except ValidationError as error:
             return RecordError(invalid(error).detail)
         except ApiError as error:
@@ -67,27 +70,31 @@ class Lines:
         for part in self._engine.prepare(values):
             if isinstance(part, Exception):
                 return part
+            if part.truncated and not may_cut:
+                return RecordError("a text is longer than the model takes; shorten it, or leave out truncate")
             parts.append(part)
-        return Prepared(Line(parts, spell), sum(part.cost for part in parts), any(part.truncated for part in parts))
+        return Prepared(Line(parts, written), sum(part.cost for part in parts), any(part.truncated for part in parts))
 
-    def _embedding(self, body: Any) -> tuple[list[Any], Callable[[Any], Any] | None]:
+    def _embedding(self, body: Any) -> _Asked:
         asked = EmbeddingRequest.model_validate(body)
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        asked.refuse_unknown()
+        texts = texts_of(asked.input)
         self._host.check_texts(texts, "input")
-        return texts, as_base64 if asked.encoding_format == "base64" else None
+        service = self._host.service
+        return texts, asked.may_cut(service.longest), vector_format(asked, service)
 
-    def _completion(self, body: Any) -> tuple[list[Any], None]:
+    def _completion(self, body: Any) -> _Asked:
         asked = CompletionRequest.model_validate(body)
         _refuse_stream(asked)
-        prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+        prompts = texts_of(asked.prompt)
         self._host.check_texts(prompts, "prompt")
-        return [asked.asked(prompt=prompt) for prompt in prompts], None
+        return [asked.asked(prompt=prompt) for prompt in prompts], True, None
 
-    def _chat(self, body: Any) -> tuple[list[Any], None]:
+    def _chat(self, body: Any) -> _Asked:
         asked = ChatRequest.model_validate(body)
         _refuse_stream(asked)
-        self._host.check_length(chars_in(asked.messages), "messages")
-        return [asked.asked(messages=asked.messages)], None
+        self._host.check_messages(asked.messages)
+        return [asked.asked(messages=asked.messages)], True, None
 
 
 def _refuse_stream(asked: CompletionRequest | ChatRequest) -> None:

@@ -1,68 +1,10 @@
-"""Requests as they come: OpenAI's names and meanings. What is not named here is the engine's to know or refuse."""
+"""Answers, as the documents describe them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
-Seconds = Annotated[float, Field(gt=0, le=86_400, description="Give up after so many seconds.")]
-
-
-class EmbeddingRequest(BaseModel):
-    """POST /v1/embeddings."""
-
-    model: str | None = None
-    input: str | list[str]
-    encoding_format: Literal["float", "base64"] = "float"
-    user: str | None = None
-    timeout: Seconds | None = None
-
-
-class _GenerationRequest(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-    model: str | None = None
-    stream: bool | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    stop: str | list[str] | None = None
-    timeout: Seconds | None = None
-
-    def asked(self, **prompt: Any) -> dict[str, Any]:
-        """The body of one record for the engine."""
-        own = {"model", "stream", "timeout", "stream_options", "prompt", "messages", "n", "user"}
-        given = self.model_dump(exclude_none=True)
-        return {**{name: value for name, value in given.items() if name not in own}, **prompt}
-
-
-class CompletionRequest(_GenerationRequest):
-    """POST /v1/completions."""
-
-    prompt: str | list[str]
-
-
-class ChatRequest(_GenerationRequest):
-    """POST /v1/chat/completions."""
-
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-
-
-class GenerateRequest(BaseModel):
-    """POST /generate."""
-
-    prompts: list[str]
-    task_id: str | None = None
-    timeout: Seconds | None = None
-
-
-class ClassifyRequest(BaseModel):
-    """POST /classify."""
-
-    model: str | None = None
-    input: str | list[str]
-    timeout: Seconds | None = None
+from pydantic import BaseModel, ConfigDict
 
 
 class ErrorDetail(BaseModel):
@@ -99,6 +41,8 @@ class Embedding(BaseModel):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
+    truncated: bool | None = None
+    """True where the text was longer than the model takes, and was cut."""
 
 
 class EmbeddingUsage(BaseModel):
@@ -106,6 +50,8 @@ class EmbeddingUsage(BaseModel):
 
     prompt_tokens: int
     total_tokens: int
+    truncated_inputs: int | None = None
+    """How many texts were cut, if any."""
 
 
 class EmbeddingList(BaseModel):
@@ -125,6 +71,8 @@ class Classified(BaseModel):
     index: int
     label: str
     score: float
+    truncated: bool | None = None
+    """True where the text was longer than the model takes, and was cut."""
 
 
 class Classifications(BaseModel):

@@ -12,7 +12,7 @@ from headrace.batching.batcher import DynamicBatcher
 from headrace.engines.base import BatchEngine, Engine, FollowableEngine, Prepared, StepEngine
 from headrace.errors import EngineDeadError
 from headrace.events import Listener
-from headrace.serving.errors import ClientGoneError, api_error
+from headrace.serving.errors import ApiError, ClientGoneError, api_error
 from headrace.serving.gate import Gate
 from headrace.serving.limits import ServeLimits
 from headrace.serving.tokens import Tokens
@@ -38,8 +38,23 @@ class Call:
     """Whose share of the batches it counts on: the API key's, or the connection's."""
     param: str = "input"
     """The field that holds its records."""
+    may_cut: bool = True
+    """Whether the engine may cut what is too long for it."""
+    request_id: str = ""
     listener: Listener | None = None
     """Told how its stream goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a request's records gave."""
+
+    outputs: Sequence[Any]
+    """In order."""
+    cost: int
+    """Of all of them, in the engine's unit."""
+    truncated: Sequence[int]
+    """Places of those that were cut, as the engine takes no longer ones."""
 
 
 class Service:
@@ -90,8 +105,8 @@ class Service:
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.engine.close)
 
-    async def infer(self, values: Sequence[Any], size: int, call: Call) -> tuple[list[Any], int]:
-        """Each value's output, in order, and what they cost together; `size` is a guess of that.
+    async def infer(self, values: Sequence[Any], size: int, call: Call) -> Answers:
+        """Each value's output; `size` is a guess of what they cost together.
 
         Raises:
             ApiError: what became of the request, if no answer.
@@ -102,6 +117,9 @@ class Service:
         wait = Wait(call.receive, call.timeout_s)
         try:
             prepared = await self.prepare(values, size)
+            truncated = [place for place, entry in enumerate(prepared) if entry.truncated]
+            if truncated and not call.may_cut:
+                raise self._too_long(truncated[0], call)
             futures = [self.submit(entry, call) for entry in prepared]
             results = await wait.all(futures)
             done = True
@@ -109,11 +127,11 @@ class Service:
             self.cancelled += len(values)
             raise
         except Exception as error:  # the edge to HTTP: whatever it is, it becomes a status
-            raise self.told(error, call.param) from error
+            raise self.told(error, call) from error
         else:
             cost = sum(entry.cost for entry in prepared)
             self.tokens.count(results, cost)
-            return results, cost
+            return Answers(results, cost, truncated)
         finally:
             wait.close()
             self.gate.release(len(values), size, done=done)
@@ -136,18 +154,33 @@ class Service:
             good.append(entry)
         return good
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest text that the engine takes, where it says so."""
+        return getattr(self.engine, "max_model_len", None)
+
+    def _too_long(self, place: int, call: Call) -> ApiError:
+        limit = "" if self.longest is None else f" {self.longest:,} tokens"
+        return ApiError(
+            400,
+            f"text {place} of {call.param} is longer than the{limit} that the model takes; shorten it, or leave out "
+            "truncate to have it cut",
+            code="too_long",
+            param=call.param,
+        )
+
     def submit(self, entry: Prepared[Any], call: Call) -> asyncio.Future[Any]:
         """Let one prepared record wait for its batch."""
         return self.batcher.submit_nowait(
             entry.payload, estimated_cost=entry.cost if self._tells_cost else None, priority=ONLINE, caller=call.caller
         )
 
-    def told(self, error: BaseException, param: str | None = None) -> Exception:
+    def told(self, error: BaseException, call: Call) -> ApiError:
         """What to tell the caller of an error; a dead engine is told to the server too."""
         if isinstance(error, EngineDeadError) and not self._dead:
             self._dead = True
             self._on_dead()
-        return api_error(error, param)
+        return api_error(error, call.param, call.request_id)
 
 
 def _full_batch(engine: Engine[Any, Any]) -> float:

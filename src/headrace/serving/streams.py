@@ -94,7 +94,7 @@ class EventStream(Response):
             service.cancelled += count
             raise
         except Exception as error:  # the edge to HTTP: whatever it is, it becomes a status
-            raise service.told(error, self._call.param) from error
+            raise service.told(error, self._call) from error
         finally:
             wait.close()
             service.gate.release(count, self._size, done=done)
@@ -135,8 +135,8 @@ class EventStream(Response):
             try:
                 events += [self._last(index, left.pop(index), wait) for index in ended]
             except (ApiError, DeadlineExceededError) as error:
-                told = self._service.told(error)
-                await self._write(send, event(getattr(told, "body", None)), last=True)
+                told = self._service.told(error, self._call)
+                await self._write(send, event(told.body), last=True)
                 return
             await self._write(send, b"".join(events))
         tail = self._chunks.tokens(self._usage()) if self._chunks.with_usage else b""
@@ -169,7 +169,7 @@ class EventStream(Response):
         if future.cancelled():
             raise wait.cause or asyncio.CancelledError
         if (error := future.exception()) is not None:
-            raise self._service.told(error, self._call.param)
+            raise self._service.told(error, self._call)
         answer = future.result()
         self._answers.append(answer)
         rest = answer["text"][self._sent.get(index, 0) :]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from headrace.serving.direct import DirectRoute
 from headrace.serving.host import Host
-from headrace.serving.replies import JsonReply, as_base64
-from headrace.serving.schemas import (
-    ERRORS,
-    Classifications,
-    ClassifyRequest,
-    EmbeddingList,
-    EmbeddingRequest,
-    GenerateRequest,
-    GenerateResponse,
-)
+from headrace.serving.replies import JsonReply
+from headrace.serving.requests import ClassifyRequest, EmbeddingRequest, GenerateRequest, texts_of
+from headrace.serving.schemas import ERRORS, Classifications, EmbeddingList, GenerateResponse
+from headrace.serving.service import Answers
+from headrace.serving.vectors import vector_format
 
 
 def generate_router(host: Host) -> APIRouter:
@@ -27,10 +23,11 @@ def generate_router(host: Host) -> APIRouter:
     @router.post("/generate", response_model=GenerateResponse)
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """Each prompt's output, in order."""
-        size = host.check_texts(body.prompts, "prompts")
-        outputs, _ = await host.service.infer(body.prompts, size, host.call(request, body.timeout, "prompts"))
-        results = [output["text"] if isinstance(output, dict) and "text" in output else output for output in outputs]
-        return JsonReply({"results": results, "task_id": body.task_id})
+        answers = await _infer(host, body, body.prompts, request, "prompts")
+        results = [
+            output["text"] if isinstance(output, dict) and "text" in output else output for output in answers.outputs
+        ]
+        return JsonReply({"results": results, "task_id": body.task_id}, headers=_told(answers))
 
     return router
 
@@ -42,17 +39,20 @@ def embedding_router(host: Host) -> APIRouter:
     @router.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         """One vector per text."""
-        host.check_model(body.model)
-        texts = _texts(body.input)
-        size = host.check_texts(texts, "input")
         service = host.service
-        vectors, cost = await service.infer(texts, size, host.call(request, body.timeout, "input"))
-        spell: Any = as_base64 if body.encoding_format == "base64" else _itself
+        written = vector_format(body, service)
+        answers = await _infer(host, body, body.input, request, "input")
         data = [
-            {"object": "embedding", "index": index, "embedding": spell(vector)} for index, vector in enumerate(vectors)
+            {"object": "embedding", "index": index, "embedding": written(vector)}
+            for index, vector in enumerate(answers.outputs)
         ]
-        usage = {"prompt_tokens": cost, "total_tokens": cost}
-        return JsonReply({"object": "list", "data": data, "model": service.name, "usage": usage})
+        usage = {"prompt_tokens": answers.cost, "total_tokens": answers.cost}
+        if answers.truncated:
+            usage["truncated_inputs"] = len(answers.truncated)
+            _mark(data, answers)
+        return JsonReply(
+            {"object": "list", "data": data, "model": service.name, "usage": usage}, headers=_told(answers)
+        )
 
     return router
 
@@ -64,20 +64,34 @@ def classify_router(host: Host) -> APIRouter:
     @router.post("/classify", response_model=Classifications)
     async def classify(body: ClassifyRequest, request: Request) -> Response:
         """The likeliest label of each text, with its score."""
-        host.check_model(body.model)
-        texts = _texts(body.input)
-        size = host.check_texts(texts, "input")
-        service = host.service
-        found, _ = await service.infer(texts, size, host.call(request, body.timeout, "input"))
-        data = [{"index": index, **labels} for index, labels in enumerate(found)]
-        return JsonReply({"object": "list", "data": data, "model": service.name})
+        answers = await _infer(host, body, body.input, request, "input")
+        data = [{"index": index, **labels} for index, labels in enumerate(answers.outputs)]
+        _mark(data, answers)
+        return JsonReply({"object": "list", "data": data, "model": host.service.name}, headers=_told(answers))
 
     return router
 
 
-def _texts(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else given
+async def _infer(
+    host: Host,
+    body: EmbeddingRequest | ClassifyRequest | GenerateRequest,
+    given: str | list[str],
+    request: Request,
+    param: str,
+) -> Answers:
+    host.check_model(body.model)
+    texts = texts_of(given)
+    size = host.check_texts(texts, param)
+    service = host.service
+    may_cut = body.may_cut(service.longest)
+    return await service.infer(texts, size, host.call(request, body.timeout, param, may_cut=may_cut))
 
 
-def _itself(vector: Any) -> Any:
-    return vector
+def _mark(data: Sequence[dict[str, Any]], answers: Answers) -> None:
+    for place in answers.truncated:
+        data[place]["truncated"] = True
+
+
+def _told(answers: Answers) -> dict[str, str] | None:
+    """The header that says how many texts were cut."""
+    return {"X-Truncated-Inputs": str(len(answers.truncated))} if answers.truncated else None

@@ -64,6 +64,56 @@ def test_chats_whole_and_streamed(talker: str) -> None:
     assert len([piece for piece in pieces if piece]) >= 2
 
 
+def test_a_conversation_as_clients_keep_it(talker: str) -> None:
+    """Text parts, the answer handed back as it came, and all that the client may say without meaning anything."""
+    chat = client(talker).chat.completions
+    said = chat.create(model="arithmetic", messages=[{"role": "user", "content": [{"type": "text", "text": "one"}]}])
+    raw = chat.with_raw_response.create(
+        model="arithmetic",
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": "one"},
+            said.choices[0].message,
+            {"role": "assistant", "content": None},
+            {"role": "user", "content": [{"type": "text", "text": "two"}, {"type": "text", "text": "three"}]},
+        ],
+        n=1,
+        logprobs=False,
+        logit_bias={},
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        store=False,
+        user="u",
+        metadata={"a": "b"},
+        service_tier="auto",
+        parallel_tool_calls=True,
+        seed=3,
+        max_completion_tokens=50,
+        extra_headers={"X-Request-ID": "mine"},
+    )
+    assert raw.request_id == "mine"
+    assert raw.parse().choices[0].message.content == "two three"
+
+
+@pytest.mark.parametrize(
+    "field", [{"n": 2}, {"logprobs": True}, {"tools": [{"type": "function", "function": {"name": "f"}}]}]
+)
+def test_what_cannot_be_obeyed_is_told_to_the_client(talker: str, field: dict[str, object]) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client(talker).chat.completions.create(  # type: ignore[call-overload]
+            model="arithmetic", messages=[{"role": "user", "content": "x"}], **field
+        )
+    assert [caught.value.param] == list(field)
+    assert caught.value.request_id is not None
+    picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]
+    with pytest.raises(openai.BadRequestError, match="image_url"):
+        client(talker).chat.completions.create(
+            model="arithmetic",
+            messages=[{"role": "user", "content": picture}],  # type: ignore[list-item,misc]
+        )
+
+
 def test_models_and_errors_as_the_client_knows_them(talker: str) -> None:
     names = [model.id for model in client(talker).models.list()]
     assert len(names) == 1
@@ -83,6 +133,16 @@ def test_embeddings_of_the_real_model(embedder: str) -> None:
         return sum(x * y for x, y in zip(a, b, strict=True))
 
     assert len(cat) == 384
+    with pytest.raises(openai.BadRequestError) as caught:
+        client(embedder).embeddings.create(model="all-MiniLM-L6-v2", input=texts, dimensions=64)
+    assert caught.value.param == "dimensions"
+    with pytest.raises(openai.BadRequestError, match="256 tokens"):
+        client(embedder).embeddings.create(
+            model="all-MiniLM-L6-v2", input="word " * 900, extra_body={"truncate": False}
+        )
+    cut = client(embedder).embeddings.with_raw_response.create(model="all-MiniLM-L6-v2", input="word " * 900)
+    assert cut.headers["x-truncated-inputs"] == "1"
+    assert cut.parse().usage.prompt_tokens == 256
     assert likeness(cat, cat) == pytest.approx(1, abs=1e-5)
     assert likeness(cat, kitten) > 0.5 > likeness(cat, stocks)
 

@@ -136,3 +136,15 @@ class SlowLabeler(Slow):
 
     def forward(self, batch: Any) -> Any:
         return [{"label": "good", "score": 1.0} for _ in super().forward(batch)]
+
+
+class Labels(FakeEngine):
+    """Calls every text "fine", and takes three words of it."""
+
+    max_model_len = 3
+
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__(model, max_model_len=3)
+
+    def forward(self, batch: list[str]) -> list[Any]:
+        return [{"label": "fine", "score": 1.0} for _ in super().forward(batch)]

@@ -102,8 +102,7 @@ def test_idle_connections_keep_nobody_out(server: Running) -> None:
             crowd.enter_context(connect(server))
         answers = [server.post("/generate", {"prompts": ["one two"]}) for _ in range(20)]
         assert [answer.json()["results"] for answer in answers] == [["one two"]] * 20
-        until(lambda: len(server.server.server_state.connections) > 300)
-    until(lambda: len(server.server.server_state.connections) < 30)
+        until(lambda: len(server.server.server_state.connections) < 30)  # though the other end keeps them open
 
 
 def test_a_half_closed_connection_is_given_up(server: Running) -> None:

@@ -85,7 +85,7 @@ def test_a_stream_says_each_word_once_and_then_that_it_is_done(talker: Running) 
     [
         (b"{", 400, "json_invalid"),
         (b"[" * 5_000, 400, None),
-        (b'{"input": 5}', 400, "string_type"),
+        (b'{"input": 5}', 400, "not_text"),
         (b'{"input": []}', 400, "empty"),
         (b'{"input": ""}', 400, "empty"),
         (b'{"input": ["a", "b", "c", "d", "e"]}', 400, "too_many"),

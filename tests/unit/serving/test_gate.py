@@ -128,3 +128,80 @@ def test_a_batch_is_also_full_by_its_cost() -> None:
     clock.now = 1.0
     gate.release(1, 100, done=True)
     assert gate.wait_s() == pytest.approx(2)
+
+
+class Slots:
+    """A generator of so many places behind a gate: an answer takes STEPS steps; whoever is told to leaves early."""
+
+    def __init__(self, slots: int, step_s: float) -> None:
+        self.clock = Clock()
+        self.gate = Gate(4_096, 1e9, slots, 1e9, clock=self.clock)
+        self.refused = 0
+        self._slots, self._step_s = slots, step_s
+        self._held: list[list[int]] = []  # steps taken and steps to leave after, the oldest first
+
+    def ask(self, leaves_after: int = 10**9) -> None:
+        try:
+            self.gate.reserve(1, COST, 300.0)
+        except ApiError:
+            self.refused += 1
+        else:
+            self._held.append([0, leaves_after])
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.clock.now += self._step_s
+            for stream in self._held[: self._slots]:
+                stream[0] += 1
+            for steps, leaves_after in self._held:
+                if steps >= min(STEPS, leaves_after):
+                    self.gate.release(1, COST, done=steps >= STEPS)
+            self._held = [stream for stream in self._held if stream[0] < min(STEPS, stream[1])]
+
+    def finish(self) -> None:
+        while self._held:
+            self.step()
+
+
+COST, STEPS, STEP_S = 456, 45, 0.1
+
+
+@pytest.mark.parametrize("slots", [16, 64])
+@pytest.mark.parametrize("leave_after", [1, 30])
+def test_streams_that_were_cancelled_do_not_make_the_server_slow(slots: int, leave_after: int) -> None:
+    server = Slots(slots, STEP_S)
+    for _ in range(2 * slots):
+        server.ask()
+    server.finish()
+    for _ in range(1_000):
+        server.ask(leave_after)
+    server.finish()
+    server.refused = 0
+    for number in range(500):  # 141 s of work for 16 places
+        server.ask()
+        server.step(number % 10 == 0)
+    server.finish()
+    assert server.refused == 0
+
+
+@pytest.mark.parametrize("steps_between", [1, 3])
+def test_the_first_of_many_to_end_does_not_speak_for_all(steps_between: int) -> None:
+    """Sixteen places, and all that began together end together."""
+    server = Slots(16, STEP_S)
+    for number in range(500):
+        server.ask()
+        server.step(number % steps_between == 0)
+    server.finish()
+    assert server.refused == 0
+
+
+def test_who_could_not_be_answered_in_time_is_still_told() -> None:
+    """The rate is known, and true, though every third stream leaves in the middle."""
+    server = Slots(16, STEP_S)
+    for number in range(400):
+        server.ask(10 if number % 3 == 0 else 10**9)
+    server.finish()
+    for _ in range(2_000):
+        server.ask()
+    true_rate = 16 * COST / 4.5
+    assert 0.9 * 300 * true_rate < server.gate.cost < 1.8 * 300 * true_rate

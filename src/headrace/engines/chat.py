@@ -1,0 +1,195 @@
+"""Chats as models take them: messages checked, their text parts joined, and no field lost in a model's template."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from headrace.errors import RecordError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXT_ONLY = frozenset({"text"})
+"""The kinds of content parts that a model without eyes and ears takes."""
+_FIELDS = frozenset(
+    {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", "thinking"}
+)
+
+
+def checked_messages(messages: Sequence[Any], parts: Collection[str] = TEXT_ONLY) -> list[Mapping[str, Any]]:
+    """The messages without their empty fields; where all parts of a content are text, they are joined by newlines.
+
+    Args:
+        messages: as they came.
+        parts: the kinds of content parts that the model takes.
+
+    Raises:
+        RecordError: none at all; one without a role or content; a role, field or part that is not taken. Its `param`
+            is the place, such as `messages.0.content.1`.
+    """
+    if not messages:
+        raise RecordError("the chat has no message; there is nothing to answer", param="messages")
+    return [_checked(message, number, parts) for number, message in enumerate(messages)]
+
+
+def _checked(message: Any, number: int, parts: Collection[str]) -> Mapping[str, Any]:
+    place = f"messages.{number}"
+    if not isinstance(message, dict) or "role" not in message:
+        raise RecordError(
+            f"message {number} is {message!r:.60}: it must be an object with role and content", param=place
+        )
+    role = message["role"]
+    if role not in ROLES:
+        raise RecordError(
+            f"message {number} has the role {role!r:.40}; known: {', '.join(ROLES)}", param=f"{place}.role"
+        )
+    given = {name: value for name, value in message.items() if value not in (None, [], {}) and name != "content"}
+    for name in given:
+        if name not in _FIELDS or (name == "tool_calls" and role != "assistant"):
+            raise RecordError(
+                f"message {number} ({role}) has the field {name!r:.60}, which no model here takes; remove it",
+                param=f"{place}.{name}",
+            )
+    if not isinstance(given.get("name", ""), str):
+        raise RecordError(
+            f"message {number} has the name {given['name']!r:.40}: it must be text", param=f"{place}.name"
+        )
+    _check_calls(given.get("tool_calls", []), number)
+    content = _content(message.get("content"), number, parts)
+    if (content is None and role != "assistant") or (not content and role == "user"):
+        raise RecordError(f"message {number} ({role}) has no content", param=f"{place}.content")
+    return {"role": role, "content": content or "", **given}
+
+
+def _content(content: Any, number: int, parts: Collection[str]) -> Any:
+    """The text of a content, its parts where some are no text, or None where there is none."""
+    if content is None or isinstance(content, str):
+        return content
+    place = f"messages.{number}.content"
+    if not isinstance(content, list):
+        raise RecordError(
+            f"message {number} has a content of type {type(content).__name__}: it must be text or a list of parts",
+            param=place,
+        )
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise RecordError(
+                f"part {index} of message {number} is {part!r:.60}: it must be an object with a type, such as "
+                '{"type": "text", "text": "..."}',
+                param=f"{place}.{index}",
+            )
+        if kind not in parts:
+            raise RecordError(
+                f"part {index} of message {number} is of type {kind!r:.40}; this model takes "
+                f"{', '.join(sorted(parts))}",
+                param=f"{place}.{index}",
+            )
+        if kind == "text" and not isinstance(part.get("text"), str):
+            raise RecordError(
+                f"part {index} of message {number} has no text: {part!r:.60}", param=f"{place}.{index}.text"
+            )
+    if all(part["type"] == "text" for part in content):
+        return "\n".join(part["text"] for part in content)
+    return content
+
+
+def _check_calls(calls: Any, number: int) -> None:
+    for index, call in enumerate(calls if isinstance(calls, list) else [calls]):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RecordError(
+                f"tool call {index} of message {number} is {call!r:.60}: it must have a function with a name",
+                param=f"messages.{number}.tool_calls.{index}",
+            )
+
+
+def with_known_roles(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
+    """A developer's messages as a system's, which they are the newer name of, where a template does not know them."""
+    if "developer" in template:
+        return list(messages)
+    return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
+
+
+def rendered(
+    messages: Sequence[Mapping[str, Any]], template: str, render: Callable[[list[Mapping[str, Any]]], str]
+) -> str:
+    """The text that a chat template makes of checked messages.
+
+    Args:
+        messages: see `checked_messages`.
+        template: its source.
+        render: applies it.
+
+    Raises:
+        RecordError: the template leaves out what a message says.
+        Exception: whatever `render` raises.
+    """
+    chat = list(_with_arguments(with_known_roles(messages, template)))
+    text = render(chat)
+    doubtful = [
+        (number, name)
+        for number, message in enumerate(chat)
+        for name, value in message.items()
+        if _says_something(message, name) and not (name == "content" and str(value).strip() in text)
+    ]
+    lost = _lost(chat, doubtful, render) if doubtful else None
+    if lost is not None:
+        number, name = lost
+        raise RecordError(
+            f"the model's chat template has no place for the {name} of message {number} ({chat[number]['role']}); "
+            "remove it",
+            param=f"messages.{number}.{name}",
+        )
+    return text
+
+
+def _says_something(message: Mapping[str, Any], name: str) -> bool:
+    if name == "name":
+        return bool(message["role"] != "tool")  # a tool's is that of the call, which the order of messages tells too
+    return name in ("content", "tool_calls")
+
+
+def _lost(
+    chat: Sequence[Mapping[str, Any]],
+    fields: Sequence[tuple[int, str]],
+    render: Callable[[list[Mapping[str, Any]]], str],
+) -> tuple[int, str] | None:
+    """The first of some fields that does not come out of a template, whatever that makes of its text."""
+    marks = [secrets.token_hex(8) for _ in fields]
+    marked = [dict(message) for message in chat]
+    for (number, name), mark in zip(fields, marks, strict=True):
+        if name == "tool_calls":
+            first, *others = marked[number][name]
+            marked[number][name] = [{**first, "function": {**first["function"], "name": mark}}, *others]
+        elif marked[number][name]:
+            marked[number][name] = mark
+    try:
+        text = render(list(marked)).lower()
+    except Exception:  # noqa: BLE001 - a template's own: it looks at what it is given, so that nothing is lost unseen
+        return None
+    missing = (
+        field for field, mark in zip(fields, marks, strict=True) if chat[field[0]][field[1]] and mark not in text
+    )
+    return next(missing, None)
+
+
+def _with_arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Arguments of tool calls as objects, which templates expect, where they are JSON in a text, as OpenAI has them."""
+    for message in messages:
+        if "tool_calls" not in message:
+            yield message
+            continue
+        calls = [{**call, "function": _parsed(call["function"])} for call in message["tool_calls"]]
+        yield {**message, "tool_calls": calls}
+
+
+def _parsed(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return function
+    try:
+        return {**function, "arguments": json.loads(arguments or "{}")}
+    except (ValueError, RecursionError):
+        return function

@@ -1,0 +1,211 @@
+"""Every field of a request is obeyed, or refused by its name; what is cut is told."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.integration.serving.running import Running, running
+
+from headrace.hosting import ServerSettings
+from headrace.testing import FakeEngine
+
+ENGINES = "tests.integration.serving.engines"
+NEUTRAL: dict[str, Any] = {
+    "response_format": {"type": "text"},
+    "logprobs": False,
+    "top_logprobs": 0,
+    "tools": [],
+    "tool_choice": "none",
+    "logit_bias": {},
+    "n": 1,
+    "user": "u",
+    "metadata": {"a": "b"},
+    "store": False,
+    "stream_options": {"include_usage": True},
+    "service_tier": "auto",
+    "parallel_tool_calls": False,
+    "seed": 5,
+    "stop": None,
+    "max_tokens": None,
+}
+
+
+class Short(FakeEngine):
+    """Takes three words; its vectors may be cut to 2 or 4 components."""
+
+    dimension = 8
+    matryoshka = (2, 4)
+    max_model_len = 3
+
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__(model, max_model_len=3)
+
+
+@pytest.fixture(scope="module")
+def short() -> Iterator[Running]:
+    with running(ServerSettings(engine=f"{__name__}:Short", name="short")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def labels() -> Iterator[Running]:
+    with running(ServerSettings(task="classify", engine=f"{ENGINES}:Labels", name="labels")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def talker() -> Iterator[Running]:
+    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker", name="talker")) as server:
+        yield server
+
+
+def refused(server: Running, path: str, body: dict[str, Any], param: str) -> str:
+    response = server.post(path, body)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    return str(error["message"])
+
+
+def test_text_parts_are_the_text_that_they_hold(talker: Running) -> None:
+    parts = [{"type": "text", "text": "12 + 7"}, {"type": "text", "text": "="}]
+    for stream in (False, True):
+        body = {"messages": [{"role": "user", "content": parts}], "stream": stream}
+        response = talker.post("/v1/chat/completions", body)
+        if stream:
+            chunks = [json.loads(line[6:]) for line in response.text.split("\n\n") if line.startswith("data: {")]
+            said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+        else:
+            said = response.json()["choices"][0]["message"]["content"]
+        assert said == "12 + 7 ="
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages.0.content.0"),
+        ([{"role": "user", "content": None}], "messages.0.content"),
+        ([{"role": "wizard", "content": "x"}], "messages.0.role"),
+        ([5], "messages.0"),
+        ([], "messages"),
+        ("hi", "messages"),
+    ],
+)
+def test_a_message_that_cannot_be_taken_is_named(talker: Running, messages: Any, param: str) -> None:
+    refused(talker, "/v1/chat/completions", {"messages": messages}, param)
+
+
+def test_neutral_values_are_welcome(talker: Running, short: Running) -> None:
+    chat = [{"role": "assistant", "content": None}, {"role": "user", "content": "a b"}]
+    answer = talker.post("/v1/chat/completions", {"messages": chat, **NEUTRAL})
+    assert answer.json()["choices"][0]["message"]["content"] == "a b"
+    answer = talker.post("/v1/completions", {"prompt": "a b", **NEUTRAL, "best_of": 1, "echo": False, "suffix": None})
+    assert answer.json()["choices"][0]["text"] == "a b"
+    body = {"input": "a", "dimensions": 8, "encoding_format": "float", "user": "u", "truncate": None, "other": None}
+    assert short.post("/v1/embeddings", body).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("logprobs", True),
+        ("top_logprobs", 2),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("logit_bias", {"1": 5}),
+        ("store", True),
+        ("modalities", ["audio"]),
+        ("max_completion_tokens", 0),
+        ("stream_options", "yes"),
+        ("colour", "red"),
+        ("temperature", -1),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_generation_cannot_obey_is_refused(talker: Running, field: str, value: Any, stream: bool) -> None:
+    refused(talker, "/v1/completions", {"prompt": "x", "stream": stream, field: value}, field)
+    chat = {"messages": [{"role": "user", "content": "x"}], "stream": stream, field: value}
+    assert field in refused(talker, "/v1/chat/completions", chat, field)
+
+
+def test_an_answer_is_no_longer_than_either_name_allows(talker: Running) -> None:
+    chat = {"messages": [{"role": "user", "content": "a b c"}], "max_completion_tokens": 2}
+    assert talker.post("/v1/chat/completions", chat).json()["choices"][0]["message"]["content"] == "a b"
+
+
+def test_unknown_fields_are_refused_by_every_route(short: Running, labels: Running, talker: Running) -> None:
+    for server, path, body in (
+        (short, "/v1/embeddings", {"input": "a"}),
+        (short, "/generate", {"prompts": ["a"]}),
+        (labels, "/classify", {"input": "a"}),
+        (talker, "/generate", {"prompts": ["a"]}),
+    ):
+        assert "'colour'" in refused(server, path, {**body, "colour": "red"}, "colour")
+        assert server.post(path, {**body, "model": server.host.service.name, "user": "u"}).status_code == 200
+        assert server.post(path, {**body, "model": "other"}).status_code == 404
+
+
+@pytest.mark.parametrize("given", [5, [1, 2], [[1, 2]], None, {"text": "a"}, ["a", 5]])
+def test_an_input_that_is_no_text_is_named(short: Running, talker: Running, given: Any) -> None:
+    assert "text" in refused(short, "/v1/embeddings", {"input": given}, "input")
+    assert "text" in refused(talker, "/v1/completions", {"prompt": given}, "prompt")
+
+
+@pytest.mark.parametrize("spelling", ["float", "base64"])
+def test_dimensions_of_a_matryoshka_model_are_obeyed_at_length_1(short: Running, spelling: str) -> None:
+    whole = np.array(FakeEngine().vector("a b"))
+    for wanted in (2, 4, 8):
+        body = {"input": "a b", "dimensions": wanted, "encoding_format": spelling}
+        got = short.post("/v1/embeddings", body).json()["data"][0]["embedding"]
+        vector = np.array(struct.unpack(f"<{wanted}f", base64.b64decode(got)) if spelling == "base64" else got)
+        cut = whole[:wanted]
+        np.testing.assert_allclose(vector, cut if wanted == 8 else cut / np.linalg.norm(cut), rtol=1e-6)
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 9, 0, -1, 2.5])
+def test_other_dimensions_are_refused(short: Running, wanted: Any) -> None:
+    message = refused(short, "/v1/embeddings", {"input": "a", "dimensions": wanted}, "dimensions")
+    assert wanted in (0, -1, 2.5) or "2, 4, 8" in message
+
+
+def test_dimensions_of_an_engine_that_does_not_tell_its_own() -> None:
+    with running(ServerSettings(engine="headrace.testing:FakeEngine")) as server:
+        assert server.post("/v1/embeddings", {"input": "a", "dimensions": 8}).status_code == 200
+        refused(server, "/v1/embeddings", {"input": "a", "dimensions": 4}, "dimensions")
+
+
+def test_what_is_cut_is_told(short: Running, labels: Running) -> None:
+    response = short.post("/v1/embeddings", {"input": ["a b c d", "a b c"]})
+    answer = response.json()
+    assert [entry.get("truncated", False) for entry in answer["data"]] == [True, False]
+    assert answer["usage"] == {"prompt_tokens": 6, "total_tokens": 6, "truncated_inputs": 1}
+    assert response.headers["x-truncated-inputs"] == "1"
+    assert short.post("/generate", {"prompts": ["a b c d"]}).headers["x-truncated-inputs"] == "1"
+    response = labels.post("/classify", {"input": ["a b c d", "a"]})
+    assert [entry.get("truncated", False) for entry in response.json()["data"]] == [True, False]
+    response = short.post("/v1/embeddings", {"input": "a b c"})
+    assert "x-truncated-inputs" not in response.headers
+    assert "truncated" not in response.text
+
+
+def test_who_does_not_want_to_be_cut_is_told_instead(short: Running, labels: Running) -> None:
+    long = "a b c d"
+    refused(short, "/v1/embeddings", {"input": ["a", long], "truncate": False}, "input")
+    refused(short, "/generate", {"prompts": [long], "truncate": False}, "prompts")
+    assert "3 tokens" in refused(labels, "/classify", {"input": long, "truncate": False}, "input")
+    for fine in ({"truncate": True}, {"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": 3}):
+        assert short.post("/v1/embeddings", {"input": long, **fine}).headers["x-truncated-inputs"] == "1"
+    assert short.post("/v1/embeddings", {"input": "a b c", "truncate": False}).status_code == 200
+    for bad in ({"truncate_prompt_tokens": 2}, {"truncate": False, "truncate_prompt_tokens": -1}):
+        refused(short, "/v1/embeddings", {"input": long, **bad}, "truncate_prompt_tokens")
+    with running(ServerSettings(engine=f"{__name__}:Short")) as server:  # nothing of a refusal stays behind
+        refused(server, "/v1/embeddings", {"input": long, "truncate": False}, "input")
+        assert server.host.service.gate.requests == server.host.service.batcher.stats.waiting == 0
