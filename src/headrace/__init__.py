@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace import errors
-from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.batcher import Batcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.cost import CostEstimator, CostEstimatorFn, TokenEstimator, TokenEstimatorFn
 from headrace.batching.decorator import Batched, batched
+from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.offload import BlockedLoopWarning
 from headrace.batching.own_loop import map_batches
 from headrace.batching.stats import BatchStats
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchStats",
     "Batched",
+    "Batcher",
     "BlockedLoopWarning",
     "ContinuousBatcher",
     "CostEstimator",

@@ -11,8 +11,9 @@ from typing import Any
 from fastapi import FastAPI
 
 import headrace
-from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.batcher import Batcher
 from headrace.batching.continuous import ContinuousBatcher
+from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.streaming import StreamBatcher
 from headrace.bulk import BulkDesk
 from headrace.engines import registry
@@ -167,7 +168,7 @@ def _refuse_pickles(model: str | None) -> None:
         )
 
 
-def _batcher(settings: ServerSettings, engine: Engine[Any, Any], listener: Listener) -> DynamicBatcher[Any, Any]:
+def _batcher(settings: ServerSettings, engine: Engine[Any, Any], listener: Listener) -> Batcher[Any, Any]:
     """What feeds an engine of this type. The gate is before it: its own waiting room is never full."""
     room = 2 * settings.limits.max_requests
     if isinstance(engine, StreamEngine):

@@ -6,9 +6,9 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
-from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.dynamic import BatcherOptions, DynamicBatcher
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
@@ -22,7 +22,7 @@ def map_batches(
     records: Iterable[RecordT],
     *,
     return_exceptions: bool = False,
-    **options: Any,
+    **options: Unpack[BatcherOptions],
 ) -> Iterator[ResultT]:
     """Results of `process_fn` for `records`, in input order: the whole of it for a script or a notebook.
 

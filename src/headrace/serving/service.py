@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.batcher import Batcher
 from headrace.engines.base import BatchEngine, Engine, FollowableEngine, Prepared, StepEngine
 from headrace.errors import EngineDeadError
 from headrace.serving.errors import ClientGoneError, api_error
@@ -55,7 +55,7 @@ class Service:
         name: str,
         task: str,
         engine: Engine[Any, Any],
-        batcher: DynamicBatcher[Any, Any],
+        batcher: Batcher[Any, Any],
         limits: ServeLimits,
         on_dead: Callable[[], None],
     ) -> None:
