@@ -11,14 +11,14 @@ from headrace.batching.cost import CostEstimator, CostEstimatorFn, TokenEstimato
 from headrace.batching.decorator import Batched, batched
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.offload import BlockedLoopWarning
-from headrace.batching.own_loop import map_batches
 from headrace.batching.stats import BatchStats
 from headrace.batching.stepping import Done, StepFunction
 from headrace.batching.tokens import NoTokenEstimateWarning, Prompt, TokenBatcher
+from headrace.concurrency.map_batches import map_batches
 
 if TYPE_CHECKING:
-    from headrace.batching.fanout import map_concurrent
-    from headrace.batching.reuse import reusable
+    from headrace.concurrency.fanout import map_concurrent
+    from headrace.concurrency.reusable import reusable
     from headrace.wiring import run
 
 __version__ = "0.1.0"
@@ -50,11 +50,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "map_concurrent":
-        from headrace.batching.fanout import map_concurrent
+        from headrace.concurrency.fanout import map_concurrent
 
         return map_concurrent
     if name == "reusable":
-        from headrace.batching.reuse import reusable
+        from headrace.concurrency.reusable import reusable
 
         return reusable
     if name == "run":  # brings in the whole house: only for those who run jobs
