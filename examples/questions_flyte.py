@@ -30,7 +30,7 @@ env = flyte.TaskEnvironment(
 
 
 @headrace.reusable(idle_timeout_s=300)
-def model() -> Iterator[headrace.DynamicBatcher[headrace.Prompt, str]]:
+def model() -> Iterator[headrace.Batcher[headrace.Prompt, str]]:
     """One model and one batcher for all tasks that a worker process runs at a time."""
     options = {"engine": "vllm", "chat": False, **OPTIONS} if VLLM else {"engine": "static"}
     engine = create("generate", max_tokens=16, **options)

@@ -7,17 +7,18 @@ if TYPE_CHECKING:
     from typing import Any
 
     from headrace import errors
-    from headrace.batching.batcher import DynamicBatcher
+    from headrace.batching.batcher import Batcher
     from headrace.batching.continuous import ContinuousBatcher
     from headrace.batching.cost import CostEstimator, CostEstimatorFn, TokenEstimator, TokenEstimatorFn
     from headrace.batching.decorator import Batched, batched
-    from headrace.batching.fanout import map_concurrent
+    from headrace.batching.dynamic import DynamicBatcher
     from headrace.batching.offload import BlockedLoopWarning
-    from headrace.batching.own_loop import map_batches
-    from headrace.batching.reuse import reusable
     from headrace.batching.stats import BatchStats
     from headrace.batching.stepping import Done, StepFunction
     from headrace.batching.tokens import NoTokenEstimateWarning, Prompt, TokenBatcher
+    from headrace.concurrency.fanout import map_concurrent
+    from headrace.concurrency.map_batches import map_batches
+    from headrace.concurrency.reusable import reusable
     from headrace.wiring import run
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchStats",
     "Batched",
+    "Batcher",
     "BlockedLoopWarning",
     "ContinuousBatcher",
     "CostEstimator",
@@ -48,12 +50,13 @@ __all__ = [
 _MODULES = {
     "BatchStats": "batching.stats",
     "Batched": "batching.decorator",
+    "Batcher": "batching.batcher",
     "BlockedLoopWarning": "batching.offload",
     "ContinuousBatcher": "batching.continuous",
     "CostEstimator": "batching.cost",
     "CostEstimatorFn": "batching.cost",
     "Done": "batching.stepping",
-    "DynamicBatcher": "batching.batcher",
+    "DynamicBatcher": "batching.dynamic",
     "NoTokenEstimateWarning": "batching.tokens",
     "Prompt": "batching.tokens",
     "StepFunction": "batching.stepping",
@@ -61,9 +64,9 @@ _MODULES = {
     "TokenEstimator": "batching.cost",
     "TokenEstimatorFn": "batching.cost",
     "batched": "batching.decorator",
-    "map_batches": "batching.own_loop",
-    "map_concurrent": "batching.fanout",
-    "reusable": "batching.reuse",
+    "map_batches": "concurrency.map_batches",
+    "map_concurrent": "concurrency.fanout",
+    "reusable": "concurrency.reusable",
     "run": "wiring",
 }
 

@@ -11,8 +11,9 @@ from typing import Any
 from fastapi import FastAPI
 
 import headrace
-from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.batcher import Batcher
 from headrace.batching.continuous import ContinuousBatcher
+from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.streaming import StreamBatcher
 from headrace.bulk import MOST_WAITING, BulkDesk
 from headrace.engines import registry
@@ -172,7 +173,7 @@ def _refuse_pickles(model: str | None) -> None:
         )
 
 
-def _batcher(settings: ServerSettings, engine: Engine[Any, Any], listener: Listener) -> DynamicBatcher[Any, Any]:
+def _batcher(settings: ServerSettings, engine: Engine[Any, Any], listener: Listener) -> Batcher[Any, Any]:
     """What feeds an engine of this type. Its own room is never full: the gate and the backfill are before it."""
     room = 2 * settings.limits.max_requests + (MOST_WAITING if settings.state is not None else 0)
     if isinstance(engine, StreamEngine):

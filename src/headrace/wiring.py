@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.batcher import Batcher
 from headrace.batching.continuous import ContinuousBatcher
+from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.streaming import StreamBatcher
 from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
@@ -238,7 +239,7 @@ def build(
 
 def build_batcher(
     settings: JobSettings, engine: Engine[Any, Any], stop: StopRequest, listener: Listener
-) -> DynamicBatcher[Work, Any]:
+) -> Batcher[Work, Any]:
     """What feeds an engine of this type."""
     if isinstance(engine, StreamEngine):
         return StreamBatcher(

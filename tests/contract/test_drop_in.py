@@ -274,7 +274,7 @@ PRECEDENCE: list[tuple[str, Any, dict[str, Any], dict[str, Any], int]] = [
     ("DynamicBatcher", "text", {}, {}, 1),
     ("TokenBatcher", Both(), {"token_estimator": fixed(5)}, {"estimated_tokens": 2, "estimated_cost": 3}, 2),
     ("TokenBatcher", Both(), {"token_estimator": fixed(5)}, {"estimated_cost": 3}, 3),
-    ("TokenBatcher", Both(), {"token_estimator": fixed(5), "cost_estimator": fixed(6)}, {}, 5),
+    ("TokenBatcher", Both(), {"token_estimator": fixed(5)}, {}, 5),
     ("TokenBatcher", Both(), {"cost_estimator": fixed(6)}, {}, 6),
     ("TokenBatcher", Both(), {"default_token_estimate": 9}, {}, 7),
     ("TokenBatcher", CostOnly(), {"default_token_estimate": 9}, {}, 70),

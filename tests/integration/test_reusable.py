@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from headrace import DynamicBatcher, reusable
-from headrace.batching.reuse import Reusable
+from headrace.concurrency.reusable import Reusable
 from headrace.errors import ConfigError
 
 LOADS: list[int] = []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 
 from headrace.batching.policy import Lineup
 from headrace.batching.replies import own_copy
+from headrace.batching.wakeup import Wakeup
 
 _UNLIMITED = float("inf")
 
@@ -15,11 +15,13 @@ _UNLIMITED = float("inf")
 class Admission:
     """Lets records into a `Lineup` as far as it has room; those that wait enter in the order they came.
 
-    A record that alone costs more than the whole room enters once the room is empty.
+    A record that alone costs more than the whole room enters once the room is empty. The dispatcher is woken when
+    somebody begins to wait for room, or gives up a place without using it.
     """
 
-    def __init__(self, lineup: Lineup, capacity: int, max_cost: float | None) -> None:
+    def __init__(self, lineup: Lineup, wakeup: Wakeup, capacity: int, max_cost: float | None) -> None:
         self._lineup = lineup
+        self._wakeup = wakeup
         self.capacity = capacity
         self.max_cost = _UNLIMITED if max_cost is None else max_cost
         self._waiters: deque[tuple[asyncio.Future[None], float]] = deque()
@@ -29,8 +31,6 @@ class Admission:
         self._inspects = max_cost is not None
         self.open_below = 0
         """While fewer records than this wait, a record may enter without asking `admits`."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called when somebody begins to wait for room, or gives up a place without using it."""
         self._set_open()
 
     def inspect_all(self) -> None:
@@ -74,7 +74,7 @@ class Admission:
         place = (turn, cost)
         self._waiters.append(place)
         self._set_open()
-        self.on_change()
+        self._wakeup.wake()
         try:
             await turn
         except BaseException:
@@ -83,7 +83,7 @@ class Admission:
             elif place in self._waiters:
                 self._waiters.remove(place)
             self.let_in()
-            self.on_change()
+            self._wakeup.wake()
             raise
         self._give_back(cost)
         if self._refusal is not None:  # since it was let in

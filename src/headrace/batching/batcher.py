@@ -1,7 +1,7 @@
-"""`DynamicBatcher`: records from many callers, one batch function, and a budget for what a batch may cost.
+"""`Batcher`: what all batchers have in common: start and stop, submit, map, statistics.
 
-This is the public face. Behind it, `intake` lets records in, `admission` bounds what waits, `policy` and `window`
-choose the batch, `dispatch` runs the loop, `isolation` deals with failures and `replies` ends each caller's wait.
+Behind it, `intake` lets records in, `admission` bounds what waits, a dispatcher takes records to the engine,
+`isolation` deals with failures and `replies` ends each caller's wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
-    Awaitable,
     Callable,
     Coroutine,
     Hashable,
@@ -24,18 +23,16 @@ from collections.abc import (
 from contextlib import aclosing
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 
 from headrace.batching.blocking import current_loop, iterate, raising
-from headrace.batching.cost import CostEstimatorFn, CostRule, checked_cost
-from headrace.batching.dispatch import Dispatcher
-from headrace.batching.intake import Dispatching, Intake, MapPort
+from headrace.batching.cost import CostRule, checked_cost
+from headrace.batching.intake import Dispatching, Intake, MapPort, WaitingRoom
 from headrace.batching.mapping import RUN, Chunk, Stream
-from headrace.batching.options import checked_options, function, number, optional
+from headrace.batching.options import Options, number, optional
 from headrace.batching.stats import BatchStats, Meter
 from headrace.batching.tasks import current_task
 from headrace.errors import AlreadyRunningError, ConfigError, NotRunningError, StoppedError
-from headrace.events import Listener
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
@@ -44,64 +41,29 @@ _GRACE_S = 1.0
 """How long a cancelled batch may take to end, in seconds, before it is left behind."""
 
 
-class DynamicBatcher(Generic[RecordT, ResultT]):
-    """Collects records from many callers into batches for one function.
+class SubmitOptions(TypedDict, total=False):
+    """The options of `Batcher.submit`."""
+
+    estimated_cost: float | None
+    priority: int
+    deadline_s: float | None
+    caller: Hashable
+
+
+class Batcher(Generic[RecordT, ResultT]):
+    """Takes records from many callers and gives each its result. Made by its subclasses, which say what runs them.
 
     Args:
-        process_fn: `(list of records) -> list of results`, one per record in the same order; an exception object in a
-            result's place fails that record alone. An `async def` runs on the event loop, a plain function on a
-            thread of its own.
-        cost_estimator: `(record) -> cost`. Without it, the record's `estimate_cost()` counts, then `default_cost`.
-        target_batch_cost: Most a batch may cost. A record that alone costs more goes alone.
-        max_batch_size: Most records of a batch.
-        min_batch_size: Fewest records of a batch closed at a length boundary; a timeout or the end overrides it.
-        batch_timeout_s: Longest time the oldest record waits for company while a slot is free, in seconds.
-        max_queue_size: Records that may wait, beyond those of the next `prefetch_batches` + 1 batches.
-        prefetch_batches: See `max_queue_size`. Batches are formed late, when there is a slot for them.
-        default_cost: Cost of a record that nothing else tells the cost of.
-        padded: A batch costs records × its longest record instead of the sum, as for an engine that pads.
-        length_bucketing: Batch records of like cost together: True, or the number of records that may be reordered.
-        max_queue_cost: Most the waiting records may cost together.
-        max_concurrent_batches: Batches processed at the same time (slots).
-        on_error: "fail": a failed batch fails all its records. "isolate": it is run again in halves until only the bad
-            record has failed. A batch that ran out of memory is halved either way, and its size avoided from then on.
-        oversized: "alone", or "reject" a record that alone costs more than `target_batch_cost`.
-        process_timeout_s: A batch that takes longer fails, in seconds.
-        offload: Run an async `process_fn` that blocks on a thread of its own, in an event loop of its own.
-        listener: Called on the event loop with each `headrace.events` event of this batcher.
-
-    Raises:
-        ConfigError: a parameter is out of range; a `ValueError` that names parameter, value and range.
+        options: what every batcher knows.
+        cost: what a record costs whose caller does not say.
+        make_dispatcher: called on every start, with the waiting room to serve.
     """
 
-    def __init__(  # noqa: PLR0913  # the drop-in's constructor, all but one of them keyword-only
-        self,
-        process_fn: Callable[[list[RecordT]], Awaitable[Sequence[ResultT]] | Sequence[ResultT]],
-        *,
-        cost_estimator: CostEstimatorFn | None = None,
-        target_batch_cost: float = 32_000,
-        max_batch_size: int = 256,
-        min_batch_size: int = 1,
-        batch_timeout_s: float = 0.05,
-        max_queue_size: int = 5_000,
-        prefetch_batches: int = 2,
-        default_cost: float = 1,
-        padded: bool = False,
-        length_bucketing: bool | int = False,
-        max_queue_cost: float | None = None,
-        max_concurrent_batches: int = 1,
-        on_error: Literal["fail", "isolate"] = "fail",
-        oversized: Literal["alone", "reject"] = "alone",
-        process_timeout_s: float | None = None,
-        offload: bool = False,
-        listener: Listener | None = None,
-    ) -> None:
-        self._options = checked_options(type(self).__name__, locals())
-        function("cost_estimator", cost_estimator, needed=False, plain=True)
-        number("default_cost", default_cost, minimum=0)
-        self._cost = CostRule(cost_estimator, ("estimate_cost",), default_cost)
+    def __init__(self, options: Options, cost: CostRule, make_dispatcher: Callable[[WaitingRoom], Dispatching]) -> None:
+        self._options = options
+        self._cost = cost
+        self._make_dispatcher = make_dispatcher
         self._meter = Meter()
-        self._dispatching: Callable[..., Dispatching] = Dispatcher
         self._intake: Intake | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
@@ -135,7 +97,7 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
             raise AlreadyRunningError(f"{self._options.name} is already running; stop() it before starting it again")
         if self._task is not None:
             self._ended(self._task)  # its loop was closed under it
-        intake = self._intake = Intake(self._options, self._cost, self._meter, self._dispatching)
+        intake = self._intake = Intake(self._options, self._cost, self._meter, self._make_dispatcher)
         # a context of its own: process_fn serves all callers, it must not see the variables of whoever came first
         self._task = intake.loop.create_task(
             intake.dispatcher.run(), name=f"{self._options.name}-dispatcher", context=contextvars.Context()
@@ -340,14 +302,14 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
         return self._stream(0, ordered=False).run_chunks(runs)
 
     def _stream(self, priority: int, *, ordered: bool) -> Stream:
-        options = self._options
-        port = MapPort(self._open(), self._cost, options, priority)
-        limit = options.capacity + options.max_concurrent_batches * options.limits.max_batch_size
-        return Stream(port, limit, ordered=ordered)
+        port = MapPort(self._open(), self._cost, self._options, priority)
+        return Stream(port, self._options.capacity + self._options.in_flight, ordered=ordered)
 
     # -- from other threads and loops ----------------------------------------------------------------------------
 
-    def submit_threadsafe(self, record: RecordT, **options: Any) -> concurrent.futures.Future[ResultT]:
+    def submit_threadsafe(
+        self, record: RecordT, **options: Unpack[SubmitOptions]
+    ) -> concurrent.futures.Future[ResultT]:
         """`submit` from any thread or event loop: a future of the *result*. Never blocks; options are `submit`'s.
 
         From another loop, await `asyncio.wrap_future(...)` of it. The wait for room counts as part of the future.
@@ -358,7 +320,9 @@ class DynamicBatcher(Generic[RecordT, ResultT]):
 
         return self._on_loop(result())
 
-    def submit_blocking(self, record: RecordT, *, timeout: float | None = None, **options: Any) -> ResultT:
+    def submit_blocking(
+        self, record: RecordT, *, timeout: float | None = None, **options: Unpack[SubmitOptions]
+    ) -> ResultT:
         """`submit` from a thread that may block, and wait for the result, `timeout` seconds at most."""
         self._may_block("submit_blocking", "submit")
         future = self.submit_threadsafe(record, **options)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from headrace.batching.batcher import DynamicBatcher
-from headrace.batching.options import whole
+from headrace.batching.batcher import Batcher
+from headrace.batching.cost import CostRule
+from headrace.batching.options import NO_BUDGET, Options, number, whole
 from headrace.batching.stats import BatchStats
-from headrace.batching.steploop import step_loop
+from headrace.batching.steploop import StepLoop
 from headrace.batching.stepping import StepFunction, StepModel
+from headrace.batching.window import Limits
 from headrace.errors import ConfigError
 from headrace.events import Listener
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
 
-_NO_BUDGET = 1e18
 
-
-class ContinuousBatcher(DynamicBatcher[RecordT, ResultT]):
+class ContinuousBatcher(Batcher[RecordT, ResultT]):
     """Keeps up to `max_slots` records in an engine that takes many steps for each.
 
     A record that finishes leaves after that step, and the next takes its slot: nobody waits for the slowest of a batch.
@@ -59,29 +60,27 @@ class ContinuousBatcher(DynamicBatcher[RecordT, ResultT]):
         process_timeout_s: float | None = None,
         listener: Listener | None = None,
     ) -> None:
-        model: Any = _as_model(engine)
-        self._max_slots = whole("max_slots", max_slots, 1)
-        super().__init__(
-            model.step,  # what is called for every step, as process_fn is for every batch
-            cost_estimator=lambda record: model.span(record)[0],
-            target_batch_cost=_NO_BUDGET if max_cost is None else max_cost,
-            max_batch_size=1,
-            max_concurrent_batches=max_slots,
-            batch_timeout_s=0,
-            max_queue_size=max_queue_size,
-            prefetch_batches=0,
+        model = _as_model(engine)
+        slots = whole("max_slots", max_slots, 1)
+        budget = NO_BUDGET if max_cost is None else number("max_cost", max_cost, above=0)
+        options = Options(
+            name=type(self).__name__,
+            limits=Limits(target_batch_cost=budget, max_batch_size=1),  # they leave the waiting room one by one
+            capacity=whole("max_queue_size", max_queue_size, 1) + 1,
+            in_flight=slots,
             max_queue_cost=max_queue_cost,
+            process_timeout_s=process_timeout_s,
             on_error=on_error,
             oversized=oversized,
-            process_timeout_s=process_timeout_s,
             listener=listener,
         )
-        self._dispatching = step_loop(model, max_slots)
+        cost = CostRule(lambda record: model.span(record)[0], (), 0)
+        super().__init__(options, cost, functools.partial(StepLoop, model=model, max_slots=slots))
 
     @property
     def stats(self) -> BatchStats:
         """The counts at this moment, a frozen snapshot; a batch is a step, and its size the slots taken."""
-        return replace(super().stats, max_batch_size=self._max_slots)
+        return replace(super().stats, max_batch_size=self._options.in_flight)
 
 
 def _as_model(engine: Any) -> StepModel[Any, Any]:

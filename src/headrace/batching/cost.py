@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from headrace.errors import CostError
 
-CostEstimatorFn: TypeAlias = Callable[[Any], int]
+CostEstimatorFn: TypeAlias = Callable[[Any], float]
 """`(record) -> cost`, a finite number >= 0 in any unit the budget is given in."""
 
 TokenEstimatorFn: TypeAlias = CostEstimatorFn

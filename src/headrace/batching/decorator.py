@@ -6,9 +6,10 @@ import asyncio
 import functools
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, Unpack, overload
 
-from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.batcher import SubmitOptions
+from headrace.batching.dynamic import BatcherOptions, DynamicBatcher
 from headrace.batching.stats import BatchStats
 
 RecordT = TypeVar("RecordT")
@@ -22,7 +23,7 @@ class Batched(Generic[RecordT, ResultT]):
     Each event loop has a batcher of its own, started by its first call and ended with the loop or by `stop()`.
     """
 
-    def __init__(self, function: BatchFn[RecordT, ResultT], options: dict[str, Any]) -> None:
+    def __init__(self, function: BatchFn[RecordT, ResultT], options: BatcherOptions) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._options = options
@@ -32,8 +33,8 @@ class Batched(Generic[RecordT, ResultT]):
         self._lock = threading.Lock()
         DynamicBatcher(function, **options)  # wrong options raise where they are written
 
-    async def __call__(self, item: RecordT, **options: Any) -> ResultT:
-        """The result for `item`; options are those of `DynamicBatcher.submit`."""
+    async def __call__(self, item: RecordT, **options: Unpack[SubmitOptions]) -> ResultT:
+        """The result for `item`; options are those of `Batcher.submit`."""
         return await (await self._batcher().submit(item, **options))
 
     @property
@@ -67,10 +68,10 @@ def batched(function: BatchFn[RecordT, ResultT], /) -> Batched[RecordT, ResultT]
 
 
 @overload
-def batched(**options: Any) -> Callable[[BatchFn[RecordT, ResultT]], Batched[RecordT, ResultT]]: ...
+def batched(**options: Unpack[BatcherOptions]) -> Callable[[BatchFn[RecordT, ResultT]], Batched[RecordT, ResultT]]: ...
 
 
-def batched(function: Any = None, /, **options: Any) -> Any:
+def batched(function: Any = None, /, **options: Unpack[BatcherOptions]) -> Any:
     """Turn a function of a list into one of an item, whose concurrent calls share batches.
 
     Options are `DynamicBatcher`'s.

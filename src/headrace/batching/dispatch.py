@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.batching import isolation
-from headrace.batching.admission import Admission
 from headrace.batching.cost import batch_cost
+from headrace.batching.intake import WaitingRoom
 from headrace.batching.isolation import MemoryLimit
 from headrace.batching.offload import Caller
-from headrace.batching.options import Options
-from headrace.batching.policy import Batch, Lineup
+from headrace.batching.options import BatchOptions
+from headrace.batching.policy import Batch
 from headrace.batching.replies import Entry, fail
-from headrace.batching.stats import Meter
 from headrace.errors import ProcessTimeoutError, StoppedError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason
 
@@ -39,13 +38,14 @@ class _Running:
 class Dispatcher:
     """Owns every batch from its forming until each of its records has a reply."""
 
-    def __init__(self, lineup: Lineup, admission: Admission, meter: Meter, options: Options) -> None:
-        self._lineup = lineup
-        self._admission = admission
-        admission.on_change = self.wake
-        self._caller = Caller(options.process_fn, offload=options.offload, name=f"{options.name}-worker")
-        self._meter = meter
-        self._options = options
+    def __init__(self, room: WaitingRoom, options: BatchOptions) -> None:
+        self._lineup = room.lineup
+        self._admission = room.admission
+        self._wakeup = room.wakeup
+        self._meter = room.meter
+        self._options = room.options
+        self._batch_timeout_s = options.batch_timeout_s
+        self._caller = Caller(options.process_fn, offload=options.offload, name=f"{room.options.name}-worker")
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
         self._slots = asyncio.Semaphore(options.max_concurrent_batches)
@@ -55,32 +55,26 @@ class Dispatcher:
         self._draining = False
         self._ended = False
         self._hurry = 0
-        self.sleeper: asyncio.Future[None] | None = None
-        """Not None while the dispatcher waits, with a slot free, for company."""
         self._enough = 1
+        """Records for which a sleeping dispatcher is woken."""
         self._longest = 0.0
 
     def arrived(self, cost: float) -> None:
-        """A record has joined the lineup while `sleeper` was waiting."""
+        """A record has joined the lineup while the dispatcher slept."""
         if cost > self._longest:
             self._longest = cost
         if self._lineup.size >= self._enough or self._is_full():
-            self.wake()
-
-    def wake(self) -> None:
-        """Look again at what waits."""
-        if self.sleeper is not None and not self.sleeper.done():
-            self.sleeper.set_result(None)
+            self._wakeup.wake()
 
     def hurry(self) -> None:
         """No more is coming for a while: close batches without waiting until what waits now has gone."""
         self._hurry = self._lineup.size
-        self.wake()
+        self._wakeup.wake()
 
     def drain(self) -> None:
         """End once nothing waits."""
         self._draining = True
-        self.wake()
+        self._wakeup.wake()
 
     def end(self) -> None:
         """Let go of everything: batches that still run are left behind, and neither counted nor told of."""
@@ -119,7 +113,7 @@ class Dispatcher:
 
     async def _until_ready(self) -> CloseReason | None:
         """Why to close a batch now; None when drained. Called with a slot free."""
-        lineup, timeout = self._lineup, self._options.batch_timeout_s
+        lineup, timeout = self._lineup, self._batch_timeout_s
         while True:
             self._hurry = min(self._hurry, lineup.size)  # those it was for may have left
             if not lineup.size:
@@ -151,16 +145,8 @@ class Dispatcher:
 
     async def _sleep(self, enough: int, deadline: float | None) -> None:
         """Wait for `enough` records or a full batch, until `deadline` on the loop's clock."""
-        loop = asyncio.get_running_loop()
         self._enough = enough
-        self.sleeper = loop.create_future()
-        timer = None if deadline is None else loop.call_at(deadline, self.wake)
-        try:
-            await self.sleeper
-        finally:
-            self.sleeper = None
-            if timer is not None:
-                timer.cancel()
+        await self._wakeup.sleep(deadline)
 
     def _begin(self, batch: Batch, free_since: float) -> None:
         """Start a batch. Its entries are kept by its task alone, so that nothing outlives the batch."""

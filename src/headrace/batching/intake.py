@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.batching.admission import Admission
@@ -16,23 +17,26 @@ from headrace.batching.policy import Lineup
 from headrace.batching.replies import Entry, Ticket, fail
 from headrace.batching.stats import Meter
 from headrace.batching.tasks import current_task
+from headrace.batching.wakeup import Wakeup
 from headrace.errors import ConfigError, DeadlineExceededError, NotRunningError, QueueFullError, RecordTooLargeError
 
 
-class Dispatching(Protocol):
-    """What takes records out of the waiting room until each has its reply."""
+@dataclass(frozen=True, slots=True)
+class WaitingRoom:
+    """What an intake and a dispatcher share."""
 
-    @property
-    def sleeper(self) -> asyncio.Future[None] | None:
-        """Not None while it waits for records to arrive."""
-        ...
+    lineup: Lineup
+    admission: Admission
+    wakeup: Wakeup
+    meter: Meter
+    options: Options
+
+
+class Dispatching(Protocol):
+    """What takes records out of the waiting room until each has its reply. It sleeps on the room's `wakeup`."""
 
     def arrived(self, cost: float) -> None:
-        """A record has joined the lineup while `sleeper` was waiting."""
-        ...
-
-    def wake(self) -> None:
-        """Look again at what waits."""
+        """A record has joined the lineup while the dispatcher slept."""
         ...
 
     def hurry(self) -> None:
@@ -60,7 +64,7 @@ class Intake:
         options: Options,
         cost: CostRule,
         meter: Meter,
-        dispatching: Callable[[Lineup, Admission, Meter, Options], Dispatching],
+        make_dispatcher: Callable[[WaitingRoom], Dispatching],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.loop = loop
@@ -68,8 +72,9 @@ class Intake:
         self.clock: Callable[[], float] = loop.time if own_time else time.monotonic  # which is what loop.time() calls
         self.accepts = True
         self.lineup = Lineup(options.limits)
-        self.admission = Admission(self.lineup, options.capacity, options.max_queue_cost)
-        self.dispatcher = dispatching(self.lineup, self.admission, meter, options)
+        self._wakeup = Wakeup()
+        self.admission = Admission(self.lineup, self._wakeup, options.capacity, options.max_queue_cost)
+        self.dispatcher = make_dispatcher(WaitingRoom(self.lineup, self.admission, self._wakeup, meter, options))
         self.thread = threading.get_ident()
         self._options = options
         self._cost = cost
@@ -124,7 +129,7 @@ class Intake:
             raise
         lineup.size += 1
         lineup.cost += cost
-        if self.dispatcher.sleeper is not None:
+        if self._wakeup.sleeper is not None:
             self.dispatcher.arrived(cost)
         return ticket
 
@@ -133,7 +138,7 @@ class Intake:
         entry.arrival = self.clock()
         entry.home = self
         self.lineup.add(entry, priority, caller)
-        if self.dispatcher.sleeper is not None:
+        if self._wakeup.sleeper is not None:
             self.dispatcher.arrived(entry.cost)
 
     def discard(self, entry: Entry) -> None:
@@ -141,7 +146,7 @@ class Intake:
         self._meter.left += entry.count
         self.lineup.discard(entry)
         self.admission.let_in()
-        self.dispatcher.wake()
+        self._wakeup.wake()
 
     async def wait_until(self, cost: float, deadline_s: float) -> float:
         """Wait for room; returns the seconds left of the deadline.

@@ -1,11 +1,11 @@
-"""What a batcher was told, checked once: an error names the parameter, its value and the allowed range."""
+"""What a batcher was told. The checks raise a ConfigError that names the parameter, its value and the allowed range."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from headrace.batching.callbacks import plain_function
 from headrace.batching.isolation import OnError
@@ -13,64 +13,63 @@ from headrace.batching.window import Limits
 from headrace.errors import ConfigError
 from headrace.events import Listener
 
-WINDOW_BATCHES = 16
-"""`length_bucketing=True` reorders within so many full batches, as far as the waiting room holds them."""
+NO_BUDGET = 1e18
+"""A `target_batch_cost` that limits nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """A batcher's parameters, each in its range."""
-
-    name: str
-    process_fn: Callable[[list[Any]], Any]
-    limits: Limits
-    capacity: int
-    """Records that may wait."""
-    max_queue_cost: float | None
-    batch_timeout_s: float
-    max_concurrent_batches: int
-    process_timeout_s: float | None
-    on_error: OnError
-    reject_oversized: bool
-    offload: bool
-    listener: Listener | None
-
-
-def checked_options(name: str, given: dict[str, Any]) -> Options:
-    """The options of a batcher class `name` from its constructor's arguments.
+    """What every batcher knows, whatever its dispatcher.
 
     Raises:
-        ConfigError: the first argument that is out of range.
+        ConfigError: one is out of its range.
     """
-    size = whole("max_batch_size", given["max_batch_size"], 1)
-    smallest = whole("min_batch_size", given["min_batch_size"], 1)
-    if smallest > size:
-        raise ConfigError(f"min_batch_size is {smallest!r}: it must be <= max_batch_size, {size!r}")
-    queue = whole("max_queue_size", given["max_queue_size"], 1)
-    capacity = queue + (whole("prefetch_batches", given["prefetch_batches"], 0) + 1) * size
-    window = given["length_bucketing"]
-    if isinstance(window, bool):
-        window = min(WINDOW_BATCHES * size, capacity) if window else 0
-    return Options(
-        name=name,
-        process_fn=function("process_fn", given["process_fn"], needed=True),
-        limits=Limits(
-            target_batch_cost=number("target_batch_cost", given["target_batch_cost"], above=0),
-            max_batch_size=size,
-            min_batch_size=smallest,
-            padded=one_of("padded", given["padded"], (False, True)),
-            window=whole("length_bucketing", window, 0),
-        ),
-        capacity=capacity,
-        max_queue_cost=optional("max_queue_cost", given["max_queue_cost"], above=0),
-        batch_timeout_s=number("batch_timeout_s", given["batch_timeout_s"], minimum=0),
-        max_concurrent_batches=whole("max_concurrent_batches", given["max_concurrent_batches"], 1),
-        process_timeout_s=optional("process_timeout_s", given["process_timeout_s"], above=0),
-        on_error=one_of("on_error", given["on_error"], ("fail", "isolate")),
-        reject_oversized=one_of("oversized", given["oversized"], ("alone", "reject")) == "reject",
-        offload=one_of("offload", given["offload"], (False, True)),
-        listener=function("listener", given["listener"], needed=False, plain=True),
-    )
+
+    name: str
+    """Of the batcher's class, for messages, tasks and threads."""
+    limits: Limits
+    """What the dispatcher may take from the waiting records at a time."""
+    capacity: int
+    """Records that may wait."""
+    in_flight: int
+    """Most records that the dispatcher holds at a time."""
+    max_queue_cost: float | None
+    process_timeout_s: float | None
+    on_error: OnError
+    oversized: Literal["alone", "reject"]
+    listener: Listener | None
+
+    def __post_init__(self) -> None:
+        optional("max_queue_cost", self.max_queue_cost, above=0)
+        optional("process_timeout_s", self.process_timeout_s, above=0)
+        one_of("on_error", self.on_error, ("fail", "isolate"))
+        one_of("oversized", self.oversized, ("alone", "reject"))
+        function("listener", self.listener, needed=False, plain=True)
+
+    @property
+    def reject_oversized(self) -> bool:
+        """Whether a record that alone costs more than the budget is refused."""
+        return self.oversized == "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """What only a dispatcher of batches knows.
+
+    Raises:
+        ConfigError: one is out of its range.
+    """
+
+    process_fn: Callable[[list[Any]], Any]
+    batch_timeout_s: float = 0
+    max_concurrent_batches: int = 1
+    offload: bool = False
+
+    def __post_init__(self) -> None:
+        function("process_fn", self.process_fn, needed=True)
+        number("batch_timeout_s", self.batch_timeout_s, minimum=0)
+        whole("max_concurrent_batches", self.max_concurrent_batches, 1)
+        one_of("offload", self.offload, (False, True))
 
 
 def whole(name: str, value: Any, minimum: int) -> int:

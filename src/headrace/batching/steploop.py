@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-from headrace.batching.admission import Admission
+from headrace.batching.intake import WaitingRoom
 from headrace.batching.isolation import is_out_of_memory, should_split
 from headrace.batching.offload import Raised, WorkerThread
-from headrace.batching.options import Options
-from headrace.batching.policy import Lineup
 from headrace.batching.replies import Entry, fail, give
 from headrace.batching.slots import Seat, Slots
-from headrace.batching.stats import Meter
 from headrace.batching.stepping import StepModel, Turn
 from headrace.batching.tasks import ends_the_task
 from headrace.errors import ProcessError, ProcessTimeoutError, StoppedError, text_of
@@ -31,15 +27,13 @@ class StepLoop:
     failed step was split, each of them alone, and then those that wait in the lineup.
     """
 
-    def __init__(
-        self,
-        model: StepModel[Any, Any],
-        max_slots: int,
-        parts: tuple[Lineup, Admission, Meter, Options],
-    ) -> None:
+    def __init__(self, room: WaitingRoom, model: StepModel[Any, Any], max_slots: int) -> None:
         self._model = model
-        self._lineup, self._admission, self._meter, self._options = parts
-        self._admission.on_change = self.wake
+        self._lineup = room.lineup
+        self._admission = room.admission
+        self._wakeup = room.wakeup
+        self._meter = room.meter
+        self._options = room.options
         self._slots = Slots(max_slots, self._options.limits.target_batch_cost)
         self._back: deque[Seat] = deque()
         self._groups: deque[list[Seat]] = deque()
@@ -50,19 +44,12 @@ class StepLoop:
         self._idle_since = self._clock()
         self._draining = self._ended = False
         self._worker: WorkerThread | None = None
-        self.sleeper: asyncio.Future[None] | None = None
-        """Not None while the engine has nothing to do."""
 
     # -- what the waiting room tells -----------------------------------------------------------------------------
 
     def arrived(self, cost: float) -> None:  # noqa: ARG002  # the dispatcher of batches asks whether it is enough
-        """A record has joined the lineup while `sleeper` was waiting."""
-        self.wake()
-
-    def wake(self) -> None:
-        """Look again at what waits."""
-        if self.sleeper is not None and not self.sleeper.done():
-            self.sleeper.set_result(None)
+        """A record has joined the lineup while the loop slept, for the engine had nothing to do."""
+        self._wakeup.wake()
 
     def hurry(self) -> None:
         """Nothing to do: no step waits for company."""
@@ -70,7 +57,7 @@ class StepLoop:
     def drain(self) -> None:
         """End once nothing waits and nothing runs."""
         self._draining = True
-        self.wake()
+        self._wakeup.wake()
 
     def end(self) -> None:
         """Let go of everything: a step that still runs is left behind, and neither counted nor told of."""
@@ -118,11 +105,7 @@ class StepLoop:
                 return True
             if self._draining and not self._admission.waiting:
                 return False
-            self.sleeper = asyncio.get_running_loop().create_future()
-            try:
-                await self.sleeper
-            finally:
-                self.sleeper = None
+            await self._wakeup.sleep()
 
     def _fill(self) -> None:
         """Give the free slots away, as far as what their records may grow to is within the budget."""
@@ -314,8 +297,3 @@ class StepLoop:
         """Tell the listener, from the event loop itself: if it raises, the loop reports it and no record bears it."""
         if self._options.listener is not None and not self._ended:
             asyncio.get_running_loop().call_soon(self._options.listener, event)
-
-
-def step_loop(model: StepModel[Any, Any], max_slots: int) -> Callable[[Lineup, Admission, Meter, Options], StepLoop]:
-    """What an `Intake` makes its dispatcher with."""
-    return lambda *parts: StepLoop(model, max_slots, parts)

@@ -6,16 +6,18 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headrace.batching.batcher import DynamicBatcher
-from headrace.batching.cost import CostEstimatorFn
-from headrace.batching.options import function, whole
+from headrace.batching.batcher import Batcher
+from headrace.batching.cost import CostEstimatorFn, CostRule
+from headrace.batching.dispatch import Dispatcher
+from headrace.batching.options import NO_BUDGET, BatchOptions, Options, function, whole
+from headrace.batching.window import Limits
 from headrace.events import Listener
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
 
 
-class StreamBatcher(DynamicBatcher[RecordT, ResultT]):
+class StreamBatcher(Batcher[RecordT, ResultT]):
     """Keeps `max_in_flight` requests under way: as one ends the next begins, and no boundary drains the engine.
 
     All of `DynamicBatcher`'s ways to submit, its order, backpressure and statistics; what is a batch there is one
@@ -43,17 +45,22 @@ class StreamBatcher(DynamicBatcher[RecordT, ResultT]):
         process_timeout_s: float | None = None,
         listener: Listener | None = None,
     ) -> None:
-        super().__init__(
-            functools.partial(_one, function("infer_fn", infer_fn, needed=True)),
-            cost_estimator=cost_estimator,
+        slots = whole("max_in_flight", max_in_flight, 1)
+        infer = functools.partial(_one, function("infer_fn", infer_fn, needed=True))
+        one_by_one = BatchOptions(infer, max_concurrent_batches=slots)
+        options = Options(
+            name=type(self).__name__,
+            limits=Limits(target_batch_cost=NO_BUDGET, max_batch_size=1),
+            capacity=whole("max_queue_size", max_queue_size, 1) + 1,
+            in_flight=slots,
+            max_queue_cost=None,
             process_timeout_s=process_timeout_s,
-            max_batch_size=1,
-            batch_timeout_s=0,
-            max_queue_size=max_queue_size,
-            prefetch_batches=0,
-            max_concurrent_batches=whole("max_in_flight", max_in_flight, 1),
+            on_error="fail",
+            oversized="alone",
             listener=listener,
         )
+        cost = CostRule(function("cost_estimator", cost_estimator, needed=False, plain=True), ("estimate_cost",), 1)
+        super().__init__(options, cost, functools.partial(Dispatcher, options=one_by_one))
 
 
 async def _one(infer_fn: Callable[[RecordT], Awaitable[ResultT]], records: list[RecordT]) -> list[ResultT]:

@@ -6,15 +6,19 @@ import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.cost import CostRule, TokenEstimatorFn
+from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.options import function, number
 from headrace.errors import ConfigError
+from headrace.events import Listener
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
+AnyT = TypeVar("AnyT")
+
+_DEFAULT_BUDGET = 32_000
 
 
 class NoTokenEstimateWarning(RuntimeWarning):
@@ -39,9 +43,14 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
         inference_fn: `process_fn` by another name.
         token_estimator: `cost_estimator` by another name. Without either, a record's `estimate_tokens()` counts, then
             its `estimate_cost()`, then `default_token_estimate`.
-        target_batch_tokens: `target_batch_cost` by another name.
-        default_token_estimate: `default_cost` by another name.
-        **options: Everything else `DynamicBatcher` takes.
+        target_batch_tokens: `target_batch_cost` by another name; 32,000 without either.
+        default_token_estimate: `default_cost` by another name, which goes first where both are given.
+
+    All others are as `DynamicBatcher` has them.
+
+    Raises:
+        ConfigError: a parameter is out of range, or given under both of its names.
+        TypeError: there is neither `inference_fn` nor `process_fn`.
     """
 
     def __init__(  # noqa: PLR0913  # the drop-in's constructor, all but one of them keyword-only
@@ -52,33 +61,57 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
         token_estimator: TokenEstimatorFn | None = None,
         cost_estimator: TokenEstimatorFn | None = None,
         target_batch_tokens: float | None = None,
-        target_batch_cost: float = 32_000,
+        target_batch_cost: float = _DEFAULT_BUDGET,
         default_token_estimate: float | None = None,
         default_cost: float = 1,
-        **options: Any,
+        max_batch_size: int = 256,
+        min_batch_size: int = 1,
+        batch_timeout_s: float = 0.05,
+        max_queue_size: int = 5_000,
+        prefetch_batches: int = 2,
+        padded: bool = False,
+        length_bucketing: bool | int = False,
+        max_queue_cost: float | None = None,
+        max_concurrent_batches: int = 1,
+        on_error: Literal["fail", "isolate"] = "fail",
+        oversized: Literal["alone", "reject"] = "alone",
+        process_timeout_s: float | None = None,
+        offload: bool = False,
+        listener: Listener | None = None,
     ) -> None:
-        process = inference_fn if inference_fn is not None else process_fn
+        process = _only_one("inference_fn", inference_fn, "process_fn", process_fn)
         if process is None:
             raise TypeError("TokenBatcher requires either 'inference_fn' or 'process_fn'")
-        if inference_fn is not None and process_fn is not None:
-            raise ConfigError("inference_fn and process_fn are two names of one thing: pass one of them")
+        other_budget = None if target_batch_cost == _DEFAULT_BUDGET else target_batch_cost
+        _only_one("target_batch_tokens", target_batch_tokens, "target_batch_cost", other_budget)
         if target_batch_tokens is not None:
             target_batch_cost = number("target_batch_tokens", target_batch_tokens, above=0)
-        default = default_cost
+        estimator = _only_one("token_estimator", token_estimator, "cost_estimator", cost_estimator)
+        function("token_estimator", token_estimator, needed=False, plain=True)
+        function("cost_estimator", cost_estimator, needed=False, plain=True)
+        default = number("default_cost", default_cost, minimum=0)
         if default_token_estimate is not None:
             default = number("default_token_estimate", default_token_estimate, minimum=0)
-        function("token_estimator", token_estimator, needed=False, plain=True)
-        estimator = token_estimator if token_estimator is not None else cost_estimator
+        warn = _WarnOnce(default, target_batch_cost) if default_token_estimate is None and default_cost == 1 else None
         super().__init__(
             process,
-            cost_estimator=estimator,
+            cost_estimator=CostRule(estimator, ("estimate_tokens", "estimate_cost"), default, warn),
             target_batch_cost=target_batch_cost,
-            default_cost=default,
-            **options,
+            max_batch_size=max_batch_size,
+            min_batch_size=min_batch_size,
+            batch_timeout_s=batch_timeout_s,
+            max_queue_size=max_queue_size,
+            prefetch_batches=prefetch_batches,
+            padded=padded,
+            length_bucketing=length_bucketing,
+            max_queue_cost=max_queue_cost,
+            max_concurrent_batches=max_concurrent_batches,
+            on_error=on_error,
+            oversized=oversized,
+            process_timeout_s=process_timeout_s,
+            offload=offload,
+            listener=listener,
         )
-        warn = self._warn if default_token_estimate is None and default_cost == 1 else None
-        self._cost = CostRule(estimator, ("estimate_tokens", "estimate_cost"), default, warn)
-        self._warned = False
 
     async def submit(
         self,
@@ -99,15 +132,28 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
             caller=caller,
         )
 
-    def _warn(self, record: Any) -> None:
+
+def _only_one(name: str, value: AnyT | None, twin: str, other: AnyT | None) -> AnyT | None:
+    """The one of two parameters that is given."""
+    if value is not None and other is not None:
+        raise ConfigError(f"{name} and {twin} are two names of one thing: pass one of them")
+    return other if value is None else value
+
+
+class _WarnOnce:
+    """Says once that records have no token estimate."""
+
+    def __init__(self, default: float, budget: float) -> None:
+        self._text = f"each counts as {default} and target_batch_tokens={budget} limits nothing"
+        self._warned = False
+
+    def __call__(self, record: Any) -> None:
         if self._warned:
             return
         self._warned = True
-        limits = self._options.limits
         warnings.warn(
-            f"{type(record).__name__} records have no token estimate: each counts as {self._cost.default} and "
-            f"target_batch_tokens={limits.target_batch_cost} limits nothing. Pass token_estimator, estimated_tokens at "
-            "submit, or records with an estimate_tokens() method such as headrace.Prompt",
+            f"{type(record).__name__} records have no token estimate: {self._text}. Pass token_estimator, "
+            "estimated_tokens at submit, or records with an estimate_tokens() method such as headrace.Prompt",
             NoTokenEstimateWarning,
             stacklevel=5,
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 import headrace
 from headrace import wiring
-from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.batcher import Batcher
 from headrace.cluster.crew import Reply
 from headrace.engines.base import Engine, StepEngine, StreamEngine
 from headrace.errors import BadResultError, ConfigError, RecordError
@@ -98,9 +98,7 @@ class Desk:
                 )
             settings = self._spec.settings()
             self._engine = await asyncio.to_thread(wiring.build_engine, settings)
-            self._batcher: DynamicBatcher[Work, Any] = wiring.build_batcher(
-                settings, self._engine, StopRequest(), self._hear
-            )
+            self._batcher: Batcher[Work, Any] = wiring.build_batcher(settings, self._engine, StopRequest(), self._hear)
             await self._batcher.start()
         except Exception as error:  # noqa: BLE001 - the edge of the process: whoever started it hears why
             return Portable.of(error)

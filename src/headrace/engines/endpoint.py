@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.client import AsyncClient, ClientSettings
+from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
 from headrace.engines.requests import Generation, Sampling, parse
 from headrace.errors import EngineDeadError, EngineError, RecordError
@@ -42,11 +42,9 @@ class EndpointEngine:
         self._ask = ask
         self._read = read
         # A loop of its own: connections belong to one loop, and callers come and go with theirs.
-        self._loop: asyncio.AbstractEventLoop | None = asyncio.new_event_loop()
+        self._loop: LoopThread | None = LoopThread("headrace-endpoint")
         key = api_key or os.environ.get("OPENAI_API_KEY")
         self._client = AsyncClient(endpoints, api_key=key, settings=settings)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="headrace-endpoint", daemon=True)
-        self._thread.start()
 
     def describe(self) -> Mapping[str, Any]:
         """The model's name; not the addresses, so that a job can go on over others."""
@@ -75,7 +73,7 @@ class EndpointEngine:
         """
         if self._loop is None:
             raise EngineDeadError("the engine is closed; create a new one")
-        answer = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._client.post(*payload), self._loop))
+        answer = await asyncio.wrap_future(self._loop.submit(self._client.post(*payload)))
         try:
             return self._read(answer)
         except (KeyError, IndexError, TypeError) as error:
@@ -86,9 +84,7 @@ class EndpointEngine:
         loop, self._loop = self._loop, None
         if loop is None:
             return
-        asyncio.run_coroutine_threadsafe(self._client.close(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        self._thread.join()
+        loop.run(self._client.close())
         loop.close()
 
 

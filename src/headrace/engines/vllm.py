@@ -8,8 +8,8 @@ import hashlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import count
@@ -28,6 +28,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
+from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
 from headrace.engines.chat import TEXT_ONLY, with_known_roles
 from headrace.engines.local_model import check_tokenizer, digest, find_folder
@@ -106,7 +107,8 @@ class VllmEngine:
         self._chat = self._template is not None if chat is None else chat
         self._parts = TEXT_ONLY | MULTIMODAL if config.model_config.is_multimodal_model else TEXT_ONLY
         self._numbers = count()
-        self._thread = _LoopThread("headrace-vllm")
+        # vLLM's tasks live on one loop, whichever loop the callers are on.
+        self._loop = LoopThread("headrace-vllm")
 
     def describe(self) -> Mapping[str, Any]:
         """What decides the answers."""
@@ -189,7 +191,7 @@ class VllmEngine:
         if engine is None:
             raise EngineDeadError("the vLLM engine is closed; create a new one")
         try:
-            return await asyncio.wrap_future(self._thread.submit(self._generate(engine, payload)))
+            return await asyncio.wrap_future(self._loop.submit(self._generate(engine, payload)))
         except asyncio.CancelledError:
             if self._engine is None and task is not None and not task.cancelling():
                 raise EngineDeadError("the vLLM engine was closed before it had answered") from None
@@ -216,9 +218,10 @@ class VllmEngine:
         """End vLLM's processes. Safe to call twice."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            self._thread.cancel(engine.output_handler)
+            # Its own task too: that would report as an error that the core is gone, which is meant to be.
+            self._loop.cancel_all()
             engine.shutdown()
-            self._thread.close()
+            self._loop.close()
             self._renderer.shutdown()
 
 
@@ -276,41 +279,3 @@ def _generation(output: Any) -> Generation:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-class _LoopThread:
-    """An event loop on a thread of its own: vLLM's tasks live on one loop, whoever's loop the callers are on."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._running: set[Future[Any]] = set()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
-        """Its future; cancelling that cancels the coroutine."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        self._running.add(future)
-        future.add_done_callback(self._running.discard)
-        return future
-
-    def cancel(self, task: asyncio.Task[None] | None) -> None:
-        """Cancel all that was submitted and still runs, and a task of the loop."""
-        for future in self._running.copy():
-            future.cancel()
-        if task is not None:  # vLLM's own: it would report as an error that its core is gone, which is meant to be
-            self._loop.call_soon_threadsafe(task.cancel)
-
-    def close(self) -> None:
-        """Cancel whatever runs on the loop, then end it and the thread."""
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)

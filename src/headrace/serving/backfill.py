@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.batcher import Batcher
 from headrace.engines.base import BatchEngine, Engine, Prepared, StepEngine
 from headrace.errors import NotRunningError, StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, RequestDone, StepDone
@@ -45,7 +45,7 @@ class Backfill:
     def __init__(
         self,
         engine: Engine[Any, Any],
-        batcher: DynamicBatcher[Any, Any],
+        batcher: Batcher[Any, Any],
         target_s: float | None,
         held: Callable[[], int],
         tokens: Tokens | None = None,

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.batcher import Batcher
 from headrace.engines.base import BatchEngine, Engine, FollowableEngine, Prepared, StepEngine
 from headrace.errors import EngineDeadError
 from headrace.events import Listener
@@ -74,7 +74,7 @@ class Service:
         name: str,
         task: str,
         engine: Engine[Any, Any],
-        batcher: DynamicBatcher[Any, Any],
+        batcher: Batcher[Any, Any],
         limits: ServeLimits,
         on_dead: Callable[[], None],
     ) -> None:

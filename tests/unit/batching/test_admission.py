@@ -15,6 +15,7 @@ from tests.unit.virtual_time import VirtualTime, now
 from headrace import DynamicBatcher
 from headrace.batching.admission import Admission
 from headrace.batching.policy import Lineup
+from headrace.batching.wakeup import Wakeup
 from headrace.batching.window import Limits
 from headrace.errors import DeadlineExceededError, QueueFullError, StoppedError
 
@@ -85,7 +86,7 @@ def test_a_cancelled_wait_for_room_leaves_nothing_behind(virtual: VirtualTime) -
 
 def room(capacity: int = 3, max_cost: float | None = None) -> tuple[Lineup, Admission]:
     lineup = Lineup(Limits(target_batch_cost=1000, max_batch_size=1000))
-    return lineup, Admission(lineup, capacity, max_cost)
+    return lineup, Admission(lineup, Wakeup(), capacity, max_cost)
 
 
 def test_who_is_cancelled_just_after_being_let_in_passes_the_place_on(virtual: VirtualTime) -> None:

@@ -515,7 +515,7 @@ def test_costs_of_a_step_function_fill_the_budget(virtual: VirtualTime) -> None:
     ("make", "message"),
     [
         (lambda: ContinuousBatcher(lambda states: states, max_slots=0), "max_slots is 0"),
-        (lambda: ContinuousBatcher(lambda states: states, max_cost=-1), "target_batch_cost is -1"),
+        (lambda: ContinuousBatcher(lambda states: states, max_cost=-1), "max_cost is -1"),
         (lambda: ContinuousBatcher(object()), "without span, add, step, needs, remove"),  # type: ignore[arg-type]
         (lambda: StepFunction(lambda states: states, max_steps=0), "max_steps is 0"),
         (lambda: StepFunction(asyncio.sleep), "async"),  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ PRECEDENCE: list[tuple[Any, dict[str, Any], dict[str, Any], float]] = [
     (Both(), {"estimated_tokens": 1, "estimated_cost": 2}, {"token_estimator": lambda _: 3}, 1),
     (Both(), {"estimated_tokens": 0, "estimated_cost": 2}, {}, 0),
     (Both(), {"estimated_cost": 2}, {"token_estimator": lambda _: 3}, 2),
-    (Both(), {}, {"token_estimator": lambda _: 3, "cost_estimator": lambda _: 4}, 3),
+    (Both(), {}, {"token_estimator": lambda _: 3}, 3),
     (Both(), {}, {"cost_estimator": lambda _: 4}, 4),
     (Both(), {}, {"default_token_estimate": 5}, 7),
     (CostOnly(), {}, {"default_token_estimate": 5}, 70),
@@ -124,7 +124,6 @@ def test_the_budget_is_in_tokens_by_either_name(virtual: VirtualTime) -> None:
 
     assert virtual(sizes(target_batch_tokens=30)) == [3, 3]
     assert virtual(sizes(target_batch_cost=20)) == [2, 2, 2]
-    assert virtual(sizes(target_batch_tokens=60, target_batch_cost=20)) == [6]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +131,16 @@ def test_the_budget_is_in_tokens_by_either_name(virtual: VirtualTime) -> None:
     [
         ({}, TypeError, "requires either 'inference_fn' or 'process_fn'"),
         ({"inference_fn": echo, "process_fn": echo}, ConfigError, "two names of one thing"),
+        (
+            {"inference_fn": echo, "token_estimator": len, "cost_estimator": len},
+            ConfigError,
+            "token_estimator and cost_estimator are two names of one thing",
+        ),
+        (
+            {"inference_fn": echo, "target_batch_tokens": 60, "target_batch_cost": 20},
+            ConfigError,
+            "target_batch_tokens and target_batch_cost are two names of one thing",
+        ),
         ({"inference_fn": echo, "target_batch_tokens": 0}, ConfigError, "target_batch_tokens is 0: .*> 0"),
         ({"inference_fn": echo, "default_token_estimate": -1}, ConfigError, "default_token_estimate is -1: .*>= 0"),
         ({"inference_fn": echo, "token_estimator": 5}, ConfigError, "token_estimator is 5: .*function or None"),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.unit.virtual_time import VirtualTime, now
 
-from headrace.batching.batcher import DynamicBatcher
 from headrace.batching.continuous import ContinuousBatcher
+from headrace.batching.dynamic import DynamicBatcher
 from headrace.engines.base import Prepared
 from headrace.errors import StoppedError
 from headrace.events import Event, RequestDone

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import closing
+from typing import Any, TypeVar, Unpack
 
-from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.dynamic import BatcherOptions, DynamicBatcher
+from headrace.concurrency.loop_thread import LoopThread
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
@@ -22,7 +21,7 @@ def map_batches(
     records: Iterable[RecordT],
     *,
     return_exceptions: bool = False,
-    **options: Any,
+    **options: Unpack[BatcherOptions],
 ) -> Iterator[ResultT]:
     """Results of `process_fn` for `records`, in input order: the whole of it for a script or a notebook.
 
@@ -36,21 +35,10 @@ def map_batches(
     return _on_own_loop(batcher, records, return_exceptions)
 
 
-def _on_own_loop(batcher: Any, records: Iterable[Any], return_exceptions: bool) -> Iterator[Any]:
-    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-    async def serve() -> None:
-        loop, left = asyncio.get_running_loop(), asyncio.Event()
-        async with batcher:
-            started.set_result((loop, left))
-            await left.wait()
-            await batcher.stop(_GRACE_S, drain=False)  # nothing is left, unless the caller has turned away
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="headrace-map-batches", daemon=True)
-    thread.start()
-    loop, left = started.result()
-    try:
-        yield from batcher.map_blocking(records, return_exceptions=return_exceptions)
-    finally:
-        loop.call_soon_threadsafe(left.set)
-        thread.join()
+def _on_own_loop(batcher: DynamicBatcher[Any, Any], records: Iterable[Any], return_exceptions: bool) -> Iterator[Any]:
+    with closing(LoopThread("headrace-map-batches")) as loop:
+        loop.run(batcher.start())
+        try:
+            yield from batcher.map_blocking(records, return_exceptions=return_exceptions)
+        finally:  # nothing is left, unless the caller has stopped reading
+            loop.run(batcher.stop(_GRACE_S, drain=False))

@@ -109,7 +109,7 @@ def test_a_failed_call_is_tried_again_after_waits_that_grow(
         asked.append((low, high))
         return high
 
-    monkeypatch.setattr("headrace.batching.attempts.random.uniform", longest)
+    monkeypatch.setattr("headrace.concurrency.attempts.random.uniform", longest)
     tries = itertools.count(1)
 
     async def flaky(item: str) -> str:

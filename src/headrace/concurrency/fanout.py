@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import threading
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from headrace.batching.attempts import Attempts, Patience
 from headrace.batching.options import function, number, optional, whole
+from headrace.concurrency.attempts import Attempts, Patience
+from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import ConfigError
 
 ItemT = TypeVar("ItemT")
@@ -98,15 +96,15 @@ class FanOut(Generic[ResultT]):
     def __iter__(self) -> Iterator[ResultT]:
         """The results, from an event loop on a thread of its own: also where this thread runs one already."""
         crew = self._crew()
-        with closing(_LoopThread()) as loop:
+        with closing(LoopThread("headrace-map-loop")) as loop:
             try:
-                while loop.call(crew.wait()):
+                while loop.run(crew.wait()):
                     while crew.ready:
                         yield self._open(crew.take())
                         if crew.has_idle:
                             loop.call_soon(crew.refill)
             finally:
-                loop.call(crew.stop())
+                loop.run(crew.stop())
 
     def _open(self, result: Any) -> Any:
         if type(result) is _Failure:
@@ -277,34 +275,3 @@ class _Crew:
 def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
-
-
-class _LoopThread:
-    """An event loop on a thread of its own, in the context of the caller."""
-
-    def __init__(self) -> None:
-        started: Future[asyncio.AbstractEventLoop] = Future()
-        self._left = asyncio.Event()
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(
-            target=context.run, args=(asyncio.run, self._serve(started)), name="headrace-map-loop", daemon=True
-        )
-        self._thread.start()
-        self._loop = started.result()
-
-    async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
-        started.set_result(asyncio.get_running_loop())
-        await self._left.wait()
-
-    def call(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run it there, and wait for it here."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def call_soon(self, callback: Callable[[], object]) -> None:
-        """Run it there."""
-        self._loop.call_soon_threadsafe(callback)
-
-    def close(self) -> None:
-        """End the loop and its thread."""
-        self._loop.call_soon_threadsafe(self._left.set)
-        self._thread.join()

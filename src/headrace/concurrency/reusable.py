@@ -14,9 +14,9 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, Unpack, overload
 
-from headrace.batching.batcher import DynamicBatcher
+from headrace.batching.batcher import Batcher, SubmitOptions
 from headrace.batching.blocking import current_loop
 from headrace.batching.options import optional
 from headrace.batching.replies import own_copy
@@ -46,7 +46,7 @@ class _Held:
         self.users = 0
         self.used_at = 0.0
         """When the last of them left, on `time.monotonic()`'s scale."""
-        self.ready: Future[tuple[DynamicBatcher[Any, Any], asyncio.AbstractEventLoop]] = Future()
+        self.ready: Future[tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]] = Future()
         self.ready.set_running_or_notify_cancel()  # a caller who leaves must not cancel it for the others
         self._factory = factory
         self._before = before
@@ -82,7 +82,7 @@ class _Held:
         closing = made if inspect.isgenerator(made) else None
         try:
             made = next(closing) if closing is not None else await made if inspect.isawaitable(made) else made
-            if not isinstance(made, DynamicBatcher):
+            if not isinstance(made, Batcher):
                 raise ConfigError(f"the function returned {made!r}; it must return or yield a batcher")
             if not made.is_running:
                 await made.start()
@@ -137,8 +137,8 @@ class Reusable(Generic[RecordT, ResultT]):
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    async def __call__(self, record: RecordT, **options: Any) -> ResultT:
-        """The result for one record; options are those of `DynamicBatcher.submit`.
+    async def __call__(self, record: RecordT, **options: Unpack[SubmitOptions]) -> ResultT:
+        """The result for one record; options are those of `Batcher.submit`.
 
         Raises:
             Exception: what loading raised, for each who waited for it; the next call tries anew.
@@ -156,7 +156,7 @@ class Reusable(Generic[RecordT, ResultT]):
             call = _collect(batcher, list(records), return_exceptions)
             return await asyncio.wrap_future(_on(loop, call))
 
-    def blocking(self, record: RecordT, *, timeout: float | None = None, **options: Any) -> ResultT:
+    def blocking(self, record: RecordT, *, timeout: float | None = None, **options: Unpack[SubmitOptions]) -> ResultT:
         """The result for one record, from a thread that may block; `timeout` seconds at most, loading included.
 
         Raises:
@@ -288,7 +288,7 @@ def _found(name: str, factory: Callable[[], Any], idle_timeout_s: float | None) 
         return _of_process[name]
 
 
-async def _loaded(held: _Held) -> tuple[DynamicBatcher[Any, Any], asyncio.AbstractEventLoop]:
+async def _loaded(held: _Held) -> tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]:
     try:
         return await asyncio.wrap_future(held.ready)
     except Exception as error:
@@ -297,7 +297,7 @@ async def _loaded(held: _Held) -> tuple[DynamicBatcher[Any, Any], asyncio.Abstra
         raise own_copy(error) from error  # each who waited gets one of their own
 
 
-async def _collect(batcher: DynamicBatcher[Any, Any], records: list[Any], return_exceptions: bool) -> list[Any]:
+async def _collect(batcher: Batcher[Any, Any], records: list[Any], return_exceptions: bool) -> list[Any]:
     return [result async for result in batcher.map(records, return_exceptions=return_exceptions)]
 
 

@@ -1,0 +1,132 @@
+"""`DynamicBatcher`: records from many callers, one batch function, and a budget for what a batch may cost."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypedDict, TypeVar
+
+from headrace.batching.batcher import Batcher
+from headrace.batching.cost import CostEstimatorFn, CostRule
+from headrace.batching.dispatch import Dispatcher
+from headrace.batching.options import BatchOptions, Options, function, number, one_of, whole
+from headrace.batching.window import Limits
+from headrace.errors import ConfigError
+from headrace.events import Listener
+
+RecordT = TypeVar("RecordT")
+ResultT = TypeVar("ResultT")
+
+WINDOW_BATCHES = 16
+"""`length_bucketing=True` reorders within so many full batches, as far as the waiting room holds them."""
+
+
+class BatcherOptions(TypedDict, total=False):
+    """The keyword arguments of `DynamicBatcher`, for functions that pass them on."""
+
+    cost_estimator: CostEstimatorFn | None
+    target_batch_cost: float
+    max_batch_size: int
+    min_batch_size: int
+    batch_timeout_s: float
+    max_queue_size: int
+    prefetch_batches: int
+    default_cost: float
+    padded: bool
+    length_bucketing: bool | int
+    max_queue_cost: float | None
+    max_concurrent_batches: int
+    on_error: Literal["fail", "isolate"]
+    oversized: Literal["alone", "reject"]
+    process_timeout_s: float | None
+    offload: bool
+    listener: Listener | None
+
+
+class DynamicBatcher(Batcher[RecordT, ResultT]):
+    """Collects records from many callers into batches for one function.
+
+    Args:
+        process_fn: `(list of records) -> list of results`, one per record in the same order; an exception object in a
+            result's place fails that record alone. An `async def` runs on the event loop, a plain function on a
+            thread of its own.
+        cost_estimator: `(record) -> cost`. Without it, the record's `estimate_cost()` counts, then `default_cost`.
+        target_batch_cost: Most a batch may cost. A record that alone costs more goes alone.
+        max_batch_size: Most records of a batch.
+        min_batch_size: Fewest records of a batch closed at a length boundary; a timeout or the end overrides it.
+        batch_timeout_s: Longest time the oldest record waits for company while a slot is free, in seconds.
+        max_queue_size: Records that may wait, beyond those of the next `prefetch_batches` + 1 batches.
+        prefetch_batches: See `max_queue_size`. Batches are formed late, when there is a slot for them.
+        default_cost: Cost of a record that nothing else tells the cost of.
+        padded: A batch costs records × its longest record instead of the sum, as for an engine that pads.
+        length_bucketing: Batch records of like cost together: True, or the number of records that may be reordered.
+        max_queue_cost: Most the waiting records may cost together.
+        max_concurrent_batches: Batches processed at the same time (slots).
+        on_error: "fail": a failed batch fails all its records. "isolate": it is run again in halves until only the bad
+            record has failed. A batch that ran out of memory is halved either way, and its size avoided from then on.
+        oversized: "alone", or "reject" a record that alone costs more than `target_batch_cost`.
+        process_timeout_s: A batch that takes longer fails, in seconds.
+        offload: Run an async `process_fn` that blocks on a thread of its own, in an event loop of its own.
+        listener: Called on the event loop with each `headrace.events` event of this batcher.
+
+    Raises:
+        ConfigError: a parameter is out of range; a `ValueError` that names parameter, value and range.
+    """
+
+    def __init__(  # noqa: PLR0913  # the drop-in's constructor, all but one of them keyword-only
+        self,
+        process_fn: Callable[[list[RecordT]], Awaitable[Sequence[ResultT]] | Sequence[ResultT]],
+        *,
+        cost_estimator: CostEstimatorFn | None = None,
+        target_batch_cost: float = 32_000,
+        max_batch_size: int = 256,
+        min_batch_size: int = 1,
+        batch_timeout_s: float = 0.05,
+        max_queue_size: int = 5_000,
+        prefetch_batches: int = 2,
+        default_cost: float = 1,
+        padded: bool = False,
+        length_bucketing: bool | int = False,
+        max_queue_cost: float | None = None,
+        max_concurrent_batches: int = 1,
+        on_error: Literal["fail", "isolate"] = "fail",
+        oversized: Literal["alone", "reject"] = "alone",
+        process_timeout_s: float | None = None,
+        offload: bool = False,
+        listener: Listener | None = None,
+    ) -> None:
+        size = whole("max_batch_size", max_batch_size, 1)
+        smallest = whole("min_batch_size", min_batch_size, 1)
+        if smallest > size:
+            raise ConfigError(f"min_batch_size is {smallest!r}: it must be <= max_batch_size, {size!r}")
+        queue = whole("max_queue_size", max_queue_size, 1)
+        capacity = queue + (whole("prefetch_batches", prefetch_batches, 0) + 1) * size
+        if isinstance(length_bucketing, bool):
+            length_bucketing = min(WINDOW_BATCHES * size, capacity) if length_bucketing else 0
+        batches = BatchOptions(process_fn, batch_timeout_s, max_concurrent_batches, offload)
+        options = Options(
+            name=type(self).__name__,
+            limits=Limits(
+                target_batch_cost=number("target_batch_cost", target_batch_cost, above=0),
+                max_batch_size=size,
+                min_batch_size=smallest,
+                padded=one_of("padded", padded, (False, True)),
+                window=whole("length_bucketing", length_bucketing, 0),
+            ),
+            capacity=capacity,
+            in_flight=batches.max_concurrent_batches * size,
+            max_queue_cost=max_queue_cost,
+            process_timeout_s=process_timeout_s,
+            on_error=on_error,
+            oversized=oversized,
+            listener=listener,
+        )
+        function("cost_estimator", cost_estimator, needed=False, plain=True)
+        default = number("default_cost", default_cost, minimum=0)
+        # A rule is an estimator that knows its default too, as `TokenBatcher` has one.
+        rule = cost_estimator if isinstance(cost_estimator, CostRule) else None
+        super().__init__(
+            options,
+            rule or CostRule(cost_estimator, ("estimate_cost",), default),
+            functools.partial(Dispatcher, options=batches),
+        )

@@ -1,0 +1,32 @@
+"""Where a dispatcher sleeps until something has changed that it should look at."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Wakeup:
+    """One sleeper, whom anybody on the event loop may wake."""
+
+    __slots__ = ("sleeper",)
+
+    def __init__(self) -> None:
+        self.sleeper: asyncio.Future[None] | None = None
+        """Not None while a dispatcher sleeps. `submit` looks at it for every record."""
+
+    async def sleep(self, until: float | None = None) -> None:
+        """Return when woken, or at the time `until` on the loop's clock."""
+        loop = asyncio.get_running_loop()
+        self.sleeper = loop.create_future()
+        timer = None if until is None else loop.call_at(until, self.wake)
+        try:
+            await self.sleeper
+        finally:
+            self.sleeper = None
+            if timer is not None:
+                timer.cancel()
+
+    def wake(self) -> None:
+        """End the sleep, if there is one."""
+        if self.sleeper is not None and not self.sleeper.done():
+            self.sleeper.set_result(None)
