@@ -53,10 +53,15 @@ class ProcessEngine:
         task: str,
         model: str | Path | None = None,
         *,
-        engine: str | None = None,
+        engine: Any = None,
         options: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> None:
+        if engine is not None and not isinstance(engine, str):
+            raise ConfigError(
+                "engine_process needs an engine by name: pass module:name instead of the function or object itself, so "
+                "that the process can import it"
+            )
         if engine in _REFUSED:
             raise _no_batches(engine)
         self._child = Child(_Host, task, model, engine, dict(options or {}))

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from headrace.errors import BrokenOffError, JobError
-from headrace.io.parts import atomic_file, remove
+from headrace.io.locations import remove
+from headrace.io.parts import atomic_file
 from headrace.jobs.ledger import Ledger
 from headrace.jobs.passes import Pass
 
