@@ -81,7 +81,7 @@ class Sink:
             TooManyErrorsError: more records have failed than the job allows.
         """
         coalescer, memory = self._coalescer, self._memory
-        memory.outputs += outputs_bytes([outcome.output for outcome in outcomes if type(outcome) is Ok])
+        memory.outputs += outputs_bytes(outcomes)
         coalescer.part_records = memory.part_rows(self._part_records)
         coalescer.add(outcomes, time.monotonic())
         failures = [outcome for outcome in outcomes if type(outcome) is Failed]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sys import getsizeof
 from typing import Any
 
-from headrace.records import Failed, Record
+from headrace.records import Failed, Ok, Outcome, Record
 
 ROW_BYTES = 1024
 """Of any row: its dict, its keys' values, and what carries it from stage to stage."""
@@ -31,11 +31,11 @@ def rows_bytes(records: Sequence[Record], failures: Sequence[Failed] = ()) -> in
     return total + sum([value_bytes(failed.record.data) for failed in failures])
 
 
-def outputs_bytes(outputs: Sequence[Any]) -> int:
-    """What these hold; where the first and the last are numbers, all are taken to be."""
-    if outputs and type(outputs[0]) in _PLAIN and type(outputs[-1]) in _PLAIN:
-        return len(outputs) * _NUMBER_BYTES
-    return sum([value_bytes(output) for output in outputs])
+def outputs_bytes(outcomes: Sequence[Outcome]) -> int:
+    """What the outputs hold; where the first and the last are numbers, all are taken to be."""
+    if outcomes and all(type(end) is Ok and type(end.output) in _PLAIN for end in (outcomes[0], outcomes[-1])):
+        return len(outcomes) * _NUMBER_BYTES
+    return sum([value_bytes(outcome.output) for outcome in outcomes if type(outcome) is Ok])
 
 
 def value_bytes(value: Any, level: int = 0) -> int:

@@ -194,12 +194,6 @@ def test_vectors_of_different_lengths_and_columns_of_several_types_are_no_failur
     assert [value and value.replace("1.0", "1") for value in table["k"].to_pylist()] == texts
 
 
-def test_integers_that_a_float_cannot_hold_are_not_rounded_when_parts_are_merged(tmp_path: Path) -> None:
-    rows = [{"v": 1, "k": value} for value in (2**53 + 1, 7, 0.5, 1.5)]
-    run(rows, tmp_path / "out.parquet", part_records=2)
-    assert pq.read_table(tmp_path / "out.parquet")["k"].to_pylist() == [str(2**53 + 1), "7", "0.5", "1.5"]
-
-
 def finish(row: dict[str, Any], output: Any) -> Any:
     row["v"] = row["k"] = "spoilt"
     if output == 3:

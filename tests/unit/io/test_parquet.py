@@ -83,6 +83,25 @@ def test_vectors_of_different_lengths_are_lists(tmp_path: Path) -> None:
     assert rows(content) == [(0, [0.0] * 2), (1, [0.0] * 3)]
 
 
+@pytest.mark.parametrize(
+    ("parts", "merged"),
+    [
+        ([[1], [0.5]], [1.0, 0.5]),
+        ([[2**53 + 1], [0.5]], [str(2**53 + 1), "0.5"]),  # which a float would round
+        ([[None], [{"a": 1}], [{"b": 2}]], [None, {"a": 1, "b": None}, {"a": None, "b": 2}]),
+        ([[{}], [{"a": 1}], ["x"]], ["{}", '{"a": 1}', "x"]),
+        ([[[1]], [[[1]]]], ["[1]", "[[1]]"]),
+        ([[[1]], [["a"]], [None]], ["[1]", '["a"]', None]),
+    ],
+)
+def test_parts_whose_columns_differ_in_type_are_merged_without_loss(
+    tmp_path: Path, parts: list[list[Any]], merged: list[Any]
+) -> None:
+    outcomes = [[Ok(Record(0, 0, {"k": value}), 1) for value in part] for part in parts]
+    content = merge(tmp_path, ParquetWriter("output"), *outcomes)
+    assert pq.read_table(io.BytesIO(content))["k"].to_pylist() == merged
+
+
 def test_long_rows_make_groups_of_few_wherever_parts_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 1000)
     lengths = [10, 400, 500, 200, 2000, 1, 1, 990, 3]
