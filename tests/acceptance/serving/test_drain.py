@@ -94,9 +94,9 @@ def test_every_accepted_answer_is_given_and_new_requests_are_refused(tmp_path: P
 @pytest.mark.parametrize(
     ("task", "engine", "path", "body"),
     [
-        ("embed", f"{ENGINES}:Slow", "/v1/embeddings", {"input": ["a", "b"]}),
-        ("embed", f"{ENGINES}:Slow", "/generate", {"prompts": ["a", "b"]}),
-        ("classify", f"{ENGINES}:SlowLabeler", "/classify", {"input": ["a", "b"]}),
+        ("embed", f"{ENGINES}:Gated", "/v1/embeddings", {"input": ["a", "b"]}),
+        ("embed", f"{ENGINES}:Gated", "/generate", {"prompts": ["a", "b"]}),
+        ("classify", f"{ENGINES}:GatedLabeler", "/classify", {"input": ["a", "b"]}),
     ],
 )
 def test_other_routes_answer_too(tmp_path: Path, task: str, engine: str, path: str, body: dict[str, Any]) -> None:
@@ -105,6 +105,8 @@ def test_other_routes_answer_too(tmp_path: Path, task: str, engine: str, path: s
             answers = [pool.submit(post, url, path, body) for _ in range(8)]
             wait_for(lambda: accepted(url) == 16)
             process.send_signal(signal.SIGTERM)
+            wait_for(lambda: httpx.get(f"{url}/ready").status_code == 503)
+            (tmp_path / "go").touch()
             assert [future.result().status_code for future in answers] == [200] * 8
         assert process.wait(10) == 0
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from headrace.engines.base import Prepared
@@ -124,14 +125,19 @@ class SlowTalker(Talker):
         super().__init__(model, slots=64, step_s=0.04)
 
 
-class Slow(FakeEngine):
-    """A batch takes 300 ms."""
+class Gated(FakeEngine):
+    """Embeds once there is a file `go` in the server's folder."""
 
     def __init__(self, model: str | None = None) -> None:
-        super().__init__(model, seconds_per_batch=0.3)
+        super().__init__(model, seconds_per_batch=1, sleep=self._wait)
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + 60
+        while not Path("go").exists() and time.monotonic() < end:
+            time.sleep(0.02)
 
 
-class SlowLabeler(Slow):
+class GatedLabeler(Gated):
     """Labels instead of vectors."""
 
     def forward(self, batch: Any) -> Any:

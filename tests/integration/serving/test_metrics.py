@@ -139,3 +139,22 @@ def test_a_scrape_is_what_prometheus_asks_for(talker: Running) -> None:
                     key = json.dumps({name: v for name, v in sample.labels.items() if name != "le"}, sort_keys=True)
                     by_labels.setdefault(key, []).append(sample.value)
             assert all(counts == sorted(counts) for counts in by_labels.values())
+
+
+def test_the_pages_of_replicas_merge_into_one(talker: Running) -> None:
+    from headrace.observe.prometheus import merged
+
+    talker.post("/v1/completions", {"prompt": "one two", "max_tokens": 9})
+    page = talker.client.get("/metrics").content
+    alone = {family.name: family for family in text_string_to_metric_families(page.decode())}
+    both = {
+        family.name: family
+        for family in text_string_to_metric_families(merged({"a": page, "b": page}, "replica").decode())
+    }
+    assert both.keys() - alone.keys() == {"headrace_replicas"}
+    for name, family in alone.items():
+        assert both[name].type == family.type
+        assert len(both[name].samples) == 2 * len(family.samples)
+    queue = both["headrace_queue_time_seconds"]
+    counts = {sample.labels["replica"]: sample.value for sample in queue.samples if sample.name.endswith("_count")}
+    assert counts["a"] == counts["b"] >= 1
