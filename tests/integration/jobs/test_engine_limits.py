@@ -58,7 +58,7 @@ def test_a_step_that_takes_too_long_ends_the_job_and_costs_no_record(runner: Run
 
 def test_a_limit_that_is_no_number_of_seconds_is_refused(runner: Runner) -> None:
     for limit in (0, -1, float("inf"), float("nan")):
-        with pytest.raises(ConfigError, match="engine_timeout_s is .*; it must be a finite number > 0"):
+        with pytest.raises(ConfigError, match=r"engine_timeout_s is .*; it must be a finite number > 0"):
             runner.run(engine_timeout_s=limit)
 
 
