@@ -316,4 +316,5 @@ def as_read(done: Ok) -> Record:
 def failure(record: Record, error: Exception, attempts: int) -> Failed:
     """How a record's own error is kept."""
     words = " ".join(text_of(error)[:MOST_MESSAGE].split())
-    return Failed(record, type(error).__name__, words, attempts)
+    raised = (error.__cause__ or error) if type(error) is ProcessError else error  # which stands in for another
+    return Failed(record, type(raised).__name__, words, attempts)

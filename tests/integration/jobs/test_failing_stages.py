@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts, write_rows
 
-from headrace.errors import EngineDeadError, JobError
+from headrace.errors import EngineDeadError, JobError, TooManyErrorsError
 from headrace.events import BatchDone, JobDone, StageDone
 from headrace.io.base import Chunk
 from headrace.io.files import FileSource
@@ -132,7 +132,7 @@ def test_an_engine_whose_prepare_breaks(runner: Runner) -> None:
             raise MemoryError
 
     runner.engine = Broken()
-    with pytest.raises(MemoryError):
+    with pytest.raises(TooManyErrorsError, match=r"in this run: \d+ MemoryError"):
         runner.run()
 
 
