@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.acceptance.command import FAKE, PROGRAM, ROOT, headrace
+from tests.acceptance.command import FAKE, PROGRAM, ROOT, headrace, lines_of
 
 import headrace as package
 
@@ -106,12 +106,7 @@ def test_what_cannot_be_used_is_one_clear_line(tmp_path: Path, change: list[str]
     assert message in said
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
     if said.startswith("headrace:"):
-        assert len(without_loading(said)) == 1
-
-
-def without_loading(said: str) -> list[str]:
-    """What was said beside the line that an engine is being loaded."""
-    return [line for line in said.splitlines() if not line.startswith("headrace: loading ")]
+        assert len(lines_of(said)) == 1
 
 
 def test_an_unknown_model_is_one_clear_line(tmp_path: Path) -> None:
@@ -129,7 +124,7 @@ def test_a_bug_is_one_line_too(tmp_path: Path) -> None:
     status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *engine, folder=tmp_path)
     assert status == 1
     assert "unexpected KeyError at" in said
-    assert len(without_loading(said)) == 1
+    assert len(lines_of(said)) == 1
 
 
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-", "2>&1 | true"])
