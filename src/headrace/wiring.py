@@ -88,9 +88,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
             Or a function that is called with lists of rows.
         engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
             outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
-        shard: (i, n): take every n-th row from the i-th on.
-        sample: take each row with this probability, the same rows for the same `sample_seed`.
-        limit: take the first so many rows.
+        shard, sample, sample_seed, limit: which rows, as `Selection` has them.
         progress: show a progress bar on stderr.
         engine_options: options of the engine, such as `max_model_len` or `on_too_long`.
 

@@ -59,3 +59,8 @@ def end(process: subprocess.Popen[str], seconds: float | None = None) -> tuple[i
 def headrace(*arguments: str | Path, folder: Path) -> tuple[int, str]:
     """Run to the end."""
     return end(start(*arguments, folder=folder))
+
+
+def lines_of(said: str) -> list[str]:
+    """What was said beside the line that a model or engine is being loaded."""
+    return [line for line in said.splitlines() if not line.startswith("headrace: loading ")]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.acceptance.command import headrace
+from tests.acceptance.command import headrace, lines_of
 
 from headrace.engines.causal_lm import ARITHMETIC
 
@@ -69,5 +69,5 @@ def test_a_model_that_cannot_run_is_one_clear_line(
     status, said = headrace(*COMMAND, "--model", "model", *flags, folder=tmp_path)
     assert status == 2
     assert message in said
-    assert len(said.splitlines()) == 1
+    assert len(lines_of(said)) == 1
     assert not (tmp_path / "out.jsonl").exists()

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.acceptance.command import FAKE, PROGRAM, ROOT, headrace
+from tests.acceptance.command import FAKE, PROGRAM, ROOT, headrace, lines_of
 
 LIMIT = 60_000
 """Bytes of a file, beyond which a write fails: what a full disk looks like to a program."""
@@ -52,7 +52,7 @@ def test_a_place_that_cannot_be_written_is_one_clear_line(folder: Path) -> None:
         status, said = headrace("run", "-i", "in.jsonl", "-o", place, *FAKE, folder=folder)
         assert status == 2, said
         assert f"cannot write {place}" in said
-        assert len(said.splitlines()) == 1
+        assert len(lines_of(said)) == 1
 
 
 def test_a_folder_without_permission_is_told_before_a_model_is_loaded(folder: Path) -> None:

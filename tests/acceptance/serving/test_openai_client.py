@@ -13,7 +13,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from tests.acceptance.command import FAKE, headrace
+from tests.acceptance.command import FAKE, headrace, lines_of
 from tests.acceptance.serving.process import server
 
 TALK = ("--task", "generate", "--engine", "tests.integration.serving.engines:Talker", "--state-dir", "state")
@@ -202,4 +202,4 @@ def test_what_cannot_be_had_is_told_in_one_line(tmp_path: Path, flags: tuple[str
         status, said = headrace("serve", "--port", "0", *FAKE, flags[0], value, folder=tmp_path)
     assert status == 2
     assert value in said
-    assert len(said.splitlines()) == 1
+    assert len(lines_of(said)) == 1

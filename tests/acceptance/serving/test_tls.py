@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.acceptance.command import FAKE, headrace, start, traced
+from tests.acceptance.command import FAKE, headrace, lines_of, start, traced
 from tests.acceptance.serving.process import port_of_ours
 
 
@@ -90,4 +90,4 @@ def test_files_that_are_none_are_told_in_one_line(folder: Path, flags: tuple[str
     status, line = headrace("serve", "--port", "0", *FAKE, *flags, folder=folder)
     assert status == 2
     assert said in line
-    assert len(line.splitlines()) == 1
+    assert len(lines_of(line)) == 1
