@@ -230,7 +230,7 @@ class JobOutput:
             return finished
         if changed := changes(self._target, self.parts, finished, read=not self.is_folder):
             raise ConfigError(
-                f"not as the finished job left it: {changed[0]}; restore it to retry what failed, or begin anew with "
+                f"{changed[0]} is not as the finished job left it: restore it to retry what failed, or begin anew with "
                 "--overwrite"
             )
 
