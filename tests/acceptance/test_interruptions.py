@@ -31,6 +31,7 @@ def wait_for(condition: Path, pattern: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.timeout(300)  # three jobs of 20,000 records: a minute where the cores are busy
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_finishes_what_is_in_flight(folder: Path, number: int, status: int) -> None:
     command = ("run", "-i", "in.jsonl", "-o", "out.parquet")
