@@ -25,10 +25,77 @@ TRAINED_ON = [
     "    return self._rows(batch)\n\n\tif not self.tokens:\r\n        raise ValueError('no')\n 😀👍🏽 ﬁne ½ ",
 ] * 4
 PIECES = [
-    *("a", "ab", "aaab", "the", " the", "the ", "canal feeds ", "naïve ", "Übermäßig", "don't ", "it's", "7", "1987", " 12,345.6"),
-    *(" ", "  ", "\n", "\r\n", "\t", " \n ", "\u00a0", "\u3000", "\u200b", "\u200d", "\x00", "\u0301", "\u0323\u0301", "e\u0301"),
-    *("水車", "漢", "が", "か\u3099", "한국", "\u1112\u1161\u11ab", "\u1100", "\u1161", "مرحبا", "สำ", "\u0e33", "நி", "कि", "ｱﾞ", "ﬁ", "½"),
-    *("😀", "👍🏽", "👨\u200d👩\u200d👧", "🇩🇪", "🇩", "\U0001d54f", "Σ", "ΟΔΟΣ", "İ", "ß", "µ", "…", "—", ".", "...", "!?", "_", "x=1;", "{}"),
+    *(
+        "a",
+        "ab",
+        "aaab",
+        "the",
+        " the",
+        "the ",
+        "canal feeds ",
+        "naïve ",
+        "Übermäßig",
+        "don't ",
+        "it's",
+        "7",
+        "1987",
+        " 12,345.6",
+    ),
+    *(
+        " ",
+        "  ",
+        "\n",
+        "\r\n",
+        "\t",
+        " \n ",
+        "\u00a0",
+        "\u3000",
+        "\u200b",
+        "\u200d",
+        "\x00",
+        "\u0301",
+        "\u0323\u0301",
+        "e\u0301",
+    ),
+    *(
+        "水車",
+        "漢",
+        "が",
+        "か\u3099",
+        "한국",
+        "\u1112\u1161\u11ab",
+        "\u1100",
+        "\u1161",
+        "مرحبا",
+        "สำ",
+        "\u0e33",
+        "நி",
+        "कि",
+        "ｱﾞ",
+        "ﬁ",
+        "½",
+    ),
+    *(
+        "😀",
+        "👍🏽",
+        "👨\u200d👩\u200d👧",
+        "🇩🇪",
+        "🇩",
+        "\U0001d54f",
+        "Σ",
+        "ΟΔΟΣ",
+        "İ",
+        "ß",
+        "µ",
+        "…",
+        "—",
+        ".",
+        "...",
+        "!?",
+        "_",
+        "x=1;",
+        "{}",
+    ),
     *("<s>", "</s>", "<mask>", " <mask>", "<mask", "<", "</", "<unk>", "end", "END", "<|x|>"),
 ]
 
@@ -125,7 +192,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "characters": _characters,
 }
 
-LONGEST_OF_PAIR = 2_200
+LONGEST_OF_PAIR = 2_700
 """In characters."""
 
 
@@ -177,7 +244,7 @@ def main() -> int:
     numbers = random.Random(options.seed)
     kinds: list[tuple[int, str, Takes]] = [
         *((9, "right", "text"), (14, "right", "text"), (9, "left", "text")),
-        *((40, "right", "pair"), (41, "right", "pair"), (40, "right", "premise")),
+        *((100, "right", "pair"), (101, "right", "pair"), (100, "right", "premise")),
     ]
     subjects = [((kind, *how), Subject(kind, *how)) for kind in KINDS for how in kinds]
     began, bad = time.monotonic(), 0
@@ -187,6 +254,8 @@ def main() -> int:
         second = "a mill" if name[3] == "premise" else hostile(numbers)
         # A tokenizer makes all pairs of what it cuts off, so that very long ones take for ever.
         value = first if name[3] == "text" else (first[:LONGEST_OF_PAIR], second[:LONGEST_OF_PAIR])
+        if number % 2_000 == 1_999:
+            print(f"{number + 1} texts, {bad} different", flush=True)
         if wrong := subject.difference(value):
             bad += 1
             print(name, repr(value)[:300], len(first), wrong[:300], sep="\n  ")

@@ -65,7 +65,9 @@ def tokenizer(kind: str, vocab_size: int = 400) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner, **names)
 
 
-def family_model(folder: Path, family: str, kind: str = "Model", labels: Iterable[str] = ("no", "yes"), **more: Any) -> Path:
+def family_model(
+    folder: Path, family: str, kind: str = "Model", labels: Iterable[str] = ("no", "yes"), **more: Any
+) -> Path:
     """A model of a family: `kind` is how its class ends, such as "ForSequenceClassification".
 
     Embeddings are pooled by their mean.

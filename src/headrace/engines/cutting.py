@@ -128,7 +128,9 @@ def _long_runs(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     plain = isinstance(model, WordPiece) and model.max_input_chars_per_word < _RUN
     if not plain or not isinstance(tokenizer.pre_tokenizer, BertPreTokenizer):
         return None
-    if any(token.content.isalnum() or token.content.isspace() for token in tokenizer.get_added_tokens_decoder().values()):
+    if any(
+        token.content.isalnum() or token.content.isspace() for token in tokenizer.get_added_tokens_decoder().values()
+    ):
         return None
     return re.compile(rf"[0-9A-Za-z]{{{_RUN},}}|[ \t\r\n]{{{_RUN},}}")
 
@@ -150,4 +152,6 @@ def _plain(character: str) -> bool:
     return unicodedata.category(character) in _PLAIN and not composes and not vowel and not flag
 
 
-_PLAIN = frozenset({"Ll", "Lu", "Lt", "Lo", "Nd", "Nl", "No", "Pc", "Pd", "Pe", "Pf", "Pi", "Po", "Ps", "Sc", "Sm", "So", "Zs"})
+_PLAIN = frozenset(
+    {"Ll", "Lu", "Lt", "Lo", "Nd", "Nl", "No", "Pc", "Pd", "Pe", "Pf", "Pi", "Po", "Ps", "Sc", "Sm", "So", "Zs"}
+)

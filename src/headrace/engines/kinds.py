@@ -1,4 +1,4 @@
-"""What a model's folder says it is, and whether that suits a task: read from its JSON files before anything is loaded."""
+"""What a model's folder says it is, and whether that suits a task: from its JSON files, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,18 @@ _SUITS: Mapping[str, frozenset[str]] = {
 _PARTS = frozenset({"text_config", "vision_config", "audio_config"})
 """What models of several senses have; one without them that writes on a condition has an encoder."""
 
-_SPEECH = ("Whisper", "Wav2Vec2", "Hubert", "WavLM", "Speech", "Seamless", "Moonshine", "UniSpeech", "SEW", "Data2VecAudio")
+_SPEECH = (
+    "Whisper",
+    "Wav2Vec2",
+    "Hubert",
+    "WavLM",
+    "Speech",
+    "Seamless",
+    "Moonshine",
+    "UniSpeech",
+    "SEW",
+    "Data2VecAudio",
+)
 _ENDINGS = (
     ("ForSequenceClassification", "classifier"),
     ("ForTokenClassification", "tagger"),

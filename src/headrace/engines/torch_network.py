@@ -29,7 +29,7 @@ class TorchNetwork:
         by_length: whether it computes long and short batches in different ways.
     """
 
-    def __init__(  # noqa: PLR0913 - what a network is made of
+    def __init__(
         self,
         folder: Path,
         module: torch.nn.Module,
