@@ -54,9 +54,9 @@ def test_the_same_tokens_as_of_the_whole_text(kind: str, side: str, text: str, r
 
 
 @pytest.mark.parametrize("takes", ["either", "premise"])
-@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "unigram"])
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
 @given(first=TEXTS, second=TEXTS, room=st.sampled_from((100, 101)))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_the_same_tokens_as_of_the_whole_pair(kind: str, takes: str, first: str, second: str, room: int) -> None:
     pair = (first[:LONGEST_OF_PAIR], "a mill" if takes == "premise" else second[:LONGEST_OF_PAIR])
     assert subject(kind, room, "right", takes).difference(pair) is None
