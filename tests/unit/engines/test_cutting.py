@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts.fuzz_cutting import KINDS, LONGEST_OF_PAIR, PIECES, Subject
 from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from headrace.engines.base import Prepared
 from headrace.engines.cutting import Cutter
@@ -74,9 +77,18 @@ def test_most_of_a_long_text_is_not_looked_at(kind: str, side: Any) -> None:
     assert counting.characters < 4_000
 
 
-@pytest.mark.parametrize(
-    ("kind", "piece"), [("wordpiece", "a"), ("wordpiece", " "), ("unigram", "水"), ("bytes", "漢字")]
-)
+@pytest.mark.parametrize("piece", ["a", " "])
+def test_a_word_that_is_too_long_for_wordpiece_is_cut_too(piece: str) -> None:
+    tokenizer = Tokenizer(WordPiece({"<unk>": 0, "the": 1, "mill": 2}, unk_token="<unk>"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    cutter = Cutter(tokenizer)
+    text = "the " + piece * 1_000_000 + " mill"
+    part = cutter.cut(text, 256)
+    assert len(part) < 2_000
+    assert tokenizer.encode(part).ids == tokenizer.encode(text).ids
+
+
+@pytest.mark.parametrize(("kind", "piece"), [("unigram", "水"), ("bytes", "漢字")])
 def test_a_text_without_words_is_cut_too(kind: str, piece: str) -> None:
     cutter = Cutter(KINDS[kind]())
     counting: Any = Counting(cutter._tokenizer)
