@@ -13,13 +13,16 @@ from PIL import Image
 NLI = ("contradiction", "neutral", "entailment")
 
 
-def text_model(folder: Path, labels: Sequence[str] = ("no", "yes"), *, seed: int = 0, **config: Any) -> Path:
+def text_model(
+    folder: Path, labels: Sequence[str] = ("no", "yes"), *, seed: int = 0, head: bool = True, **config: Any
+) -> Path:
     """A BERT for sequence classification with the tokenizer of all-MiniLM-L6-v2 and 128 positions.
 
+    Without its head it is an encoder, as embedding models are.
     `config` may name another `hidden_size` than 32.
     """
     import torch
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel
 
     from headrace.engines.local_model import find_folder
 
@@ -36,7 +39,7 @@ def text_model(folder: Path, labels: Sequence[str] = ("no", "yes"), *, seed: int
         label2id={name: index for index, name in enumerate(labels)},
         **{"hidden_size": 32, "initializer_range": 0.5, **config},
     )
-    BertForSequenceClassification(settings).save_pretrained(str(folder))
+    (BertForSequenceClassification if head else BertModel)(settings).save_pretrained(str(folder))
     return folder
 
 

@@ -121,8 +121,8 @@ class CausalLM:
             raise RecordError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from None
         if self._cutter.cut(text, self.max_model_len) != text:
             raise RecordError(
-                f"the prompt has more tokens than the context of {self.max_model_len}, which must hold the answer too; "
-                "shorten it"
+                f"the prompt has {self.max_model_len} tokens or more, which leaves no room for an answer in a context "
+                f"of {self.max_model_len}; shorten it"
             )
         # A chat template writes the special tokens itself.
         # In a batch of one: a single `encode` keeps all other threads of Python waiting until it is done.

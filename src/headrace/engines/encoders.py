@@ -61,7 +61,7 @@ def by_length(model: Any) -> bool:
     BigBird is one, and never goes back by itself from the way of short texts: from now on it does.
     """
     base = getattr(model, "base_model", model)
-    config = getattr(base, "config", None)
+    config: Any = getattr(base, "config", None)
     if getattr(config, "attention_type", None) == "block_sparse" and hasattr(base, "set_attention_type"):
         shortest = (5 + 2 * config.num_random_blocks) * config.block_size + 1
 

@@ -1,4 +1,4 @@
-"""What a model's folder says it is, and whether that suits a task: read from its JSON files before anything is loaded."""
+"""What a model's folder says it is, and whether that suits a task: from its JSON files, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def _kind(folder: Path) -> tuple[str | None, str]:
 
 
 def _transformers_kind(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str]:
-    [name, *_] = [*(config.get("architectures") or []), ""]
+    architectures: list[str] = config.get("architectures") or [""]
+    name = architectures[0]
     if "colbert" in name.lower():
         return "multi-vector", name
     if name == "StaticModel" or config.get("model_type") == "model2vec":

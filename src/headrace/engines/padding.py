@@ -88,7 +88,7 @@ class TextRows:
             together = self._run(samples, padding)
         except (EngineDeadError, EngineOutOfMemoryError):
             raise
-        except Exception:  # some models refuse a padded batch, each in its own way
+        except Exception:  # noqa: BLE001 - some models refuse a padded batch, each in its own way
             return False
         room = self._network.tolerance * float(np.abs(alone).max())
         return together.shape == alone.shape and float(np.abs(together - alone).max()) <= room  # never with NaN

@@ -26,46 +26,10 @@ Takes: TypeAlias = Literal["text", "pair", "either", "premise"]
 _NO_LIMIT = 1 << 24
 
 # The words of made-up texts.
-_WORDS = [
-    "the",
-    "canal",
-    "feeds",
-    "a",
-    "mill",
-    "and",
-    "its",
-    "wheel",
-    "turns",
-    "so",
-    "that",
-    "water",
-    "never",
-    "stands",
-    "still",
-    "in",
-    "7",
-    "ponds",
-]
+_WORDS = tuple("the canal feeds a mill and its wheel turns so that water never stands still in 7 ponds".split())  # noqa: SIM905
 
 _COUNT_FROM_PADDING = frozenset(
-    [
-        "camembert",
-        "data2vec-text",
-        "esm",
-        "ibert",
-        "layoutlmv3",
-        "lilt",
-        "longformer",
-        "luke",
-        "markuplm",
-        "mluke",
-        "mpnet",
-        "roberta",
-        "roberta-prelayernorm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    ]
+    ["camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mluke", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"]
 )
 """Types of models whose first position is the one behind the number of their padding token."""
 
@@ -221,7 +185,7 @@ def tokens_for(
 
 
 def usable_positions(config: Mapping[str, Any]) -> int | None:
-    """How many tokens a text may have by the positions that a network has, from its config.json; None for any number."""
+    """How many tokens a text may have by a network's positions, from its config.json; None for any number."""
     config = config.get("text_config") or config
     positions: int | None = config.get("max_position_embeddings")
     if positions is None and "relative_attention_num_buckets" not in config:

@@ -1,0 +1,125 @@
+"""A text that is shortened before it is encoded has the tokens of the whole one, whatever the tokenizer."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripts.fuzz_cutting import KINDS, LONGEST_OF_PAIR, PIECES, Subject
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from headrace.engines.base import Prepared
+from headrace.engines.cutting import Cutter
+from headrace.engines.text import TextTokens
+from headrace.errors import RecordError
+
+RUNS = st.tuples(st.sampled_from(PIECES) | st.characters(exclude_categories=["Cs"]), st.sampled_from((1, 2, 40, 700)))
+TEXTS = st.lists(RUNS, min_size=1, max_size=12).map(
+    lambda runs: "".join(piece * count for piece, count in runs)[:6_000]
+)
+WORDS = "the canal feeds the mill and its wheel turns so that it never runs dry "
+
+
+@cache
+def subject(kind: str, room: int, side: str, takes: Any = "either") -> Subject:
+    return Subject(kind, room, side, takes)
+
+
+class Counting:
+    """A tokenizer that counts the characters it is given."""
+
+    def __init__(self, inner: Tokenizer) -> None:
+        self._inner = inner
+        self.characters = 0
+
+    def encode(self, text: str, **options: Any) -> Any:
+        self.characters += len(text)
+        return self._inner.encode(text, **options)
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.characters += sum(map(len, texts))
+        return self._inner.encode_batch_fast(texts, **options)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS, room=st.sampled_from((8, 13)))
+@settings(max_examples=15, deadline=None)
+def test_the_same_tokens_as_of_the_whole_text(kind: str, side: str, text: str, room: int) -> None:
+    assert subject(kind, room, side).difference(text) is None
+
+
+@pytest.mark.parametrize("takes", ["either", "premise"])
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+@given(first=TEXTS, second=TEXTS, room=st.sampled_from((100, 101)))
+@settings(max_examples=6, deadline=None)
+def test_the_same_tokens_as_of_the_whole_pair(kind: str, takes: str, first: str, second: str, room: int) -> None:
+    pair = (first[:LONGEST_OF_PAIR], "a mill" if takes == "premise" else second[:LONGEST_OF_PAIR])
+    assert subject(kind, room, "right", takes).difference(pair) is None
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", ["wordpiece", "bytes", "regex", "unigram", "words"])
+def test_most_of_a_long_text_is_not_looked_at(kind: str, side: Any) -> None:
+    cutter = Cutter(KINDS[kind](), side)
+    counting: Any = Counting(cutter._tokenizer)
+    cutter._tokenizer = counting
+    text = WORDS * 15_000
+    assert len(text) > 1_000_000
+    assert len(cutter.cut(text, 256)) < 4_000
+    assert counting.characters < 4_000
+
+
+@pytest.mark.parametrize("piece", ["a", " "])
+def test_a_word_that_is_too_long_for_wordpiece_is_cut_too(piece: str) -> None:
+    tokenizer = Tokenizer(WordPiece({"<unk>": 0, "the": 1, "mill": 2}, unk_token="<unk>"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
+    cutter = Cutter(tokenizer)
+    text = "the " + piece * 1_000_000 + " mill"
+    part = cutter.cut(text, 256)
+    assert len(part) < 2_000
+    assert tokenizer.encode(part).ids == tokenizer.encode(text).ids
+
+
+@pytest.mark.parametrize(("kind", "piece"), [("unigram", "水"), ("bytes", "漢字")])
+def test_a_text_without_words_is_cut_too(kind: str, piece: str) -> None:
+    cutter = Cutter(KINDS[kind]())
+    counting: Any = Counting(cutter._tokenizer)
+    cutter._tokenizer = counting
+    cutter.cut(piece * (1_000_000 // len(piece)), 256)
+    assert counting.characters < 100_000
+
+
+def test_spaces_that_a_special_token_takes_are_not_taken_for_tokens() -> None:
+    """`<mask>` takes the spaces before it, however many they are."""
+    found = subject("bytes", 8, "right").difference("the" + " " * 5_000 + "<mask>" + WORDS * 20)
+    assert found is None
+
+
+def test_where_the_tokens_are_few_the_whole_text_is_taken() -> None:
+    cutter = Cutter(KINDS["whole-text"]())
+    text = "\u0301" * 5_000
+    assert cutter.cut(text, 300) == text
+
+
+def test_a_text_without_a_token_is_refused() -> None:
+    tokenizer = KINDS["bytes"]()
+    tokenizer.post_processor = None
+    bare = SimpleNamespace(
+        backend_tokenizer=tokenizer,
+        truncation_side="right",
+        pad_token_id=0,
+        model_input_names=["input_ids"],
+        num_special_tokens_to_add=lambda pair=False: 0,
+    )
+    refused, taken = TextTokens(bare, 20, "truncate").prepare(["", "a"])
+    assert isinstance(refused, RecordError)
+    assert "makes no token for this model" in str(refused)
+    assert isinstance(taken, Prepared)
