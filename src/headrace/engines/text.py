@@ -29,7 +29,24 @@ _NO_LIMIT = 1 << 24
 _WORDS = tuple("the canal feeds a mill and its wheel turns so that water never stands still in 7 ponds".split())  # noqa: SIM905
 
 _COUNT_FROM_PADDING = frozenset(
-    ["camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mluke", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"]
+    [
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "ibert",
+        "layoutlmv3",
+        "lilt",
+        "longformer",
+        "luke",
+        "markuplm",
+        "mluke",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    ]
 )
 """Types of models whose first position is the one behind the number of their padding token."""
 
