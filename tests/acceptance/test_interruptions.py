@@ -54,7 +54,7 @@ def test_a_signal_while_modules_load_ends_without_a_traceback(tmp_path: Path) ->
     job = subprocess.Popen(PROGRAM, env=os.environ | {"PYTHONPATH": path}, cwd=tmp_path, stderr=subprocess.PIPE)
     wait_for(tmp_path, "loading")
     job.send_signal(signal.SIGINT)
-        assert job.communicate(timeout=10) == (None, b"\nheadrace: interrupted\n")
+    assert job.communicate(timeout=10) == (None, b"\nheadrace: interrupted\n")
     assert job.returncode == 130
 
 
