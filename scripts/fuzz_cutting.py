@@ -200,7 +200,7 @@ class Subject:
     """A kind of tokenizer, as the engines use it and as it is."""
 
     def __init__(self, kind: str, room: int, side: str = "right", takes: Takes = "either") -> None:
-        tokenizer = KINDS[kind]()
+        tokenizer = Tokenizer.from_str(KINDS[kind]().to_str())  # as from a file: training leaves other ties
         words = SimpleNamespace(
             backend_tokenizer=tokenizer,
             truncation_side=side,
