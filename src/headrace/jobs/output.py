@@ -16,7 +16,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
@@ -369,10 +369,16 @@ def _is_state(state: Any) -> bool:
     return (
         isinstance(state["fingerprint"], dict)
         and (settings is None or (isinstance(settings, dict) and {"source", "selection"} <= settings.keys()))
-        and (finished is None or (isinstance(finished, dict) and _are_counts(finished)))
+        and (finished is None or (isinstance(finished, dict) and _is_an_end(finished)))
     )
 
 
-def _are_counts(finished: Mapping[str, Any]) -> bool:
-    names = {field.name for field in fields(Finished)}
-    return finished.keys() == names and all(type(count) is int and count >= 0 for count in finished.values())
+def _is_an_end(finished: Mapping[str, Any]) -> bool:
+    """Whether the fields of a `Finished` are there, and of its types; those with a default may be missing."""
+    known = {field.name: field.type for field in fields(Finished)}
+    needed = {field.name for field in fields(Finished) if field.default is MISSING}
+    if not needed <= finished.keys() <= known.keys():
+        return False
+    texts = [value for name, value in finished.items() if known[name] == "str"]
+    counts = [value for name, value in finished.items() if known[name] == "int"]
+    return all(type(text) is str for text in texts) and all(type(count) is int and count >= 0 for count in counts)

@@ -140,7 +140,9 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(folder: Path) -> None:
 
 def test_a_run_begins_with_what_it_will_be(folder: Path) -> None:
     _, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE, folder=folder)
-    assert re.match(r"headrace: about [12],\d{3} records; of the first 512: length \d+ in the middle", said)
+    assert re.search(
+        r"^headrace: about [12],\d{3} records; of the first 512: length \d+ in the middle", said, re.MULTILINE
+    )
 
 
 def test_an_engine_that_dies_is_worth_another_try_and_too_many_errors_are_not(folder: Path) -> None:
