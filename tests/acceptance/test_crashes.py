@@ -74,9 +74,8 @@ def test_a_job_that_makes_no_progress_says_so(folder: Path) -> None:
 
 
 def test_an_engine_of_another_kind_is_refused_a_process(folder: Path) -> None:
-    status, said = headrace(
-        "run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine", "vllm", "--engine-process", folder=folder
-    )
+    flags = ("--task", "generate", "--engine", "vllm", "--engine-process")
+    status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
     assert status == 2
     assert "engine vllm takes requests one by one and cannot run in a process of its own" in said
 
@@ -88,8 +87,6 @@ def test_an_engine_of_another_kind_is_refused_a_process(folder: Path) -> None:
         (("--task", "custom", "--engine", f"{MINE}:stuck"), 130),
         (("--task", "custom", "--engine", f"{MINE}:stuck", "--engine-process"), 130),
         (("--task", "custom", "--engine", f"{MINE}:locked"), -signal.SIGINT),  # a shell says 130 to both
-        (("--task", "custom", "--engine", f"{MINE}:stuck_load"), 130),
-        (("--task", "custom", "--engine", f"{MINE}:stuck_load", "--engine-process"), 130),
         ((*FAKE, "--map", f"{MINE}:stuck_map", "--worker-kind", "thread"), 130),
         ((*FAKE, "--map", f"{MINE}:stuck_map", "--worker-kind", "process"), 130),
         ((*FAKE, "--finish", f"{MINE}:stuck_finish", "--worker-kind", "process"), 130),
@@ -106,6 +103,19 @@ def test_a_second_signal_ends_at_once_whatever_hangs(folder: Path, flags: tuple[
     job.send_signal(signal.SIGINT)
     assert job.wait(3) == status
     assert "Traceback" not in job.communicate()[1]
+    _gone(children)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("where", [(), ("--engine-process",)], ids=["here", "process"])
+def test_one_signal_ends_a_job_that_has_not_begun(folder: Path, where: tuple[str, ...]) -> None:
+    flags = ("--task", "custom", "--engine", f"{MINE}:stuck_load", *where)
+    job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
+    _wait_for(folder / "hangs")
+    children = _children(job.pid)
+    job.send_signal(signal.SIGINT)
+    assert job.wait(10) == 130
+    assert "interrupted before the job began" in job.communicate()[1]
     _gone(children)
 
 

@@ -29,12 +29,12 @@ class Stopper(StopRequest):
         if self.requested:
             os._exit(128 + number)
         self.signal = number
+        signal.signal(number, self.handle)
+        _once(number)
         if not self.working:
             self.request()
             os.write(2, b"\nheadrace: interrupted before the job began; what earlier runs have done is kept\n")
             raise SystemExit(128 + number)
-        signal.signal(number, self.handle)
-        _once(number)
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nheadrace: stopping: finishing what is in flight (again to end at once)\n")
         self.request()

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from openai import OpenAI
-from tests.acceptance.command import headrace
+from tests.acceptance.command import headrace, lines_of
 from tests.acceptance.serving.process import server
 from tests.acceptance.serving.requests import begin, ended
 
@@ -21,7 +21,7 @@ def test_a_second_server_is_refused_and_a_killed_one_is_succeeded(tmp_path: Path
         identity = begin(client, tmp_path, 2_000).id
         status, said = headrace("serve", "--port", "0", *SLOW, folder=tmp_path)
         assert status == 2
-        assert said.count("\n") == 1
+        assert len(lines_of(said)) == 1
         assert str(process.pid) in said
         assert "--state-dir" in said
         time.sleep(0.5)
