@@ -166,7 +166,7 @@ class _Run:
         return _end(plan, complete=True)
 
     def _plan(self) -> wiring.Plan:
-        plan = wiring.check(self._settings)
+        plan = wiring.check(self._settings, own_engine=False)
         asked = url_of(plan.source)
         if asked != self._url:
             raise ConfigError(f"the batch is for {self._url}, its file asks for {asked}")

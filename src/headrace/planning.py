@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import itertools
+import datetime
+import decimal
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -29,9 +30,10 @@ from headrace.jobs.output import Beginning, JobOutput
 from headrace.jobs.passes import Finished
 from headrace.jobs.settings import TASKS, JobSettings, Task, as_json, check_numbers
 from headrace.jobs.usercode import UserCode
-from headrace.records import LeftOut, Ok, Record
+from headrace.records import LeftOut
 
 _TRIED_ROWS = 64
+_NOT_IN_JSON = (bytes, bytearray, memoryview, datetime.timedelta, decimal.Decimal)
 
 _OPENAI_TASKS = {openai.EMBEDDINGS: "embed", openai.COMPLETIONS: "generate", openai.CHAT: "generate"}
 
@@ -50,8 +52,12 @@ class Plan:
     """What the input holds that is not read, as far as a listing tells."""
 
 
-def check(settings: JobSettings) -> Plan:
+def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     """Open the input and look at its first rows, and see that the output may be written. Writes nothing.
+
+    Args:
+        settings: what to do.
+        own_engine: whether the job will load the engine that the settings name; False where it is given one.
 
     Raises:
         ConfigError: a file, column or format cannot be used.
@@ -65,7 +71,8 @@ def check(settings: JobSettings) -> Plan:
     url = openai.url_of(source)
     own = "custom" if callable(settings.engine) else "embed"
     settings = replace(settings, task=settings.task or _OPENAI_TASKS.get(url or "", own))
-    registry.check(settings.task or "", settings.model, settings.engine, settings.engine_options)
+    if own_engine:
+        registry.check(settings.task or "", settings.model, settings.engine, settings.engine_options)
     task = TASKS[settings.task or ""]
     if task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
@@ -88,34 +95,44 @@ def check(settings: JobSettings) -> Plan:
     if task.output in found.keep:
         raise ConfigError(f"cannot keep column {task.output!r}: the output of task {settings.task!r} is named so")
     if target.format == "jsonl" and url is None and settings.prepare is None:
-        _check_kept(source, found.keep, output.writer)
-    if settings.overwrite or not output.is_finished:
-        check_room(output.target)
-    if not (settings.overwrite or settings.retry):
-        output.refuse_foreign_files()
+        _check_kept(source, found.keep)
+    _check_output(settings, output)
     return Plan(settings, source, found, output, user, left_out)
 
 
-def _check_kept(source: Source, names: Sequence[str], writer: PartWriter) -> None:
-    """See that the columns to be kept can be written, of the first rows.
+def _check_output(settings: JobSettings, output: JobOutput) -> None:
+    """See that the output may be written, and is not somebody else's.
 
     Raises:
-        ConfigError: one holds what JSON has no form for.
+        ConfigError: it may not, or is.
     """
-    rows = (
-        next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
-        if names
-        else ()
-    )
-    for record, name in itertools.product(rows[:_TRIED_ROWS], names):
-        value = record.data.get(name)
-        try:
-            writer.encode([Ok(Record(record.position, record.position, {name: value}), None)])
-        except (TypeError, ValueError) as error:
+    try:
+        if settings.overwrite or not output.is_finished:
+            check_room(output.target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {output.target}: {error.strerror or error}") from error
+    if not (settings.overwrite or settings.retry):
+        output.refuse_foreign_files()
+
+
+def _check_kept(source: Source, names: Sequence[str]) -> None:
+    """See that the columns to be kept are of types that JSON has a form for, by the first rows.
+
+    A single value that cannot be written is its record's failure, and not the column's.
+
+    Raises:
+        ConfigError: all values of a column are of such a type.
+    """
+    if not names:
+        return
+    rows = next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
+    for name in names:
+        kinds = {type(value) for record in rows[:_TRIED_ROWS] if (value := record.data.get(name)) is not None}
+        if kinds and all(issubclass(kind, _NOT_IN_JSON) for kind in kinds):
             raise ConfigError(
-                f"cannot keep column {name!r}: JSON Lines cannot hold its values, of type {type(value).__name__}; "
+                f"cannot keep column {name!r}: JSON Lines cannot hold its values, of type {kinds.pop().__name__}; "
                 "write to a .parquet file, or turn them into text with a function of your own (--map)"
-            ) from error
+            )
 
 
 def _target(settings: JobSettings) -> Target:

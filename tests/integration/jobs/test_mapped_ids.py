@@ -14,7 +14,8 @@ from headrace.io import ids
 from headrace.jobs.job import StopRequest
 from headrace.testing import FakeEngine
 
-ROWS = 1200
+ROWS = 12_000
+"""More than a job reads ahead of its first part."""
 
 
 @pytest.fixture

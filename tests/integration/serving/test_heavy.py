@@ -127,7 +127,6 @@ def test_limits_hold_for_lines_of_batches(tmp_path: Path) -> None:
     bodies: list[dict[str, Any]] = [
         {"input": "fine"},
         {"input": "x" * 1_001},
-        {"input": "x" * 200_000},
         {"input": ["a"] * 5},
         {"input": "y" * 1_000, "encoding_format": "float", "user": "u"},
         {"input": "a", "dimensions": 4},
@@ -137,12 +136,12 @@ def test_limits_hold_for_lines_of_batches(tmp_path: Path) -> None:
     rows = [batch_line(number, "/v1/embeddings", body) for number, body in enumerate(bodies)]
     with running(ServerSettings(engine="headrace.testing:FakeEngine", limits=LIMITS, state=tmp_path)) as server:
         done = ended(server, begin(server, rows))
-        assert [row["custom_id"] for row in rows_of(server, done["output_file_id"])] == ["r0", "r4"]
+        assert [row["custom_id"] for row in rows_of(server, done["output_file_id"])] == ["r0", "r3", "r5"]
         errors = rows_of(server, done["error_file_id"])
         told = [row["error"]["message"] for row in errors]
     for message, word in zip(
         told,
-        ("1,001 characters", "100000 bytes", "5 entries", "dimensions", "encoding_format", "'colour'"),
+        ("1,001 characters", "5 texts", "dimensions", "'colour'"),
         strict=True,
     ):
         assert word in message
@@ -167,11 +166,15 @@ def test_limits_hold_for_chats_in_batches(tmp_path: Path) -> None:
 
 def test_a_line_of_twenty_megabytes_keeps_nobody_waiting(tmp_path: Path) -> None:
     rows = [batch_line(0, "/v1/embeddings", {"input": "short"})]
-    rows += [batch_line(number, "/v1/embeddings", {"input": "word " * (4 * MIB)}) for number in (1, 2)]
-    rows += [batch_line(number, "/v1/embeddings", {"input": "word " * 190_000}) for number in (3, 4)]
+    rows += [batch_line(number, "/v1/embeddings", {"input": "word " * 190_000}) for number in (1, 2)]
+    longer = [batch_line(number, "/v1/embeddings", {"input": "word " * (4 * MIB)}) for number in (3, 4)]
     with running(ServerSettings(state=tmp_path)) as server:
-        identity = begin(server, rows)
+        identities = [begin(server, rows), begin(server, [*rows, *longer])]
         with probed(server) as took:
-            done = ended(server, identity)
-        assert done["request_counts"] == {"total": 5, "completed": 3, "failed": 2}
+            done, refused = (ended(server, identity) for identity in identities)
+        assert done["request_counts"] == {"total": 3, "completed": 3, "failed": 0}
+        assert [(error["line"], error["code"]) for error in refused["errors"]["data"]] == [
+            (4, "line_too_long"),
+            (5, "line_too_long"),
+        ]
         assert p99(took) < 0.25, sorted(took)[-5:]
