@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 Task = Annotated[
     str,
-    typer.Option(
-        help="What the model does: embed, classify, zero-shot or generate; other tasks are served by /generate alone."
-    ),
+    typer.Option(help="What the model does: embed, classify, generate, score, image-classify or image-embed."),
 ]
 Model = Annotated[
     str | None,
