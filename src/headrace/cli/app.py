@@ -11,7 +11,7 @@ from headrace.cli import ending, inspect, merge, retry, run, serve
 
 app = typer.Typer(
     name="headrace",
-    help="Batch inference that keeps the accelerator busy.",
+    help="Run models over datasets and behind HTTP APIs, and keep the GPU busy.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -41,4 +41,4 @@ def _options(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Batch inference that keeps the accelerator busy."""
+    """Run models over datasets and behind HTTP APIs, and keep the GPU busy."""

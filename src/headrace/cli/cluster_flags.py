@@ -17,15 +17,15 @@ On = Annotated[
     str | None,
     typer.Option(
         metavar="ray[://HOST:PORT]",
-        help="Run on a Ray cluster: ray for the one that RAY_ADDRESS names or else one on this machine, ray:HOST:PORT, "
-        "or ray://HOST:PORT for Ray's client server.",
+        help="Run on a Ray cluster. ray: the cluster that RAY_ADDRESS names, or else a new one on this machine. "
+        "ray:HOST:PORT: the cluster there. ray://HOST:PORT: through Ray's client server.",
     ),
 ]
-Replicas = Annotated[int, typer.Option(min=1, help="With --on: workers, each with the model and a batcher.")]
+Replicas = Annotated[int, typer.Option(min=1, help="With --on: the number of workers. Each loads the model.")]
 GpusPerReplica = Annotated[
-    float | None, typer.Option(min=0, help="With --on: of each worker. Default: 1 where the cluster has any.")
+    float | None, typer.Option(min=0, help="With --on: GPUs of each worker. Default: 1 if the cluster has GPUs.")
 ]
-CpusPerReplica = Annotated[float, typer.Option(min=0, help="With --on: of each worker.")]
+CpusPerReplica = Annotated[float, typer.Option(min=0, help="With --on: CPUs of each worker.")]
 Execute = Callable[[JobSettings, Stopper], tuple[JobEnd, Report]]
 _ALONE = {"replicas": 1, "gpus_per_replica": None, "cpus_per_replica": 1.0}
 

@@ -28,15 +28,15 @@ STATUSES = """Exit status:
 
 0 - finished, or had finished before
 
-1 - failed, most likely for good: too many errors, or an unexpected one; what is done is kept
+1 - failed, and would most likely fail again: too many errors, or an unexpected one; finished work is kept
 
-2 - not started: usage, file, model or column
+2 - not started: wrong usage, or a problem with a file, the model or a column
 
 3 - finished, but some records failed
 
-75 - engine, input or output gave way; what is done is kept, and the same command may well go on from there
+75 - the engine, input or output failed; finished work is kept, and the same command continues from there
 
-130, 143 - stopped by Ctrl-C or SIGTERM; what is done is kept
+130, 143 - stopped by Ctrl-C or SIGTERM; finished work is kept
 """
 
 TRY_AGAIN = 75

@@ -13,14 +13,15 @@ from headrace.jobs.inspection import inspect as look_at
 
 Output = Annotated[str, typer.Argument(help="The output of a job: its file, folder or address.")]
 Verify = Annotated[
-    bool, typer.Option("--verify", help="Read all of the output and compare it with the checksums kept at commit.")
+    bool, typer.Option("--verify", help="Read all of the output and compare it with the checksums that were kept.")
 ]
 
 
 def inspect(output: Output, verify: Verify = False) -> None:
-    """Tell the state of a job from its files alone: while it runs, after a kill, or when it is finished.
+    """Show the state of a job: while it runs, after a kill, or when it is finished. Only its files are read.
 
-    Exit status 1 if files are not as they were committed: without --verify, missing or of another size.
+    Exit status 1 if a file of the output is missing or has another size than when it was written; with --verify, also
+    if its content differs.
     """
     sys.exit(guarded(lambda: _inspect(output, verify=verify)))
 

@@ -11,14 +11,14 @@ from headrace.cli.ending import guarded, say
 from headrace.jobs.merging import merge as merge_parts
 
 Output = Annotated[str, typer.Argument(help="A folder of parts, or the output of a job that is not finished.")]
-Into = Annotated[str, typer.Option("-o", "--output-file", help="The file to write, of the parts' format.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")]
+Into = Annotated[str, typer.Option("-o", "--output-file", help="The file to write, in the format of the parts.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
 
 def merge(output: Output, into: Into, overwrite: Overwrite = False) -> None:
-    """Write what an output's parts hold as one file, in input order, and their dead letters beside it.
+    """Write the parts of an output as one file, in input order, and their failed records into a file beside it.
 
-    The parts stay, and a job that is not finished can go on.
+    The parts are kept, and an unfinished job can continue.
     """
     sys.exit(guarded(lambda: _merge(output, into, overwrite=overwrite)))
 

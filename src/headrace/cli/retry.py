@@ -20,10 +20,12 @@ from headrace.wiring import execute
 _DEFAULTS = Limits()
 
 Output = Annotated[str, typer.Argument(help="The output of a finished job: its file, folder or address.")]
-MaxErrors = Annotated[int | None, typer.Option(min=0, help="Stop when more than so many of them have failed again.")]
-MaxAttempts = Annotated[int, typer.Option(min=1, help="Times a record is tried whose failure may pass.")]
+MaxErrors = Annotated[int | None, typer.Option(min=0, help="Stop when more than this many have failed again.")]
+MaxAttempts = Annotated[
+    int, typer.Option(min=1, help="How often to try a record that fails for a passing reason, such as a time-out.")
+]
 IgnoreChanges = Annotated[
-    bool, typer.Option("--ignore-changes", help="Go on though input or model are not what they were.")
+    bool, typer.Option("--ignore-changes", help="Continue although the input or the model has changed.")
 ]
 
 
@@ -37,10 +39,10 @@ def retry(  # noqa: PLR0913 - one parameter per flag
     gpus_per_replica: GpusPerReplica = None,
     cpus_per_replica: CpusPerReplica = 1.0,
 ) -> None:
-    """Run the records of a finished job that failed once more, with the settings it was begun with.
+    """Run the failed records of a finished job again, with the settings of the job.
 
-    What succeeds now moves from the errors file into the output, at its place; the rest stays, with its attempts added
-    up. Stopped or killed, the same command goes on; the output changes once, at the end.
+    A record that succeeds moves from the errors file to its place in the output. The others stay, with their attempts
+    added up. After a stop or kill, the same command continues. The output changes once, at the end.
     """
     run = cluster_run(dict(locals())) or functools.partial(execute, progress=True)
     limits = Limits(max_errors=max_errors, max_attempts=max_attempts)

@@ -30,7 +30,7 @@ InputFile = Annotated[
         "-i",
         "--input-file",
         help="The records: a file, folder, glob or address (s3://...), or - for stdin. JSONL, CSV, TSV, Parquet, "
-        "Arrow, tar, images, an OpenAI batch file, a saved dataset; text also as .gz or .zst.",
+        "Arrow, tar, images, an OpenAI batch file or a saved dataset. Text and tar files may be .gz or .zst.",
     ),
 ]
 OutputFile = Annotated[
@@ -38,25 +38,28 @@ OutputFile = Annotated[
     typer.Option(
         "-o",
         "--output-file",
-        help="The results: a .jsonl (.gz, .zst) or .parquet file, or a folder of parts where it ends in /; here or at "
-        "an address.",
+        help="The results: a .jsonl (.gz, .zst) or .parquet file, or a folder of parts if it ends in /. It may be an "
+        "address (s3://...).",
     ),
 ]
 InputFormat = Annotated[
-    str | None, typer.Option(help=f"Where names do not tell, as for stdin: {', '.join(known_formats())}.")
+    str | None,
+    typer.Option(help=f"The input's format if its name does not tell it, as for stdin: {', '.join(known_formats())}."),
 ]
-OutputFormat = Annotated[str | None, typer.Option(help="Of a folder whose name does not tell: jsonl or parquet.")]
+OutputFormat = Annotated[
+    str | None, typer.Option(help="The output's format if its name does not tell it: jsonl or parquet.")
+]
 PromptTemplate = Annotated[
-    str | None, typer.Option(help='Makes the text of several columns: "Q: {question}". Default: the text column.')
+    str | None, typer.Option(help='Makes the text from columns, such as "Q: {question}". Default: the text column.')
 ]
-KeepColumns = Annotated[str | None, typer.Option(help="Columns that go to the output as they are: a,b.")]
+KeepColumns = Annotated[str | None, typer.Option(help="Columns to copy to the output, such as a,b.")]
 OnNanFlag = Annotated[
     Literal["null", "error"],
-    typer.Option(help="NaN and infinities, which JSON lacks, are written as null and counted, or fail their record."),
+    typer.Option(help="NaN and infinities in JSON output: write and count them as null, or fail the record."),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Take the first so many records.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Take only this many records, from the start.")]
 Sample = Annotated[float | None, typer.Option(help="Take each record with this probability, between 0 and 1.")]
-SampleSeed = Annotated[int, typer.Option(help="The same seed takes the same sample.")]
+SampleSeed = Annotated[int, typer.Option(help="With --sample: the same seed takes the same records.")]
 Shard = Annotated[str | None, typer.Option(help="i/n: take every n-th record from the i-th on, i from 0 to n-1.")]
 Task = Annotated[
     str | None,
@@ -65,7 +68,13 @@ Task = Annotated[
         "else embed."
     ),
 ]
-Model = Annotated[str | None, typer.Option(help="A local model folder. Default for embed: all-MiniLM-L6-v2.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="A local model folder, or the name of a small included model: all-MiniLM-L6-v2 (default for embed), "
+        "arithmetic (default for generate), docstrings, digits."
+    ),
+]
 TextColumn = Annotated[
     str | None,
     typer.Option(
@@ -75,35 +84,42 @@ TextColumn = Annotated[
         help='The column that holds the text, the prompt or the image. Default: "text", or "image".',
     ),
 ]
-TextPairColumn = Annotated[str | None, typer.Option(help="The column of the second text, to score or classify pairs.")]
+TextPairColumn = Annotated[
+    str | None, typer.Option(help="The column of the second text of a pair, for score and classify.")
+]
 IdColumn = Annotated[
     str | None,
     typer.Option(
-        help='The column that identifies a record, no two alike. Default: "id" if there is one, else the position, '
-        'which "" asks for.'
+        help='The column with a unique id for each record. Default: "id" if there is one, else the position. With "", '
+        "the position."
     ),
 ]
 OnTooLong = Annotated[
-    Literal["truncate", "error"], typer.Option(help="A text longer than the model takes is cut, or fails.")
+    Literal["truncate", "error"], typer.Option(help="Cut a text that is too long for the model, or fail its record.")
 ]
-MaxModelLen = Annotated[int | None, typer.Option(min=1, help="Most tokens of a text. Default: the model's own limit.")]
+MaxModelLen = Annotated[
+    int | None, typer.Option(min=1, help="Maximum tokens in a text. Default: the model's own limit.")
+]
 BatchTokens = Annotated[
-    int | None, typer.Option(min=1, help="Most tokens of a batch, padding included. Default: the engine's.")
+    int | None, typer.Option(min=1, help="Maximum tokens in a batch, padding included. Default: the engine's.")
 ]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Most records of a batch. Default: the engine's.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Maximum records in a batch. Default: the engine's.")]
 MaxErrorRate = Annotated[
     float,
     typer.Option(
         min=0,
         max=1,
-        help="Stop when more than this fraction of the records has failed: judged after a tenth of the input.",
+        help="Stop when more than this fraction of the records has failed. Checked after a tenth of the input.",
     ),
 ]
-Workers = Annotated[str, typer.Option(help="Chunks prepared at once: a number, or auto for as many as it takes.")]
+Workers = Annotated[
+    str,
+    typer.Option(help="Chunks of records to prepare at once: a number, or auto for as many as keep the model busy."),
+]
 BufferMemory = Annotated[
     str,
     typer.Option(
-        help="What records may hold in memory from reading to writing, such as 512MB or 2GB; the model is not counted."
+        help="Maximum memory for records between reading and writing, such as 512MB or 2GB. The model is not counted."
     ),
 ]
 Engine = Annotated[str | None, typer.Option(help="onnx, vllm, or module:name of your own. Default: the task's.")]
@@ -111,44 +127,57 @@ EngineProcess = Annotated[
     bool,
     typer.Option(
         "--engine-process",
-        help="Run the engine in a process of its own: a crash of the model costs only the record that caused it. "
+        help="Run the engine in its own process, so that a crash of the model costs only the record that caused it. "
         "For engines that run batches.",
     ),
 ]
 EngineTimeout = Annotated[
     float | None,
-    typer.Option(help="Most seconds for a batch, a step or a request of the engine; its records fail after that."),
+    typer.Option(
+        help="Maximum seconds for a batch, step or request of the engine; see docs/jobs.md for what happens then."
+    ),
 ]
-Handler = Annotated[str | None, typer.Option(help="A TorchServe handler to run: a .py file, a .mar archive.")]
+Handler = Annotated[str | None, typer.Option(help="A TorchServe handler to run: a .py file or a .mar archive.")]
 Endpoint = Annotated[
     list[str] | None,
-    typer.Option(help="Let servers do it that speak OpenAI's API: their address, several times for several of them."),
+    typer.Option(
+        help="The address of a server with OpenAI's API that does the inference. Repeat it for several servers."
+    ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Start again and replace an existing output.")]
 IgnoreChanges = Annotated[
     bool,
     typer.Option(
         "--ignore-changes",
-        help="Go on though input, model or parameters are not those the output was begun with: what is done stays.",
+        help="Continue although the input, model or parameters have changed. Finished records stay as they are.",
     ),
 ]
-MaxErrors = Annotated[int | None, typer.Option(min=0, help="Stop when more than so many records have failed.")]
-MaxAttempts = Annotated[int, typer.Option(min=1, help="Times a record is tried whose failure may pass.")]
+MaxErrors = Annotated[int | None, typer.Option(min=0, help="Stop when more than this many records have failed.")]
+MaxAttempts = Annotated[
+    int, typer.Option(min=1, help="How often to try a record that fails for a passing reason, such as a time-out.")
+]
 Map = Annotated[
-    str | None, typer.Option("--map", help="module:function of yours, (row) -> row, before the columns are looked at.")
+    str | None, typer.Option("--map", help="Your module:function, (row) -> row, called for each row that was read.")
 ]
 Finish = Annotated[
-    str | None, typer.Option(help="module:function of yours, (row, output) -> output, before the output is written.")
+    str | None, typer.Option(help="Your module:function, (row, output) -> output, called before the output is written.")
 ]
 WorkerKinds = Annotated[
     Literal["auto", "thread", "process"],
-    typer.Option(help="Where --map and --finish run; auto measures whether they hold Python up."),
+    typer.Option(
+        help="Where --map and --finish run. auto measures them, and uses processes if threads would slow the job down."
+    ),
 ]
-Dedupe = Annotated[bool, typer.Option("--dedupe", help="Compute equal inputs once; each is written.")]
+Dedupe = Annotated[bool, typer.Option("--dedupe", help="Compute equal inputs once. Each record is still written.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Say what the job would be: records, lengths, time, disk. Write nothing.")
+    bool,
+    typer.Option(
+        "--dry-run", help="Estimate the job without running it: records, lengths, time, disk space. Write nothing."
+    ),
 ]
-GpuHourPrice = Annotated[float | None, typer.Option(min=0, help="With --dry-run: say what it would cost.")]
+GpuHourPrice = Annotated[
+    float | None, typer.Option(min=0, help="With --dry-run: the price of an hour, to estimate the cost.")
+]
 
 
 def run(  # noqa: PLR0913 - one parameter per flag
@@ -196,13 +225,13 @@ def run(  # noqa: PLR0913 - one parameter per flag
     gpus_per_replica: GpusPerReplica = None,
     cpus_per_replica: CpusPerReplica = 1.0,
 ) -> None:
-    """Run a bulk job. The same command again continues it where it ended.
+    """Run a bulk job. Run the same command again to continue a job that was stopped.
 
-    Flags that are not listed here are the engine's, by its own names: with --engine vllm, all that vLLM has.
+    Flags that are not listed here go to the engine, under the engine's own names. With --engine vllm, they are vLLM's.
 
-    Records that cannot be processed go to OUTPUT.errors.jsonl, with position and reason.
+    Records that fail go to a file beside the output, such as vectors.errors.jsonl, with position and reason.
 
-    A record whose failure may pass (a connection, a time-out) is tried again, later each time.
+    A record that fails for a passing reason (a connection, a time-out) is tried again after growing waits.
     """
     sys.exit(_begin(dict(locals())))
 

@@ -17,69 +17,96 @@ from headrace.errors import ConfigError, HeadraceError
 if TYPE_CHECKING:
     from headrace.hosting import ServerSettings
 
-Task = Annotated[str, typer.Option(help="What the model does: embed, generate, classify.")]
-Model = Annotated[str | None, typer.Option(help="A local model folder. Default: the task's own model.")]
-Name = Annotated[
-    str | None, typer.Option("--served-model-name", help="The model's name in requests. Default: the folder's.")
+Task = Annotated[
+    str,
+    typer.Option(help="What the model does: embed, classify, generate, score, image-classify or image-embed."),
 ]
-Engine = Annotated[str | None, typer.Option(help="module:factory of an engine of your own, or vllm.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="A local model folder, or the name of a small included model. Default: the task's included model, if it "
+        "has one."
+    ),
+]
+Name = Annotated[
+    str | None, typer.Option("--served-model-name", help="The model's name in requests. Default: the folder's name.")
+]
+Engine = Annotated[str | None, typer.Option(help="onnx, vllm, or module:name of your own. Default: the task's.")]
 Address = Annotated[str, typer.Option("--host", help="The address to listen on.")]
 Port = Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 for any free one.")]
 BatchTokens = Annotated[
-    int | None, typer.Option(min=1, help="Most tokens of a batch, padding included. Default: the engine's.")
+    int | None, typer.Option(min=1, help="Maximum tokens in a batch, padding included. Default: the engine's.")
 ]
-BatchTimeout = Annotated[float, typer.Option(min=0, help="Longest wait for company while the engine is free.")]
-MaxModelLen = Annotated[int | None, typer.Option(min=1, help="Most tokens of a text. Default: the model's own limit.")]
-MaxRequests = Annotated[int, typer.Option(min=1, help="Records accepted and not yet answered.")]
-Timeout = Annotated[float, typer.Option(min=0.001, help="Seconds for a request that names none.")]
-Drain = Annotated[float, typer.Option(min=0.001, help="Seconds for what is in flight after SIGTERM.")]
-KeyFile = Annotated[Path | None, typer.Option("--api-key-file", help="API keys, one a line; see docs/serving.md.")]
-StateDir = Annotated[Path | None, typer.Option(help="Folder of the Batch API's files and jobs. Default: no Batch API.")]
+BatchTimeout = Annotated[
+    float, typer.Option(min=0, help="How long an idle engine waits for more requests before it starts a batch.")
+]
+MaxModelLen = Annotated[
+    int | None, typer.Option(min=1, help="Maximum tokens in a text. Default: the model's own limit.")
+]
+MaxRequests = Annotated[int, typer.Option(min=1, help="Maximum records accepted and not yet answered; more get 429.")]
+Timeout = Annotated[float, typer.Option(min=0.001, help="Time limit in seconds of a request that names none.")]
+Drain = Annotated[float, typer.Option(min=0.001, help="Seconds that accepted requests have to finish after SIGTERM.")]
+KeyFile = Annotated[
+    Path | None, typer.Option("--api-key-file", help="A file of API keys, one on each line; see docs/serving.md.")
+]
+StateDir = Annotated[
+    Path | None, typer.Option(help="Turns on the Batch API, and keeps its files and jobs in this folder.")
+]
 LatencyTarget = Annotated[
-    float | None, typer.Option(min=0.001, help="What a request may take beside batches. Default: no promise.")
+    float | None,
+    typer.Option(
+        min=0.001, help="Keep requests below this latency while batches of the Batch API run. Default: no target."
+    ),
 ]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run Python code that the model's folder brings.")
-]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run Python code from the model's folder.")]
 PickledWeights = Annotated[
     bool,
-    typer.Option("--allow-pickled-weights", help="Load weights that are no safetensors: they can run code as well."),
+    typer.Option(
+        "--allow-pickled-weights", help="Load weights in formats other than safetensors. Such files can run code."
+    ),
 ]
-TlsFile = Annotated[Path | None, typer.Option(help="As uvicorn's.")]
-TlsPassword = Annotated[str | None, typer.Option(help="Of the key file, where it is encrypted.")]
+TlsFile = Annotated[Path | None, typer.Option(help="For HTTPS, as in uvicorn.")]
+TlsPassword = Annotated[str | None, typer.Option(help="The password of the key file, if it is encrypted.")]
 ClientCa = Annotated[
-    Path | None, typer.Option("--ssl-ca-certs", help="Let in only clients with a certificate signed by one of these.")
+    Path | None,
+    typer.Option("--ssl-ca-certs", help="Accept only clients with a certificate signed by one of these authorities."),
 ]
 
 On = Annotated[
     str | None,
     typer.Option(
         metavar="ray[://HOST:PORT]",
-        help="Serve with replicas on a Ray cluster, as many as requests call for; addresses as in headrace run --on.",
+        help="Serve on a Ray cluster, with as many replicas as the load needs; addresses as in headrace run --on.",
     ),
 ]
-MinReplicas = Annotated[int, typer.Option(min=0, help="With --on: the first request to none waits for one to load.")]
-MaxReplicas = Annotated[int, typer.Option(min=1, help="With --on.")]
+MinReplicas = Annotated[
+    int, typer.Option(min=0, help="With --on: minimum replicas. With 0, the first request waits until one is loaded.")
+]
+MaxReplicas = Annotated[int, typer.Option(min=1, help="With --on: maximum replicas.")]
 TargetOngoing = Annotated[
-    float, typer.Option(min=0.001, help="With --on: requests under way in a replica; with more, there are to be more.")
+    float, typer.Option(min=0.001, help="With --on: add replicas if each has more running requests than this.")
 ]
 TargetCost = Annotated[
     float | None,
     typer.Option(
         "--target-queued-cost",
         min=0.001,
-        help="With --on, instead of requests: what is accepted and not yet answered in a replica may cost, in tokens.",
+        help="With --on: add replicas by the tokens that wait in each, instead of by requests.",
     ),
 ]
 ColdRetryAfter = Annotated[
     float | None,
-    typer.Option(min=1, help="With --on: 503 with this Retry-After, in seconds, while none is loaded. Default: wait."),
+    typer.Option(
+        min=1, help="With --on: while no replica is loaded, answer 503 with this Retry-After in seconds. Default: wait."
+    ),
 ]
-ScaledownAfter = Annotated[float, typer.Option(min=0, help="With --on: seconds that fewer replicas must be enough.")]
+ScaledownAfter = Annotated[
+    float, typer.Option(min=0, help="With --on: seconds of low load before a replica is removed.")
+]
 GpusPerReplica = Annotated[
-    float | None, typer.Option(min=0, help="With --on: of each replica. Default: 1 where the cluster has any.")
+    float | None, typer.Option(min=0, help="With --on: GPUs of each replica. Default: 1 if the cluster has GPUs.")
 ]
-CpusPerReplica = Annotated[float, typer.Option(min=0, help="With --on: of each replica.")]
+CpusPerReplica = Annotated[float, typer.Option(min=0, help="With --on: CPUs of each replica.")]
 
 
 def serve(  # noqa: PLR0913 - one parameter per flag
@@ -116,7 +143,7 @@ def serve(  # noqa: PLR0913 - one parameter per flag
 ) -> None:
     """Serve a model over HTTP: OpenAI's routes, and /generate, /health, /ready, /metrics, /docs.
 
-    API keys come from --api-key-file and from the environment's HEADRACE_API_KEYS (keys between commas).
+    API keys come from --api-key-file and from the environment variable HEADRACE_API_KEYS, separated by commas.
 
     Exit status: 0 after SIGTERM or Ctrl-C, 1 if the model died, 2 if it could not be started.
     """

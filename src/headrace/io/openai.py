@@ -121,6 +121,9 @@ def _problem(row: Mapping[str, Any], url: str) -> str:
 
 def _unknown_field(body: Mapping[str, Any]) -> str:
     """Which field of an embedding request cannot be obeyed here; empty if none."""
+    given = body.get("input")
+    if isinstance(given, list) and len(given) != 1:
+        return f"input is a list of {len(given)}: a line of a file has one text; use one line for each"
     for name, value in body.items():
         if name in ("input", "model", "user") or value is None or (name, value) == ("encoding_format", "float"):
             continue
