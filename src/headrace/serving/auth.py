@@ -188,7 +188,9 @@ def read_keys(path: Path | None, environment: str | None) -> list[KeySettings]:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read API key file {path}: {error}") from error
+            raise ConfigError(
+                f"cannot read API key file {path}: {getattr(error, 'strerror', None) or error}"
+            ) from error
         found = [_parse(path, number, line.split("#")[0].split()) for number, line in enumerate(lines, 1)]
         keys += [key for key in found if key is not None]
         if not any(found):
