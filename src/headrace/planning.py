@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -107,15 +106,25 @@ def _check_kept(source: Source, names: Sequence[str], writer: PartWriter) -> Non
         if names
         else ()
     )
-    for record, name in itertools.product(rows[:_TRIED_ROWS], names):
-        value = record.data.get(name)
-        try:
-            writer.encode([Ok(Record(record.position, record.position, {name: value}), None)])
-        except (TypeError, ValueError) as error:
+    for name in names:
+        values = [record.data.get(name) for record in rows[:_TRIED_ROWS]]
+        held = [value for value in values if value is not None]
+        if held and not any(_has_form(name, value, writer) for value in held):
             raise ConfigError(
-                f"cannot keep column {name!r}: JSON Lines cannot hold its values, of type {type(value).__name__}; "
+                f"cannot keep column {name!r}: JSON Lines cannot hold its values, of type {type(held[0]).__name__}; "
                 "write to a .parquet file, or turn them into text with a function of your own (--map)"
-            ) from error
+            )
+
+
+def _has_form(name: str, value: Any, writer: PartWriter) -> bool:
+    """Whether values of this type can be written; one that cannot for what is in it is its own record's failure."""
+    try:
+        writer.encode([Ok(Record(0, 0, {name: value}), None)])
+    except TypeError:
+        return False
+    except Exception:  # noqa: BLE001 - too deep, say, or half a surrogate pair
+        return True
+    return True
 
 
 def _target(settings: JobSettings) -> Target:

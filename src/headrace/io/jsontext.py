@@ -130,12 +130,12 @@ def _scalar(item: Any, default: Callable[[Any], Any]) -> tuple[str, Any]:
         return "text", json.dumps(item)
     try:
         return ("text", int.__repr__(item)) if isinstance(item, int) else ("value", default(item))
-    except Exception:  # noqa: BLE001 - a value's own methods may raise anything, and something must be written of it
+    except BaseException:  # noqa: BLE001 - a value's own methods may raise anything, and something must be written of it
         return "text", json.dumps(_safe_text(item))
 
 
 def _safe_text(item: Any) -> str:
     try:
         return str(item)
-    except Exception:  # noqa: BLE001 - the same
+    except BaseException:  # noqa: BLE001 - the same
         return f"(a {type(item).__name__} that cannot be shown)"

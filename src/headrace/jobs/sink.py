@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from headrace.errors import BrokenOffError, JobError
+from headrace.errors import BrokenOffError, JobError, RecordError, text_of
 from headrace.events import Event, PartCommitted, RecordFailed, StageDone
 from headrace.io.parts import Interval
 from headrace.jobs.coalescer import Coalescer
@@ -173,7 +173,7 @@ class Sink:
             return writer.encode(rows), [], writer.nulled - before
         except JobError:
             raise
-        except Exception:  # noqa: BLE001 - a library's own error, of any class, costs the record that it is about
+        except BaseException:  # noqa: BLE001 - an object's own methods may raise anything; no signal comes to this thread
             good, bad = sort_out(rows, writer.encode)
         before = writer.nulled
         encoded = writer.encode(good)
@@ -197,8 +197,10 @@ def _error(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> Exception | Non
         encode(rows)
     except JobError:
         raise
-    except Exception as error:  # noqa: BLE001 - the same
+    except Exception as error:  # noqa: BLE001 - a library's own error, of any class, costs the record that it is about
         return error
+    except BaseException as error:  # noqa: BLE001 - likewise, from an object's own methods
+        return RecordError(f"writing it raised {type(error).__name__}: {text_of(error)}")
     return None
 
 
