@@ -58,6 +58,8 @@ class ParquetWriter:
         self._pq: Any = pyarrow.parquet
         self._column = column
         self._json = StrictJson(str, on_nan, compact=False)
+        self._refused_in: set[str] | None = set() if on_nan == "error" else None
+        """Columns that were written as text, where NaN fails its record: it then does so alone too, or others would."""
         self._vectors = False
         """Whether an output was a vector."""
         self._problems: dict[Any, str] = {}
@@ -120,14 +122,18 @@ class ParquetWriter:
         try:
             array = pa.array([value.tolist() if hasattr(value, "tolist") else value for value in values])
         except Exception:  # noqa: BLE001 - pyarrow raises errors of many classes for values that have no common type
-            return self._texts(values)
+            return self._texts(name, values)
         if problem := self._problem(array.type):
             if any(depth(value, _DEEPEST) == _DEEPEST for value in values):
                 raise ValueError(f"column {name!r} is nested deeper than Parquet takes: {problem}")
-            return self._texts(values)
+            return self._texts(name, values)
+        if self._refused_in and name in self._refused_in:
+            self._texts(name, values)  # raises where one is NaN
         return array
 
-    def _texts(self, values: list[Any]) -> Any:
+    def _texts(self, name: str, values: list[Any]) -> Any:
+        if self._refused_in is not None:
+            self._refused_in.add(name)
         return self._pa.array([self._text(value) for value in values], self._pa.string())
 
     def _text(self, value: Any) -> str | None:
