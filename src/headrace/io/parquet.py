@@ -6,7 +6,7 @@ import collections
 import io
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +24,8 @@ _READ_BYTES = 4 * 1024 * 1024
 _READ_ROWS = 4096
 _DEEPEST = 45
 """Levels that Parquet takes whatever they are; of some kinds it takes more."""
+_CRASHES = 500
+"""Levels that pyarrow is not given: with some thousands of them it ends the process."""
 _TYPES_KNOWN = 256
 _INT64 = range(-(2**63), 2**63)
 
@@ -119,6 +121,8 @@ class ParquetWriter:
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
             return pa.array(values, pa.int64()) if fits else pa.array([str(value) for value in values])
+        if any(isinstance(value, (list, tuple, Mapping)) and depth(value, _CRASHES) == _CRASHES for value in values):
+            raise ValueError(f"column {name!r} is nested {_CRASHES} deep or more, or holds itself")
         try:
             array = pa.array([value.tolist() if hasattr(value, "tolist") else value for value in values])
         except Exception:  # noqa: BLE001 - pyarrow raises errors of many classes for values that have no common type
