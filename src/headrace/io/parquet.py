@@ -138,6 +138,9 @@ class ParquetWriter:
     def _texts(self, name: str, values: list[Any]) -> Any:
         if self._refused_in is not None:
             self._refused_in.add(name)
+        return self._as_texts(values)
+
+    def _as_texts(self, values: list[Any]) -> Any:
         return self._pa.array([self._text(value) for value in values], self._pa.string())
 
     def _text(self, value: Any) -> str | None:
@@ -281,7 +284,7 @@ class ParquetWriter:
         if pa.types.is_null(column.type):
             return pa.nulls(batch.num_rows, field.type)
         if pa.types.is_string(field.type):
-            return self._texts(column.to_pylist())
+            return self._as_texts(column.to_pylist())
         return column.cast(field.type)
 
 

@@ -149,7 +149,9 @@ class Sink:
             return self._write(interval, outcomes, [], started)
         room, size, done = self._memory.limit / PARTS, 0, 0
         events: tuple[Event, ...] = ()
-        held, failed, unfinished = [], [], []  # of the part that is being made, and of the whole run
+        unfinished: list[Failed] = []
+        held: list[Outcome] = []  # of the part that is being made, as
+        failed: list[Failed] = []  # is this
         while done < len(outcomes):
             rows = max(1, int(room / self._finished_bytes)) if self._finished_bytes else _FIRST_FINISHED
             finished, failures = finish_all(outcomes[done : done + rows], self._user)
