@@ -138,13 +138,11 @@ class ParquetWriter:
     def _texts(self, name: str, values: list[Any]) -> Any:
         if self._refused_in is not None:
             self._refused_in.add(name)
-        return self._as_texts(values)
+        return self._as_texts(values, self._json)
 
-    def _as_texts(self, values: list[Any]) -> Any:
-        return self._pa.array([self._text(value) for value in values], self._pa.string())
-
-    def _text(self, value: Any) -> str | None:
-        return value if value is None or isinstance(value, str) else self._json.dump(value)
+    def _as_texts(self, values: list[Any], encoder: StrictJson) -> Any:
+        texts = [value if value is None or isinstance(value, str) else encoder.dump(value) for value in values]
+        return self._pa.array(texts, self._pa.string())
 
     def _problem(self, kind: Any) -> str:
         """Why a column of this type cannot be written and read again; empty where it can. Tried once for each type."""
@@ -284,7 +282,8 @@ class ParquetWriter:
         if pa.types.is_null(column.type):
             return pa.nulls(batch.num_rows, field.type)
         if pa.types.is_string(field.type):
-            return self._as_texts(column.to_pylist())
+            # A NaN that is committed as a number must not end the job at its merge.
+            return self._as_texts(column.to_pylist(), StrictJson(str, compact=False))
         return column.cast(field.type)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from headrace import run
@@ -82,6 +83,14 @@ def test_a_nan_in_a_column_of_mixed_types_fails_itself_and_not_the_others(tmp_pa
     mixed = rows(float("nan"), "text", {"a": 1}, 4, [1])
     run(mixed, sink=output, engine=FakeEngine, keep_columns=["v"], on_nan="error", progress=False)
     assert letters(output) == [0]
+
+
+def test_a_nan_committed_as_a_number_does_not_end_the_job_at_its_merge(tmp_path: Path) -> None:
+    parts = rows(float("nan"), 1.5, "text", 2)
+    chosen = Limits(part_records=2)
+    given: dict[str, Any] = {"keep_columns": ["v"], "on_nan": "error", "limits": chosen, "batch_size": 2}
+    run(parts, sink=tmp_path / "out.parquet", engine=FakeEngine.__module__ + ":FakeEngine", progress=False, **given)
+    assert pq.read_table(tmp_path / "out.parquet")["v"].to_pylist() == ["null", "1.5", "text", "2"]
 
 
 @pytest.mark.parametrize("raised", [ValueError("two\nlines"), SystemExit("no"), GeneratorExit()])
