@@ -155,6 +155,10 @@ class BrokenOffError(JobError):
     """Engine, input or output gave way in the middle; what is finished is kept, and the same command goes on."""
 
 
+class StoppedEarly(SystemExit):
+    """A signal ends the process before a job has begun. Raised on the main thread, where user code may just run."""
+
+
 def text_of(error: BaseException) -> str:
     """The error's message, also where its own `__str__` raises."""
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from headrace.batching.streaming import StreamBatcher
 from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
 from headrace.engines.process import ProcessEngine
+from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedEarly, text_of
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
 from headrace.io.handing import HandingWriter, Receiver
 from headrace.io.ids import UniqueIds
@@ -40,6 +43,8 @@ from headrace.observe.report import Report, ReportBuilder
 from headrace.planning import Plan as Plan
 from headrace.planning import changes, fingerprint, finished_before
 from headrace.planning import check as check
+
+logger = logging.getLogger("headrace")
 
 T = TypeVar("T")
 
@@ -165,10 +170,20 @@ def carry_out(
                 listeners.append(bar)
                 end = main_path.run(job)
     finally:
-        engine.close()
+        _close(engine)
         if isinstance(plan.output.writer, HandingWriter):
             plan.output.writer.close()
     return end, report.build()
+
+
+def _close(engine: Engine[Any, Any]) -> None:
+    """What an engine raises when it is closed does not undo a job."""
+    try:
+        engine.close()
+    except StoppedEarly:
+        raise
+    except BaseException as error:  # noqa: BLE001 - an engine's own code may raise anything
+        logger.warning("headrace: closing the engine raised %s: %s", type(error).__name__, text_of(error))
 
 
 def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
@@ -198,7 +213,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         return found, forecast(job, found, shape_of(plan.settings, engine), is_folder=plan.output.is_folder)
     finally:
         plan.user.close()
-        engine.close()
+        _close(engine)
 
 
 def build(
@@ -223,7 +238,7 @@ def build(
         engine=engine,
         batcher=batcher or build_batcher(settings, engine, stop, listener),
         output=plan.output,
-        begun=Beginning(fingerprint(plan, engine.describe()), as_json(settings), changes(settings)),
+        begun=Beginning(fingerprint(plan, _description(engine)), as_json(settings), changes(settings)),
         listener=listener,
         limits=settings.limits,
         stop=stop,
@@ -233,6 +248,21 @@ def build(
         dedupe=settings.dedupe,
         retry=settings.retry,
     )
+
+
+def _description(engine: Engine[Any, Any]) -> Mapping[str, Any]:
+    """What decides an engine's outputs, as JSON gives it back.
+
+    Raises:
+        ConfigError: JSON cannot hold it, or it is no mapping.
+    """
+    described = engine.describe()
+    try:
+        if isinstance(described, Mapping):
+            return dict(json.loads(json.dumps(dict(described))))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the engine's describe() must return what JSON can hold: {error}") from error
+    raise ConfigError(f"the engine's describe() returned {type(described).__name__}; it must return a dict")
 
 
 def build_batcher(
@@ -299,12 +329,18 @@ def build_engine(settings: JobSettings) -> Engine[Any, Any]:
 
     Raises:
         ConfigError: no such task, engine, model or option.
-        EngineError: the model cannot be loaded.
+        EngineError: the model cannot be loaded, or an engine's own code raised something when it was called for one.
     """
     task, name, options = settings.task or "", settings.engine, settings.engine_options
     if settings.engine_process:
         return ProcessEngine(task, settings.model, engine=name, options=options, timeout_s=settings.engine_timeout_s)
-    engine: Engine[Any, Any] = registry.create(task, settings.model, engine=name, **options)
+    try:
+        engine: Engine[Any, Any] = registry.create(task, settings.model, engine=name, **options)
+    except (HeadraceError, OSError, KeyboardInterrupt, StoppedEarly):
+        raise
+    except BaseException as error:
+        words = " ".join(text_of(error).split())
+        raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
     return engine
 
 

@@ -16,7 +16,9 @@ from headrace.errors import (
     HeadraceError,
     OutputLockedError,
     ResumeMismatchError,
+    StoppedEarly,
     UnknownOptionError,
+    text_of,
 )
 from headrace.io.targets import find_target
 from headrace.jobs.job import JobEnd
@@ -65,9 +67,11 @@ def guarded(command: Callable[[], int], flags: Sequence[str] = ()) -> int:
     except OSError as error:  # a job's own are BrokenOffError by now
         say(f"cannot go on: {error}")
         return 2
-    except Exception as error:  # noqa: BLE001 - the edge of the program: a user is never shown a traceback
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        say(f"unexpected {type(error).__name__} at {place.filename}:{place.lineno}: {error}; what is committed is kept")
+    except StoppedEarly:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the edge of the program: a user is never shown a traceback
+        place, words = traceback.extract_tb(error.__traceback__)[-1], " ".join(text_of(error).split())
+        say(f"unexpected {type(error).__name__} at {place.filename}:{place.lineno}: {words}; what is committed is kept")
         return 1
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from headrace.errors import StoppedEarly
 from headrace.jobs.job import StopRequest
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_CLEARING_UP_S = 10.0
+"""How long the end of a job that has not begun may take: an engine has been loaded in part, say."""
 
 
 class Stopper(StopRequest):
@@ -24,7 +29,7 @@ class Stopper(StopRequest):
         """Ask to stop; at the second call end the process, which is safe at any moment: parts are whole or absent.
 
         Raises:
-            SystemExit: nothing has begun that there would be to finish.
+            StoppedEarly: nothing has begun that there would be to finish.
         """
         if self.requested:
             os._exit(128 + number)
@@ -34,7 +39,10 @@ class Stopper(StopRequest):
         if not self.working:
             self.request()
             os.write(2, b"\nheadrace: interrupted before the job began; what earlier runs have done is kept\n")
-            raise SystemExit(128 + number)
+            # Should user code catch what is raised, or not come to an end, the process ends all the same. Not a Thread:
+            # the main thread may hold the lock that starting one takes.
+            _thread.start_new_thread(_end_in_time, (128 + number,))
+            raise StoppedEarly(128 + number)
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nheadrace: stopping: finishing what is in flight (again to end at once)\n")
         self.request()
@@ -52,6 +60,11 @@ def stop_on_signals() -> Iterator[Stopper]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end_in_time(status: int) -> None:
+    time.sleep(_CLEARING_UP_S)
+    os._exit(status)
 
 
 def _once(number: int) -> None:

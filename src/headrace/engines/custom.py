@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.batching.callbacks import plain_function, unfinished
 from headrace.engines.base import BatchEngine, Prepared
-from headrace.errors import BadResultError, ConfigError, EngineDeadError, UnknownOptionError
+from headrace.errors import BadResultError, ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
 
 BATCH_SIZE = 32
 
@@ -129,6 +129,11 @@ def load_factory(reference: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"{reference!r}: cannot import {module_name}: {error}") from error
+    except (StoppedEarly, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a user's module may raise anything, and call sys.exit() too
+        words = f"{type(error).__name__}: {' '.join(text_of(error).split())}"
+        raise ConfigError(f"{reference!r}: importing {module_name} raised {words}") from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise ConfigError(f"{reference!r}: {getattr(found, '__name__', found)} has no attribute {part!r}")

@@ -131,7 +131,8 @@ class _Host:
         except (HeadraceError, OSError):
             raise
         except BaseException as error:  # a user's own factory may raise anything
-            raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {text_of(error)}") from error
+            words = " ".join(text_of(error).split())
+            raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
         if isinstance(engine, (StepEngine, StreamEngine)) or not isinstance(engine, BatchEngine):
             engine.close()
             raise _no_batches(name or type(engine).__name__)

@@ -112,7 +112,7 @@ def dump_any(value: Any, default: Callable[[Any], Any]) -> str:
 def _opened(item: Any) -> list[tuple[str, Any]]:
     """The tokens of a dict or list, its values not yet written."""
     if isinstance(item, Mapping):
-        pairs = [[("text", json.dumps(_safe_text(key)) + ": "), ("value", inner)] for key, inner in item.items()]
+        pairs = [[("text", json.dumps(safe_text(key)) + ": "), ("value", inner)] for key, inner in item.items()]
         opening, closing = "{", "}"
     else:
         pairs = [[("value", inner)] for inner in item]
@@ -130,12 +130,13 @@ def _scalar(item: Any, default: Callable[[Any], Any]) -> tuple[str, Any]:
         return "text", json.dumps(item)
     try:
         return ("text", int.__repr__(item)) if isinstance(item, int) else ("value", default(item))
-    except Exception:  # noqa: BLE001 - a value's own methods may raise anything, and something must be written of it
-        return "text", json.dumps(_safe_text(item))
+    except BaseException:  # noqa: BLE001 - a value's own methods may raise anything, and something must be written of it
+        return "text", json.dumps(safe_text(item))
 
 
-def _safe_text(item: Any) -> str:
+def safe_text(item: Any) -> str:
+    """The text of any object, also of one whose own methods raise."""
     try:
         return str(item)
-    except Exception:  # noqa: BLE001 - the same
+    except BaseException:  # noqa: BLE001 - the same
         return f"(a {type(item).__name__} that cannot be shown)"

@@ -41,7 +41,7 @@ def _line(row: Mapping[str, Any]) -> str:
         line = _JSON.dump(row)
         if line.count("[") + line.count("{") <= _DEEPEST or depth(row["record"], _DEEPEST) < _DEEPEST:
             return line
-    except Exception:  # noqa: BLE001 - a record's own failure must never fail for what the record is
+    except BaseException:  # noqa: BLE001 - a record's own failure must never fail for what the record is
         if depth(row["record"], _DEEPEST) < _DEEPEST:
             return dump_any(row, _plain)
     return dump_any({**row, "record": dump_any(row["record"], _plain)}, _plain)

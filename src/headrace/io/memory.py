@@ -13,7 +13,7 @@ from typing import Any
 from headrace.errors import ConfigError, JobError, text_of
 from headrace.io.base import Chunk
 from headrace.io.files import CHUNK_ROWS, todo
-from headrace.io.jsontext import dump_any
+from headrace.io.jsontext import dump_any, safe_text
 from headrace.records import Failed, Record
 
 _HEAD_ROWS = 64
@@ -142,7 +142,7 @@ def chunk_of(rows: Sequence[tuple[int, Any]]) -> Chunk:
             records.append(Record(position, position, data))
         else:
             message = f"the row is of type {type(row).__name__}, neither a dict nor a text"
-            failures.append(Failed(Record(position, position, str(row)[:200]), "TypeError", message))
+            failures.append(Failed(Record(position, position, safe_text(row)[:200]), "TypeError", message))
     return Chunk(records, failures, 0)
 
 
@@ -162,4 +162,9 @@ def _stable(value: Any) -> str:
     """The same for the same content in every process: the usual text of an object holds its address."""
     if isinstance(value, (bytes, bytearray)):
         return hashlib.blake2b(value, digest_size=16).hexdigest()
-    return str(value.tolist()) if hasattr(value, "tolist") else type(value).__name__
+    try:
+        return str(value.tolist()) if hasattr(value, "tolist") else type(value).__name__
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - an object's own methods may raise anything
+        return type(value).__name__

@@ -6,7 +6,7 @@ import collections
 import io
 import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +24,8 @@ _READ_BYTES = 4 * 1024 * 1024
 _READ_ROWS = 4096
 _DEEPEST = 45
 """Levels that Parquet takes whatever they are; of some kinds it takes more."""
+_CRASHES = 500
+"""Levels that pyarrow is not given: with some thousands of them it ends the process."""
 _TYPES_KNOWN = 256
 _INT64 = range(-(2**63), 2**63)
 
@@ -58,6 +60,8 @@ class ParquetWriter:
         self._pq: Any = pyarrow.parquet
         self._column = column
         self._json = StrictJson(str, on_nan, compact=False)
+        self._refused_in: set[str] | None = set() if on_nan == "error" else None
+        """Columns that were written as text, where NaN fails its record: it then does so alone too, or others would."""
         self._vectors = False
         """Whether an output was a vector."""
         self._problems: dict[Any, str] = {}
@@ -117,21 +121,28 @@ class ParquetWriter:
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
             return pa.array(values, pa.int64()) if fits else pa.array([str(value) for value in values])
+        if any(isinstance(value, (list, tuple, Mapping)) and depth(value, _CRASHES) == _CRASHES for value in values):
+            raise ValueError(f"column {name!r} is nested {_CRASHES} deep or more, or holds itself")
         try:
             array = pa.array([value.tolist() if hasattr(value, "tolist") else value for value in values])
         except Exception:  # noqa: BLE001 - pyarrow raises errors of many classes for values that have no common type
-            return self._texts(values)
+            return self._texts(name, values)
         if problem := self._problem(array.type):
             if any(depth(value, _DEEPEST) == _DEEPEST for value in values):
                 raise ValueError(f"column {name!r} is nested deeper than Parquet takes: {problem}")
-            return self._texts(values)
+            return self._texts(name, values)
+        if self._refused_in and name in self._refused_in:
+            self._texts(name, values)  # raises where one is NaN
         return array
 
-    def _texts(self, values: list[Any]) -> Any:
-        return self._pa.array([self._text(value) for value in values], self._pa.string())
+    def _texts(self, name: str, values: list[Any]) -> Any:
+        if self._refused_in is not None:
+            self._refused_in.add(name)
+        return self._as_texts(values, self._json)
 
-    def _text(self, value: Any) -> str | None:
-        return value if value is None or isinstance(value, str) else self._json.dump(value)
+    def _as_texts(self, values: list[Any], encoder: StrictJson) -> Any:
+        texts = [value if value is None or isinstance(value, str) else encoder.dump(value) for value in values]
+        return self._pa.array(texts, self._pa.string())
 
     def _problem(self, kind: Any) -> str:
         """Why a column of this type cannot be written and read again; empty where it can. Tried once for each type."""
@@ -271,7 +282,8 @@ class ParquetWriter:
         if pa.types.is_null(column.type):
             return pa.nulls(batch.num_rows, field.type)
         if pa.types.is_string(field.type):
-            return self._texts(column.to_pylist())
+            # A NaN that is committed as a number must not end the job at its merge.
+            return self._as_texts(column.to_pylist(), StrictJson(str, compact=False))
         return column.cast(field.type)
 
 

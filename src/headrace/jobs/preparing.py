@@ -9,7 +9,7 @@ from headrace.batching.callbacks import unfinished
 from headrace.batching.cost import checked_cost
 from headrace.batching.replies import checked_results, own_copy
 from headrace.engines.base import Engine, Prepared
-from headrace.errors import BadResultError, BrokenOffError, EngineDeadError
+from headrace.errors import BadResultError, BrokenOffError, EngineDeadError, StoppedEarly
 
 
 def prepare_all(engine: Engine[Any, Any], inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
@@ -26,7 +26,9 @@ def prepare_all(engine: Engine[Any, Any], inputs: Sequence[Any]) -> list[Prepare
         raise BrokenOffError(
             f"the engine cannot go on: {error}; what is finished is kept, run again to continue"
         ) from error
-    except BaseException as error:  # noqa: BLE001 - an engine may raise anything, and this runs on a worker thread
+    except StoppedEarly:
+        raise
+    except BaseException as error:  # noqa: BLE001 - an engine may raise anything
         if len(inputs) == 1:
             return [own_copy(error)]
     return [prepare_all(engine, [value])[0] for value in inputs]

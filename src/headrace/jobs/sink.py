@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from headrace.errors import BrokenOffError, JobError
+from headrace.errors import BrokenOffError, JobError, RecordError, text_of
 from headrace.events import Event, PartCommitted, RecordFailed, StageDone
 from headrace.io.parts import Interval
 from headrace.jobs.coalescer import Coalescer
 from headrace.jobs.job import Job, Tally
-from headrace.jobs.memory import Memory
+from headrace.jobs.memory import PARTS, Memory
 from headrace.jobs.passes import Pass
 from headrace.jobs.sizes import outputs_bytes
 from headrace.jobs.spent import Spent
@@ -23,6 +23,8 @@ from headrace.records import Failed, Ok, Outcome
 
 _BACKLOG_RUNS = 2
 """Full runs that may wait for the disk; with more, `put` waits."""
+_FIRST_FINISHED = 64
+"""Records that are finished together before it is known how long their outputs become."""
 _SHARE_AT_RISK = 0.01
 """A kill may cost so much of the run so far: parts grow with it, for each that a slow engine makes is a file."""
 _LONGEST_WAIT_S = 60.0
@@ -52,6 +54,8 @@ class Sink:
         self._wake = asyncio.Event()
         memory.on_wait = self._wake.set
         self._part_records = limits.part_records
+        self._finished_bytes = 0.0
+        """Of an output as `finish` has lately left it."""
         self._room = asyncio.Event()
         self._closing = False
         self._committer: asyncio.Task[None] | None = None
@@ -136,13 +140,36 @@ class Sink:
         self._memory.release_outputs(len(outcomes) / (len(outcomes) + len(self._coalescer)))
 
     def _commit(self, interval: Interval, outcomes: list[Outcome]) -> tuple[tuple[Event, ...], list[Failed]]:
-        """Finish, encode and write one part, on the sink's thread; returns also what failed at that."""
+        """Finish, encode and write a run, on the sink's thread; returns also what failed at that.
+
+        It is one part, or several where `finish` makes its outputs so long that they exceed a part's share of memory.
+        """
         started = time.monotonic()
+        if not self._user.finishes:
+            return self._write(interval, outcomes, [], started)
+        room, size, done = self._memory.limit / PARTS, 0, 0
+        events: tuple[Event, ...] = ()
         unfinished: list[Failed] = []
-        if self._user.finishes:
-            outcomes, unfinished = finish_all(outcomes, self._user)
+        held: list[Outcome] = []  # of the part that is being made, as
+        failed: list[Failed] = []  # is this
+        while done < len(outcomes):
+            rows = max(1, int(room / self._finished_bytes)) if self._finished_bytes else _FIRST_FINISHED
+            finished, failures = finish_all(outcomes[done : done + rows], self._user)
+            finished_bytes = outputs_bytes(finished)
+            self._finished_bytes = max(finished_bytes / len(finished), 1.0)
+            held, failed, size, done = held + finished, failed + failures, size + finished_bytes, done + len(finished)
+            if size >= room or done == len(outcomes):
+                part = Interval(interval.start + done - len(held), interval.start + done)
+                more, bad = self._write(part, held, failed, started)
+                events, unfinished = events + more, unfinished + bad
+                held, failed, size, started = [], [], 0, time.monotonic()
+        return events, unfinished
+
+    def _write(
+        self, interval: Interval, outcomes: list[Outcome], unfinished: list[Failed], started: float
+    ) -> tuple[tuple[Event, ...], list[Failed]]:
         encoded, unwritable, nulled = self._encode([outcome for outcome in outcomes if type(outcome) is Ok])
-        unfinished += unwritable
+        unfinished = unfinished + unwritable
         failures = [outcome for outcome in outcomes if type(outcome) is Failed]
         if unwritable:
             failures = sorted([*failures, *unwritable], key=lambda failed: failed.record.position)
@@ -173,7 +200,7 @@ class Sink:
             return writer.encode(rows), [], writer.nulled - before
         except JobError:
             raise
-        except Exception:  # noqa: BLE001 - a library's own error, of any class, costs the record that it is about
+        except BaseException:  # noqa: BLE001 - an object's own methods may raise anything; no signal comes to this thread
             good, bad = sort_out(rows, writer.encode)
         before = writer.nulled
         encoded = writer.encode(good)
@@ -197,8 +224,10 @@ def _error(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> Exception | Non
         encode(rows)
     except JobError:
         raise
-    except Exception as error:  # noqa: BLE001 - the same
+    except Exception as error:  # noqa: BLE001 - a library's own error, of any class, costs the record that it is about
         return error
+    except BaseException as error:  # noqa: BLE001 - likewise, from an object's own methods
+        return RecordError(f"writing it raised {type(error).__name__}: {text_of(error)}")
     return None
 
 

@@ -51,7 +51,7 @@ def value_bytes(value: Any, level: int = 0) -> int:
         return getsizeof(value) + _inner_bytes(list(value.values()), level)
     try:
         return _object_bytes(value, level)
-    except Exception:  # noqa: BLE001 - an object's own attributes may raise anything, and this is an estimate
+    except BaseException:  # noqa: BLE001 - an object's own attributes may raise anything, and this is an estimate
         return _NUMBER_BYTES
 
 

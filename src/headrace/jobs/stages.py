@@ -16,6 +16,8 @@ from headrace.errors import (
     EngineDeadError,
     ProcessError,
     ProcessTimeoutError,
+    RecordError,
+    StoppedEarly,
     StoppedError,
     text_of,
 )
@@ -181,8 +183,12 @@ class Preparation:
             try:
                 kept = identify(mapped)
                 value = input_of(mapped)
-            except Exception as error:  # noqa: BLE001 - a row may be a mapping of the user's own, with any content
-                done.refuse(Record(row.position, kept.id, row.data), error, attempts.get(row.position, 1))
+            except StoppedEarly:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a row may be a mapping of the user's own, with any content
+                words = f"the row raised {type(error).__name__} when it was read"
+                own = error if isinstance(error, Exception) else RecordError(words)
+                done.refuse(Record(row.position, kept.id, row.data), own, attempts.get(row.position, 1))
             else:
                 selected.append((row, mapped, kept))
                 inputs.append(value)
@@ -192,7 +198,7 @@ class Preparation:
         """A row that user code has not got through, with its id where that is among its own columns."""
         try:
             return Record(row.position, self.columns.identify(row).id, row.data)
-        except Exception:  # noqa: BLE001 - as above
+        except BaseException:  # noqa: BLE001 - as above
             return row
 
 

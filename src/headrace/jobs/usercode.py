@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeAlias, cast
 
 from headrace.batching.callbacks import plain_function, unfinished
-from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, text_of
+from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, StoppedEarly, text_of
 from headrace.processes.child import Child
 from headrace.processes.culprits import Survivors
 from headrace.records import Record
@@ -171,11 +171,13 @@ def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     try:
         result = function(*arguments)
         return unfinished(_name(function), result) or result
+    except StoppedEarly:
+        raise
     except SystemExit as error:
         return RecordError(f"{_name(function)} asked the process to exit with {error.code!r}")
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is its record's
         return error
-    except BaseException as error:  # noqa: BLE001 - likewise: no signal is delivered to this thread
+    except BaseException as error:  # noqa: BLE001 - likewise
         return RecordError(f"{_name(function)} raised {type(error).__name__}: {text_of(error)}")
 
 
