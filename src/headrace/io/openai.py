@@ -76,10 +76,12 @@ class OpenAIFormat:
             raise ConfigError(f"the batch file asks for {url!r}; known: {', '.join(_BODIES)}")
         self.url = url
         self._checks_body = True
+        self._model: str | None = None
 
-    def leave_bodies(self) -> None:
-        """Check no fields of bodies: whoever prepares them does."""
+    def leave_bodies(self, model: str) -> None:
+        """Check no fields of bodies: whoever prepares them does. A body that names no model asks for `model`."""
         self._checks_body = False
+        self._model = model
 
     def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
         """Unknown without reading it all."""
@@ -98,7 +100,7 @@ class OpenAIFormat:
             return Failed(
                 Record(position, identity if isinstance(identity, str) else position, row), "RecordError", problem
             )
-        data = {"id": identity, "url": row["url"], "model": row["body"].get("model"), "body": row["body"]}
+        data = {"id": identity, "url": row["url"], "model": row["body"].get("model") or self._model, "body": row["body"]}
         if row["url"] == EMBEDDINGS:
             given = row["body"].get("input")
             # A list of one text is what many clients send; one vector is what a record has.

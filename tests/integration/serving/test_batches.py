@@ -81,6 +81,15 @@ def test_each_request_is_answered_once_and_bad_ones_apart(server: Running, tmp_p
     assert all(done[f"{moment}_at"] for moment in ("in_progress", "finalizing", "completed"))
 
 
+def test_a_served_name_need_not_be_that_of_a_folder(serve: Callable[..., Any]) -> None:
+    with serve(name="embedder-v2") as server:
+        rows = [line(0), line(1, body={"input": "text", "model": "embedder-v2"})]
+        done = ended(server, begin(server, rows))
+        assert done["status"] == "completed", done["errors"]
+        answers = [row["response"]["body"] for row in rows_of(server, done["output_file_id"])]
+        assert [answer["model"] for answer in answers] == ["embedder-v2", "embedder-v2"]
+
+
 def test_files_are_described_listed_and_deleted(server: Running) -> None:
     identity = upload(server, [line(0)])
     assert server.client.get(f"/v1/files/{identity}").json()["purpose"] == "batch"
