@@ -35,3 +35,8 @@ def test_the_pieces_make_the_whole(server: Running, options: dict[str, Any]) -> 
     assert "".join(pieces) == whole
     assert len([piece for piece in pieces if piece]) > 2 or len(whole) < 3
     assert server.post("/v1/completions", body).json()["choices"][0]["text"] == whole
+
+
+def test_an_answer_counts_for_no_more_than_the_context(server: Running) -> None:
+    assert server.host.loaded is not None
+    assert server.host.loaded.most_cost == server.engine.max_model_len == 512
