@@ -36,7 +36,8 @@ CHAT = "/v1/chat/completions"
 class Answers(tuple[Any, ...]):
     """The outputs of one request, one for each of the several inputs that it may have."""
 
-    __slots__ = ()
+    truncated: tuple[int, ...] = ()
+    """Places of the inputs that were cut."""
 
 
 def batch_url(file: InputFile) -> str | None:
@@ -100,7 +101,12 @@ class OpenAIFormat:
             return Failed(
                 Record(position, identity if isinstance(identity, str) else position, row), "RecordError", problem
             )
-        data = {"id": identity, "url": row["url"], "model": row["body"].get("model") or self._model, "body": row["body"]}
+        data = {
+            "id": identity,
+            "url": row["url"],
+            "model": row["body"].get("model") or self._model,
+            "body": row["body"],
+        }
         if row["url"] == EMBEDDINGS:
             given = row["body"].get("input")
             # A list of one text is what many clients send; one vector is what a record has.
@@ -202,8 +208,15 @@ def _outputs(ok: Ok) -> Sequence[Any]:
 
 def _embedding(ok: Ok) -> dict[str, Any]:
     vectors = (vector.tolist() if hasattr(vector, "tolist") else vector for vector in _outputs(ok))
-    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
-    return {"object": "list", "data": data, "usage": {"prompt_tokens": ok.cost, "total_tokens": ok.cost}}
+    data: list[dict[str, Any]] = [
+        {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": ok.cost, "total_tokens": ok.cost}
+    if truncated := getattr(ok.output, "truncated", ()):
+        usage["truncated_inputs"] = len(truncated)
+        for place in truncated:
+            data[place]["truncated"] = True
+    return {"object": "list", "data": data, "usage": usage}
 
 
 def _completion(ok: Ok) -> dict[str, Any]:

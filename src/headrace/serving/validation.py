@@ -95,7 +95,7 @@ def _checked(line: bytes, number: int, rules: Rules, found: Findings) -> Mapping
 def _problem(row: Mapping[str, Any], rules: Rules) -> tuple[str, str, str] | None:
     """Code, message and field of what is wrong with a request."""
     identity, body = row.get("custom_id"), row.get("body")
-    if not isinstance(identity, str) or not identity:
+    if not isinstance(identity, str) or not identity or not _is_unicode(identity):
         return "invalid_custom_id", f"custom_id is {identity!r:.80}: it must be a text", "custom_id"
     if row.get("method") != "POST":
         return "invalid_method", f"method is {row.get('method')!r:.80}: it must be POST", "method"
@@ -109,8 +109,17 @@ def _problem(row: Mapping[str, Any], rules: Rules) -> tuple[str, str, str] | Non
     return None
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written: half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _digest(identity: str) -> int:
-    raw = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    raw = hashlib.blake2b(identity.encode(), digest_size=8).digest()
     return int.from_bytes(raw, "little")
 
 

@@ -199,3 +199,57 @@ def test_a_batch_of_chats(tmp_path: Path) -> None:
         assert done["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
         answers = [row["response"]["body"]["choices"][0]["message"] for row in rows_of(server, done["output_file_id"])]
         assert answers == [{"role": "assistant", "content": f"say {number}"} for number in range(40)]
+
+
+class Short(FakeEngine):
+    """Takes three words, and does not say beforehand how long its vectors are."""
+
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__(model, max_model_len=3)
+
+
+def test_lines_that_are_cut_or_cannot_be_obeyed_say_so(serve: Callable[..., Any]) -> None:
+    long = "one two three four"
+    bodies = [{"input": "short"}, {"input": long}, {"input": ["a", long]}]
+    bodies += [{"input": "a", "dimensions": 4}, {"input": "a", "timeout": 5}]
+    with serve(f"{__name__}:Short", name="short") as server:
+        done = ended(server, begin(server, [line(number, body=body) for number, body in enumerate(bodies)]))
+        answers = [row["response"]["body"] for row in rows_of(server, done["output_file_id"])]
+        assert [answer["usage"].get("truncated_inputs") for answer in answers] == [None, 1, 1]
+        assert [[item.get("truncated") for item in answer["data"]] for answer in answers] == [
+            [None],
+            [True],
+            [None, True],
+        ]
+        first, second = (row["error"] for row in rows_of(server, done["error_file_id"]))
+        assert first["code"] == second["code"] == "RecordError"
+        assert first["message"].startswith("dimensions is 4: vectors")
+        assert "timeout" in second["message"]
+
+
+def test_a_custom_id_that_cannot_be_written_is_refused(server: Running) -> None:
+    done = ended(server, begin(server, [line(0), line(1, custom_id="half \ud800")]))
+    assert [(error["line"], error["code"]) for error in done["errors"]["data"]] == [(2, "invalid_custom_id")]
+
+
+def test_fields_that_nobody_reads_are_refused(server: Running) -> None:
+    file = upload(server, [line(0)])
+    body = {"input_file_id": file, "endpoint": "/v1/embeddings"}
+    refused = server.post("/v1/batches", body | {"output_expires_after": {"anchor": "created_at", "seconds": 3600}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "output_expires_after")
+    assert server.post("/v1/batches", body | {"output_expires_after": None}).status_code == 200
+    parts = {"purpose": "batch", "expires_after[seconds]": "3600"}
+    refused = server.client.post("/v1/files", files={"file": ("in.jsonl", b"{}")}, data=parts)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "expires_after[seconds]")
+
+
+def test_files_are_listed_by_purpose_and_in_either_order(server: Running) -> None:
+    upload(server, [line(0)])
+
+    def listed(**params: Any) -> list[Any]:
+        return list(server.client.get("/v1/files", params=params).json()["data"])
+
+    assert listed(order="asc") == listed()[::-1] != []
+    assert {file["purpose"] for file in listed(purpose="batch")} == {"batch"}
+    assert listed(purpose="assistants") == []
+    assert server.client.get("/v1/files", params={"order": "up"}).status_code == 400
