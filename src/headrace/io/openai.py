@@ -33,7 +33,7 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 
-class Answers(tuple[Any, ...]):
+class Answers(tuple[Any, ...]):  # noqa: SLOT001 - a tuple's subclass cannot have slots with names
     """The outputs of one request, one for each of the several inputs that it may have."""
 
     truncated: tuple[int, ...] = ()
