@@ -138,4 +138,5 @@ async def _unexpected(request: Request, error: Exception) -> JsonReply:  # the s
     identity = request.scope["headrace_request_id"]
     logger.error("request %s failed: %s", identity, type(error).__name__)
     body = error_body(500, f"the server failed on this request; its log says why, at {identity}", "internal_error")
-    return JsonReply(body, 500, {"X-Request-ID": identity})
+    # The error goes on to uvicorn, which closes the connection.
+    return JsonReply(body, 500, {"X-Request-ID": identity, "Connection": "close"})
