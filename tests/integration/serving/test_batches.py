@@ -253,3 +253,18 @@ def test_files_are_listed_by_purpose_and_in_either_order(server: Running) -> Non
     assert {file["purpose"] for file in listed(purpose="batch")} == {"batch"}
     assert listed(purpose="assistants") == []
     assert server.client.get("/v1/files", params={"order": "up"}).status_code == 400
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "{}", ""])
+def test_a_damaged_or_lost_file_takes_no_other_with_it(serve: Callable[..., Any], tmp_path: Path, damage: str) -> None:
+    with serve() as server:
+        good, damaged, lost = (upload(server, [line(0)]) for _ in range(3))
+        (tmp_path / f"state/files/{damaged}.json").write_text(damage)
+        (tmp_path / f"state/files/{lost}.jsonl").unlink()
+        listed = server.client.get("/v1/files").json()["data"]
+        assert {file["id"] for file in listed} == {good, lost}
+        for path in (f"/v1/files/{damaged}", f"/v1/files/{damaged}/content", f"/v1/files/{lost}/content"):
+            response = server.client.get(path)
+            assert (response.status_code, response.json()["error"]["code"]) == (404, "file_not_found")
+        assert server.client.delete(f"/v1/files/{lost}").status_code == 200
+        assert server.client.get(f"/v1/files/{good}/content").status_code == 200
