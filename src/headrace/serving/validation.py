@@ -13,6 +13,8 @@ import numpy as np
 
 from headrace.io.files import look_at
 from headrace.io.lines import line_blocks, parse_object
+from headrace.serving.errors import ApiError
+from headrace.serving.requests import HEAVY_BYTES, check_values
 
 MOST_ERRORS = 100
 """More are not looked for: a file with so many wants mending as a whole."""
@@ -79,6 +81,12 @@ def _checked(line: bytes, number: int, rules: Rules, found: Findings) -> Mapping
     """The request on a line; None for one that is refused."""
     if len(line) > rules.max_line_bytes:
         found.refuse(number, "line_too_long", f"the line is longer than the {rules.max_line_bytes:,} bytes allowed")
+        return None
+    try:
+        if len(line) > HEAVY_BYTES:
+            check_values(line)
+    except ApiError as error:
+        found.refuse(number, "too_many", error.detail.replace("the body", "the line"))
         return None
     try:
         row = parse_object(line)
