@@ -150,10 +150,11 @@ class _Run:
             source=source,
             sink=folder / "output.jsonl",
             task=service.task,
-            model=service.name,
+            engine=lambda *_: engine,  # it is loaded: the model's name in requests need not be that of a folder
             limits=_LIMITS,
         )
         self._url = url
+        self._model = service.name
 
     def run(self) -> BatchEnd:
         """Work to the end, or until asked to stop."""
@@ -171,7 +172,7 @@ class _Run:
         if asked != self._url:
             raise ConfigError(f"the batch is for {self._url}, its file asks for {asked}")
         for form in getattr(plan.source, "formats", ()):
-            form.leave_bodies()  # which `Lines` checks as it does those of requests
+            form.leave_bodies(self._model)  # which `Lines` checks as it does those of requests
         return replace(plan, columns=replace(plan.columns, text="body", text_only=False))
 
     def stop(self) -> None:

@@ -15,6 +15,7 @@ from headrace.batching.streaming import StreamBatcher
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+_BUSY = 429
 _FORBIDDEN = frozenset({401, 403, 407})
 
 
@@ -29,11 +30,13 @@ class ClientSettings:
     concurrency: int = 64
     """Requests under way at the same time, over all endpoints."""
     attempts: int = 6
-    """Tries of one request, the first included."""
+    """Tries of one request, the first included. Refusals with 429 and Retry-After are no tries: see `patience_s`."""
     backoff_s: float = 0.5
     """Before the second try, doubled before each further one; half of it is left to chance."""
     longest_backoff_s: float = 30.0
     """Also the longest Retry-After that is believed."""
+    patience_s: float = 600.0
+    """How long one request may wait in all for a server that has too much to do, and says when to come again."""
     connect_s: float = 10.0
     read_s: float = 600.0
     write_s: float = 60.0
@@ -99,7 +102,8 @@ class AsyncClient:
             EngineError: it fails on this request, each time.
             EngineDeadError: it cannot be reached, lets nobody in, or does not get ready.
         """
-        for attempt in range(self.settings.attempts):
+        failures, patience_s = 0, self.settings.patience_s
+        while True:
             lane = min(self._lanes, key=_load)
             lane.under_way += 1
             try:
@@ -108,25 +112,31 @@ class AsyncClient:
                 outcome: Exception = EngineDeadError(
                     f"{lane.endpoint} cannot be reached: {type(error).__name__} {error}"
                 )
-                wait_s = self._backoff(attempt, None)
+                wait_s = self._backoff(failures, None)
+                failures += 1
             else:
                 if answer.is_success:
                     return answer.json()
                 outcome = _failure(lane.endpoint, answer)
                 if answer.status_code not in _AGAIN:
                     raise outcome
-                wait_s = self._backoff(attempt, answer.headers.get("retry-after"))
+                asked = answer.headers.get("retry-after")
+                busy = answer.status_code == _BUSY and asked is not None and patience_s > 0
+                wait_s = self._backoff(0 if busy else failures, asked)
+                if busy:
+                    patience_s -= wait_s
+                else:
+                    failures += 1
             finally:
                 lane.under_way -= 1
-            if attempt + 1 == self.settings.attempts:
+            if failures == self.settings.attempts:
                 raise outcome
             await self._sleep(wait_s)
-        raise AssertionError("attempts is at least 1: this is a bug")
 
-    def _backoff(self, attempt: int, retry_after: str | None) -> float:
+    def _backoff(self, failures: int, retry_after: str | None) -> float:
         """Seconds before the next try: no less than the server asks for, and not all clients at the same moment."""
         settings = self.settings
-        own: float = min(settings.backoff_s * 2**attempt, settings.longest_backoff_s) * (0.5 + self._chance() / 2)
+        own: float = min(settings.backoff_s * 2**failures, settings.longest_backoff_s) * (0.5 + self._chance() / 2)
         try:
             asked = float(retry_after or 0)
         except ValueError:  # a date: its clock need not be ours

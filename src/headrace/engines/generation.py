@@ -91,7 +91,7 @@ class GenerationEngine:
         if max_num_seqs < 1:
             raise ConfigError(f"max_num_seqs is {max_num_seqs}: it must be an int >= 1")
         self.max_slots = max_num_seqs
-        longest = self._lm.max_model_len
+        self.max_model_len = longest = self._lm.max_model_len
         wanted = max_num_seqs * min(longest, _TOKENS_PER_SLOT) if kv_cache_tokens is None else kv_cache_tokens
         if wanted < longest:
             raise ConfigError(

@@ -12,6 +12,11 @@ from headrace.engines.requests import Sampling
 
 Ids: TypeAlias = Sequence[int]
 
+_COLDEST = 1e-6
+"""A lower temperature is as good as greedy, and would make logits infinite."""
+_HIGHEST = 1e30
+"""Of a logit after penalties: with it, and `_COLDEST`, all stay within float32."""
+
 
 class Draw:
     """One request's way of choosing tokens. The choice depends on its own logits and numbers, not on its company."""
@@ -41,7 +46,7 @@ class Draw:
             scores[self._ends] = -torch.inf
         if self._random is None:
             return int(scores.argmax())
-        probabilities = (scores / self._sampling.temperature).softmax(-1)
+        probabilities = (scores / max(self._sampling.temperature, _COLDEST)).softmax(-1)
         probabilities = self._restrict(probabilities)
         return int(torch.multinomial(probabilities, 1, generator=self._random))
 
@@ -53,6 +58,7 @@ class Draw:
         factor = sampling.repetition_penalty
         scores[seen] = torch.where(scores[seen] > 0, scores[seen] / factor, scores[seen] * factor)
         scores[made] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+        scores.clamp_(-_HIGHEST, _HIGHEST)
 
     def _restrict(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Zero where top_k, min_p and top_p leave nothing."""
@@ -64,7 +70,8 @@ class Draw:
             probabilities = probabilities.where(probabilities >= sampling.min_p * probabilities.max(), 0.0)
         if sampling.top_p < 1:
             ordered, places = (probabilities / probabilities.sum()).sort(descending=True)
-            beyond = ordered.cumsum(0) - ordered >= sampling.top_p  # never the first
+            beyond = ordered.cumsum(0) - ordered >= sampling.top_p
+            beyond[0] = False  # float32 has no top_p of 1e-300
             probabilities = probabilities.clone()
             probabilities[places[beyond]] = 0.0
         return probabilities

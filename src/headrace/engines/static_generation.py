@@ -49,6 +49,7 @@ class StaticGenerationEngine:
     ) -> None:
         prompting = Prompting(default_sampling(sampling), system_prompt, chat, seed)
         self._lm = CausalLM(model, prompting, device, dtype, max_model_len)
+        self.max_model_len = self._lm.max_model_len
         # Where a call leaves something open, transformers looks here: a record's parameters must not depend on it.
         self._lm.model.generation_config = GenerationConfig()
         self.default_batch_size = max_num_seqs

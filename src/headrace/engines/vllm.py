@@ -94,7 +94,7 @@ class VllmEngine:
         self._engine_args = options if seed is None else {"seed": seed, **options}
         self._engine: AsyncLLM | None = _start(self._folder, self._engine_args)
         config = self._engine.vllm_config
-        self._max_model_len = int(config.model_config.max_model_len)
+        self.max_model_len = int(config.model_config.max_model_len)
         slots = int(config.scheduler_config.max_num_seqs)
         self.max_in_flight = slots + max(slots // 4, _FEWEST_AHEAD)
 
@@ -119,7 +119,7 @@ class VllmEngine:
             "engine": "vllm",
             "version": vllm.__version__,
             "model": digest(self._folder),
-            "max_model_len": self._max_model_len,
+            "max_model_len": self.max_model_len,
             "sampling": sampling,
             "chat": self._chat,
             "system_prompt": self._system_prompt,
@@ -156,9 +156,9 @@ class VllmEngine:
         if self._seed is not None and params.seed is None and params.temperature > 0:
             params.seed = _own_seed(self._seed, tokens)
         length = len(tokens)
-        if length >= self._max_model_len:
+        if length >= self.max_model_len:
             return RecordError(
-                f"the prompt has {length} tokens, and max_model_len is {self._max_model_len}: there is no room for an "
+                f"the prompt has {length} tokens, and max_model_len is {self.max_model_len}: there is no room for an "
                 "answer; shorten it, or raise --max-model-len"
             )
         return Prepared(_Payload(prompt, params), cost=length)

@@ -33,10 +33,11 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 
 
-class Answers(tuple[Any, ...]):
+class Answers(tuple[Any, ...]):  # noqa: SLOT001 - a tuple's subclass cannot have slots with names
     """The outputs of one request, one for each of the several inputs that it may have."""
 
-    __slots__ = ()
+    truncated: tuple[int, ...] = ()
+    """Places of the inputs that were cut."""
 
 
 def batch_url(file: InputFile) -> str | None:
@@ -76,10 +77,12 @@ class OpenAIFormat:
             raise ConfigError(f"the batch file asks for {url!r}; known: {', '.join(_BODIES)}")
         self.url = url
         self._checks_body = True
+        self._model: str | None = None
 
-    def leave_bodies(self) -> None:
-        """Check no fields of bodies: whoever prepares them does."""
+    def leave_bodies(self, model: str) -> None:
+        """Check no fields of bodies: whoever prepares them does. A body that names no model asks for `model`."""
         self._checks_body = False
+        self._model = model
 
     def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
         """Unknown without reading it all."""
@@ -98,7 +101,12 @@ class OpenAIFormat:
             return Failed(
                 Record(position, identity if isinstance(identity, str) else position, row), "RecordError", problem
             )
-        data = {"id": identity, "url": row["url"], "model": row["body"].get("model"), "body": row["body"]}
+        data = {
+            "id": identity,
+            "url": row["url"],
+            "model": row["body"].get("model") or self._model,
+            "body": row["body"],
+        }
         if row["url"] == EMBEDDINGS:
             given = row["body"].get("input")
             # A list of one text is what many clients send; one vector is what a record has.
@@ -203,8 +211,15 @@ def _outputs(ok: Ok) -> Sequence[Any]:
 
 def _embedding(ok: Ok) -> dict[str, Any]:
     vectors = (vector.tolist() if hasattr(vector, "tolist") else vector for vector in _outputs(ok))
-    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
-    return {"object": "list", "data": data, "usage": {"prompt_tokens": ok.cost, "total_tokens": ok.cost}}
+    data: list[dict[str, Any]] = [
+        {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": ok.cost, "total_tokens": ok.cost}
+    if truncated := getattr(ok.output, "truncated", ()):
+        usage["truncated_inputs"] = len(truncated)
+        for place in truncated:
+            data[place]["truncated"] = True
+    return {"object": "list", "data": data, "usage": usage}
 
 
 def _completion(ok: Ok) -> dict[str, Any]:

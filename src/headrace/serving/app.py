@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from http import HTTPStatus
 from typing import Protocol
 
 from fastapi import APIRouter, FastAPI, Request
@@ -112,8 +113,11 @@ async def _http_error(request: Request, error: Exception) -> JsonReply:
         allowed = _allowed(request)
         message = f"{request.url.path} takes {' and '.join(allowed)}, not {request.method}"
         return JsonReply(error_body(405, message, "method_not_allowed"), 405, {"Allow": ", ".join(allowed)})
-    body = error_body(error.status_code, str(error.detail))
-    return JsonReply(body, error.status_code, error.headers)
+    status, message = error.status_code, str(error.detail)
+    if status == 404:
+        message = f"there is no route {request.url.path!r:.200} on this server; /docs lists those that there are"
+    body = error_body(status, message, HTTPStatus(status).name.lower())
+    return JsonReply(body, status, error.headers)
 
 
 def _allowed(request: Request) -> list[str]:
@@ -133,5 +137,6 @@ async def _bad_request(_: Request, error: Exception) -> JsonReply:
 async def _unexpected(request: Request, error: Exception) -> JsonReply:  # the server logs it too, with its trace
     identity = request.scope["headrace_request_id"]
     logger.error("request %s failed: %s", identity, type(error).__name__)
-    body = error_body(500, f"the server failed on this request; its log says why, at {identity}")
-    return JsonReply(body, 500, {"X-Request-ID": identity})
+    body = error_body(500, f"the server failed on this request; its log says why, at {identity}", "internal_error")
+    # The error goes on to uvicorn, which closes the connection.
+    return JsonReply(body, 500, {"X-Request-ID": identity, "Connection": "close"})

@@ -9,20 +9,21 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.batches import Batches
 from headrace.serving.errors import ApiError
 from headrace.serving.files import FileStore
 from headrace.serving.replies import JsonReply
+from headrace.serving.requests import Fields
 from headrace.serving.schemas import ERRORS, Batch, BatchList, Deleted, File, FileList
 
 Limit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(max_length=100)]
 
 
-class BatchRequest(BaseModel):
+class BatchRequest(Fields):
     """POST /v1/batches."""
 
     input_file_id: str
@@ -38,6 +39,7 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
     @routes.post("/v1/files", response_model=File)
     async def create(request: Request, file: UploadFile, purpose: Annotated[Literal["batch"], Form()]) -> Response:
         """Keep a batch file (JSON Lines)."""
+        await _refuse_unknown_parts(request)
         if not file.size:
             raise ApiError(400, "the file is empty", code="empty", param="file")
         if file.size > max_bytes:
@@ -50,9 +52,17 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
         return JsonReply(kept)
 
     @routes.get("/v1/files", response_model=FileList)
-    async def list_all(request: Request, limit: Limit = 100, after: After = None) -> Response:
-        """The newest first."""
-        return JsonReply(_page(await asyncio.to_thread(files.list, _tenant(request)), limit, after))
+    async def list_all(
+        request: Request,
+        limit: Limit = 100,
+        after: After = None,
+        purpose: str | None = None,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        """The newest first, or with `order=asc` the oldest."""
+        found = await asyncio.to_thread(files.list, _tenant(request))
+        found = [file for file in found if purpose in (None, file["purpose"])]
+        return JsonReply(_page(found if order == "desc" else found[::-1], limit, after))
 
     @routes.get("/v1/files/{file_id}", response_model=File)
     async def describe(request: Request, file_id: str) -> Response:
@@ -82,6 +92,7 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
     @routes.post("/v1/batches", response_model=Batch)
     async def create(request: Request, body: BatchRequest) -> Response:
         """Begin a batch over an uploaded file."""
+        body.refuse_unknown()
         given = body.input_file_id, body.endpoint, body.completion_window, body.metadata
         try:
             batch = batches().create(*given, _tenant(request))
@@ -108,6 +119,14 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
             raise disk_error(error) from error
 
     return routes
+
+
+async def _refuse_unknown_parts(request: Request) -> None:
+    """Raise 400 for a part of a form that nobody reads, such as `expires_after[seconds]`."""
+    for name in (await request.form()).keys() - {"file", "purpose"}:
+        raise ApiError(
+            400, f"unknown field {name!r:.60}; known: file, purpose", code="unknown_field", param=f"{name:.60}"
+        )
 
 
 def _tenant(request: Request) -> Tenant:

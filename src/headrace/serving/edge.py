@@ -97,11 +97,11 @@ class Edge:
         upload = path == UPLOADS
         limits = self._host.limits
         body = _Body(receive, limits, limits.max_file_bytes if upload else limits.max_body_bytes, steady=upload)
-        body.check_length(scope["headers"])
         app = self._app
         route = self._direct.get(path)
         if route is not None and scope["method"] == "POST":
             scope["route"], app = route, route.serve
+        body.check_length(scope["headers"])
         if account is None:
             await app(scope, body.receive, send)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -16,6 +17,9 @@ from headrace.io.parts import atomic_file, sync_folder
 from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.errors import ApiError
 
+logger = logging.getLogger("headrace")
+
+_NEEDED = {"id", "created_at", "purpose"}
 _ID = re.compile(r"file-[0-9a-f]{32}")
 """What a request may name: nothing else reaches the file system."""
 
@@ -56,19 +60,24 @@ class FileStore:
     def get(self, identity: str, tenant: Tenant = EVERYBODY) -> dict[str, Any]:
         """The description; raises ApiError 404 where there is none, or none that this tenant may know of."""
         if _ID.fullmatch(identity):
+            path = self._folder / f"{identity}.json"
             try:
-                description: dict[str, Any] = json.loads((self._folder / f"{identity}.json").read_bytes())
+                description: dict[str, Any] = json.loads(path.read_bytes())
+                if tenant.owns(description) and description.keys() >= _NEEDED:
+                    return description
             except FileNotFoundError:
                 pass
-            else:
-                if tenant.owns(description):
-                    return description
-        raise ApiError(404, f"there is no file {identity!r:.80}", code="file_not_found", param="file_id")
+            except (ValueError, AttributeError) as error:
+                logger.error("file description %s is damaged and left out: %s", path, error)
+        raise _not_found(identity)
 
     def path(self, identity: str, tenant: Tenant = EVERYBODY) -> Path:
         """Where the content is; raises ApiError 404 as `get` does."""
         self.get(identity, tenant)
-        return self._content(identity)
+        content = self._content(identity)
+        if not content.is_file():  # it is being deleted, or was lost
+            raise _not_found(identity)
+        return content
 
     def list(self, tenant: Tenant = EVERYBODY) -> list[dict[str, Any]]:
         """The descriptions of a tenant's files, the newest first."""
@@ -103,3 +112,7 @@ class FileStore:
         with atomic_file(self._folder / f"{identity}.json") as file:
             file.write(json.dumps(description).encode())
         return description
+
+
+def _not_found(identity: str) -> ApiError:
+    return ApiError(404, f"there is no file {identity!r:.80}", code="file_not_found", param="file_id")

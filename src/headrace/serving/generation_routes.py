@@ -30,7 +30,7 @@ def router(host: Host) -> APIRouter:
         """What follows each prompt."""
         host.check_model(body.model)
         prompts = texts_of(body.prompt)
-        size = host.check_texts(prompts, "prompt") + len(prompts) * body.most_tokens
+        size = host.check_texts(prompts, "prompt") + len(prompts) * host.answer_cost(body.most_tokens)
         records = [body.asked(prompt=prompt) for prompt in prompts]
         call = host.call(request, body.timeout, "prompt")
         if body.stream:
@@ -48,7 +48,7 @@ def router(host: Host) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         """The assistant's next message."""
         host.check_model(body.model)
-        size = host.check_messages(body.messages) + body.most_tokens
+        size = host.check_messages(body.messages) + host.answer_cost(body.most_tokens)
         record = body.asked(messages=body.messages)
         call = host.call(request, body.timeout, "messages")
         if body.stream:

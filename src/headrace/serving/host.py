@@ -117,12 +117,12 @@ class Host:
                 code="too_many",
                 param=param,
             )
-        cost = 0
+        cost, most = 0, self.service.most_cost
         for text in texts:
             if not text:
                 raise ApiError(400, f"{param} holds an empty text", code="empty", param=param)
             self.check_length(len(text), param)
-            cost += guess(len(text))
+            cost += min(guess(len(text)), most)
         return cost
 
     def check_messages(self, messages: list[dict[str, Any]]) -> int:
@@ -140,7 +140,11 @@ class Host:
             )
         chars = chars_in(messages)
         self.check_length(chars, "messages")
-        return guess(chars)
+        return min(guess(chars), self.service.most_cost)
+
+    def answer_cost(self, most_tokens: int) -> int:
+        """A guess of what an answer costs that may have so many tokens: the model makes no more than it can."""
+        return min(most_tokens, self.service.most_cost)
 
     def check_length(self, chars: int, param: str) -> None:
         """Raise 400 for a text of too many characters."""

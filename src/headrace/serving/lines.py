@@ -29,8 +29,17 @@ class Line:
     """How each output is written; None leaves it as it is."""
 
     def answers(self, outputs: Sequence[Any]) -> Answers:
-        """The line's output."""
-        return Answers(outputs if self.written is None else map(self.written, outputs))
+        """The line's output.
+
+        Raises:
+            RecordError: it cannot be written as the line asks.
+        """
+        try:
+            answers = Answers(outputs if self.written is None else map(self.written, outputs))
+        except ApiError as error:
+            raise RecordError(error.detail) from error
+        answers.truncated = tuple(place for place, part in enumerate(self.parts) if part.truncated)
+        return answers
 
 
 class Lines:
@@ -78,6 +87,7 @@ class Lines:
     def _embedding(self, body: Any) -> _Asked:
         asked = EmbeddingRequest.model_validate(body)
         asked.refuse_unknown()
+        _refuse_timeout(asked)
         texts = texts_of(asked.input)
         self._host.check_texts(texts, "input")
         service = self._host.service
@@ -86,6 +96,7 @@ class Lines:
     def _completion(self, body: Any) -> _Asked:
         asked = CompletionRequest.model_validate(body)
         _refuse_stream(asked)
+        _refuse_timeout(asked)
         prompts = texts_of(asked.prompt)
         self._host.check_texts(prompts, "prompt")
         return [asked.asked(prompt=prompt) for prompt in prompts], True, None
@@ -93,6 +104,7 @@ class Lines:
     def _chat(self, body: Any) -> _Asked:
         asked = ChatRequest.model_validate(body)
         _refuse_stream(asked)
+        _refuse_timeout(asked)
         self._host.check_messages(asked.messages)
         return [asked.asked(messages=asked.messages)], True, None
 
@@ -100,3 +112,10 @@ class Lines:
 def _refuse_stream(asked: CompletionRequest | ChatRequest) -> None:
     if asked.stream:
         raise ApiError(400, "stream is true: the answers of a batch are whole", code="bad_stream", param="stream")
+
+
+def _refuse_timeout(asked: EmbeddingRequest | CompletionRequest | ChatRequest) -> None:
+    if asked.timeout is not None:
+        raise ApiError(
+            400, "a line takes no timeout; the batch has its completion_window", code="bad_timeout", param="timeout"
+        )

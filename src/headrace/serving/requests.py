@@ -40,15 +40,13 @@ def texts_of(given: str | list[str]) -> list[str]:
     return [given] if isinstance(given, str) else given
 
 
-class _Request(BaseModel):
+class Fields(BaseModel):
+    """Fields of a request, of which the unknown ones are refused once asked to."""
+
     # Kept, not forbidden: pydantic would make an error of each unknown field before the first one is told.
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
     passes_on: ClassVar[bool] = False
     """Whether fields that are not named here are the engine's, to obey or refuse."""
-
-    model: str | None = None
-    user: str | None = None
-    timeout: Seconds | None = None
 
     def refuse_unknown(self) -> None:
         """Raise 400 for a field that nobody knows, unless it is null."""
@@ -60,6 +58,12 @@ class _Request(BaseModel):
                 raise ApiError(
                     400, f"unknown field {name!r:.60}; known: {known}", code="unknown_field", param=f"{name:.60}"
                 )
+
+
+class _Request(Fields):
+    model: str | None = None
+    user: str | None = None
+    timeout: Seconds | None = None
 
 
 class _TextsRequest(_Request):

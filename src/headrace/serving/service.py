@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ class Service:
         self.limits = limits
         full = _full_batch(engine)
         self.gate = Gate(limits.max_requests, limits.max_cost or _GATE_BATCHES * full, _width(engine), full)
+        self.most_cost = _most_cost(engine)
+        """What one record is taken to cost at most, however long it is and whatever answer it allows."""
         self.cancelled = 0
         """Records whose client left before they were answered."""
         self.tokens = Tokens(engine)
@@ -181,6 +184,11 @@ class Service:
             self._dead = True
             self._on_dead()
         return api_error(error, call.param, call.request_id)
+
+
+def _most_cost(engine: Engine[Any, Any]) -> int:
+    longest = getattr(engine, "max_model_len", None) or getattr(engine, "max_cost", None) or sys.maxsize
+    return max(int(longest), _INLINE_CHARS)  # or a long text would be taken for one that is prepared on the loop
 
 
 def _full_batch(engine: Engine[Any, Any]) -> float:

@@ -13,6 +13,8 @@ import numpy as np
 
 from headrace.io.files import look_at
 from headrace.io.lines import line_blocks, parse_object
+from headrace.serving.errors import ApiError
+from headrace.serving.requests import HEAVY_BYTES, check_values
 
 MOST_ERRORS = 100
 """More are not looked for: a file with so many wants mending as a whole."""
@@ -81,6 +83,12 @@ def _checked(line: bytes, number: int, rules: Rules, found: Findings) -> Mapping
         found.refuse(number, "line_too_long", f"the line is longer than the {rules.max_line_bytes:,} bytes allowed")
         return None
     try:
+        if len(line) > HEAVY_BYTES:
+            check_values(line)
+    except ApiError as error:
+        found.refuse(number, "too_many", error.detail.replace("the body", "the line"))
+        return None
+    try:
         row = parse_object(line)
     except (ValueError, TypeError, RecursionError):
         found.refuse(number, "invalid_json_line", "the line is no JSON object")
@@ -95,7 +103,7 @@ def _checked(line: bytes, number: int, rules: Rules, found: Findings) -> Mapping
 def _problem(row: Mapping[str, Any], rules: Rules) -> tuple[str, str, str] | None:
     """Code, message and field of what is wrong with a request."""
     identity, body = row.get("custom_id"), row.get("body")
-    if not isinstance(identity, str) or not identity:
+    if not isinstance(identity, str) or not identity or not _is_unicode(identity):
         return "invalid_custom_id", f"custom_id is {identity!r:.80}: it must be a text", "custom_id"
     if row.get("method") != "POST":
         return "invalid_method", f"method is {row.get('method')!r:.80}: it must be POST", "method"
@@ -109,8 +117,17 @@ def _problem(row: Mapping[str, Any], rules: Rules) -> tuple[str, str, str] | Non
     return None
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether it can be written: half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _digest(identity: str) -> int:
-    raw = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    raw = hashlib.blake2b(identity.encode(), digest_size=8).digest()
     return int.from_bytes(raw, "little")
 
 

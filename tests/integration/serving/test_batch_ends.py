@@ -39,7 +39,8 @@ BAD: dict[str, tuple[list[Any], list[tuple[int | None, str]]]] = {
     "a wrong method": ([line(0, method="GET")], [(1, "invalid_method")]),
     "no id": ([line(0, custom_id=None), line(1, custom_id="")], [(1, "invalid_custom_id"), (2, "invalid_custom_id")]),
     "no body": ([line(0, body="x")], [(1, "invalid_body")]),
-    "a long line": ([line(0, body={"input": "x" * 5_000})], [(1, "line_too_long")]),
+    "a long line": ([line(0, body={"input": "x" * 500_000})], [(1, "line_too_long")]),
+    "many values": ([line(0, body={"input": ["x"] * 70_000})], [(1, "too_many")]),
     "several": (
         [line(0), "x", line(0), line(2, method="PUT"), line(0)],
         [(2, "invalid_json_line"), (3, "duplicate_custom_id"), (4, "invalid_method"), (5, "duplicate_custom_id")],
@@ -50,7 +51,7 @@ BAD: dict[str, tuple[list[Any], list[tuple[int | None, str]]]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_file_fails_before_anything_is_computed(serve: Callable[..., Any], name: str) -> None:
     rows, expected = BAD[name]
-    with serve(limits=ServeLimits(max_body_bytes=4_000)) as server:
+    with serve(limits=ServeLimits(max_body_bytes=400_000)) as server:
         done = ended(server, begin(server, rows))
         assert done["status"] == "failed"
         assert [(error["line"], error["code"]) for error in done["errors"]["data"]] == expected

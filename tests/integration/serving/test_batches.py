@@ -81,6 +81,15 @@ def test_each_request_is_answered_once_and_bad_ones_apart(server: Running, tmp_p
     assert all(done[f"{moment}_at"] for moment in ("in_progress", "finalizing", "completed"))
 
 
+def test_a_served_name_need_not_be_that_of_a_folder(serve: Callable[..., Any]) -> None:
+    with serve(name="embedder-v2") as server:
+        rows = [line(0), line(1, body={"input": "text", "model": "embedder-v2"})]
+        done = ended(server, begin(server, rows))
+        assert done["status"] == "completed", done["errors"]
+        answers = [row["response"]["body"] for row in rows_of(server, done["output_file_id"])]
+        assert [answer["model"] for answer in answers] == ["embedder-v2", "embedder-v2"]
+
+
 def test_files_are_described_listed_and_deleted(server: Running) -> None:
     identity = upload(server, [line(0)])
     assert server.client.get(f"/v1/files/{identity}").json()["purpose"] == "batch"
@@ -190,3 +199,72 @@ def test_a_batch_of_chats(tmp_path: Path) -> None:
         assert done["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
         answers = [row["response"]["body"]["choices"][0]["message"] for row in rows_of(server, done["output_file_id"])]
         assert answers == [{"role": "assistant", "content": f"say {number}"} for number in range(40)]
+
+
+class Short(FakeEngine):
+    """Takes three words, and does not say beforehand how long its vectors are."""
+
+    def __init__(self, model: str | None = None) -> None:
+        super().__init__(model, max_model_len=3)
+
+
+def test_lines_that_are_cut_or_cannot_be_obeyed_say_so(serve: Callable[..., Any]) -> None:
+    long = "one two three four"
+    bodies = [{"input": "short"}, {"input": long}, {"input": ["a", long]}]
+    bodies += [{"input": "a", "dimensions": 4}, {"input": "a", "timeout": 5}]
+    with serve(f"{__name__}:Short", name="short") as server:
+        done = ended(server, begin(server, [line(number, body=body) for number, body in enumerate(bodies)]))
+        answers = [row["response"]["body"] for row in rows_of(server, done["output_file_id"])]
+        assert [answer["usage"].get("truncated_inputs") for answer in answers] == [None, 1, 1]
+        assert [[item.get("truncated") for item in answer["data"]] for answer in answers] == [
+            [None],
+            [True],
+            [None, True],
+        ]
+        first, second = (row["error"] for row in rows_of(server, done["error_file_id"]))
+        assert first["code"] == second["code"] == "RecordError"
+        assert first["message"].startswith("dimensions is 4: vectors")
+        assert "timeout" in second["message"]
+
+
+def test_a_custom_id_that_cannot_be_written_is_refused(server: Running) -> None:
+    done = ended(server, begin(server, [line(0), line(1, custom_id="half \ud800")]))
+    assert [(error["line"], error["code"]) for error in done["errors"]["data"]] == [(2, "invalid_custom_id")]
+
+
+def test_fields_that_nobody_reads_are_refused(server: Running) -> None:
+    file = upload(server, [line(0)])
+    body = {"input_file_id": file, "endpoint": "/v1/embeddings"}
+    refused = server.post("/v1/batches", body | {"output_expires_after": {"anchor": "created_at", "seconds": 3600}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "output_expires_after")
+    assert server.post("/v1/batches", body | {"output_expires_after": None}).status_code == 200
+    parts = {"purpose": "batch", "expires_after[seconds]": "3600"}
+    refused = server.client.post("/v1/files", files={"file": ("in.jsonl", b"{}")}, data=parts)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "expires_after[seconds]")
+
+
+def test_files_are_listed_by_purpose_and_in_either_order(server: Running) -> None:
+    upload(server, [line(0)])
+
+    def listed(**params: Any) -> list[Any]:
+        return list(server.client.get("/v1/files", params=params).json()["data"])
+
+    assert listed(order="asc") == listed()[::-1] != []
+    assert {file["purpose"] for file in listed(purpose="batch")} == {"batch"}
+    assert listed(purpose="assistants") == []
+    assert server.client.get("/v1/files", params={"order": "up"}).status_code == 400
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", "{}", ""])
+def test_a_damaged_or_lost_file_takes_no_other_with_it(serve: Callable[..., Any], tmp_path: Path, damage: str) -> None:
+    with serve() as server:
+        good, damaged, lost = (upload(server, [line(0)]) for _ in range(3))
+        (tmp_path / f"state/files/{damaged}.json").write_text(damage)
+        (tmp_path / f"state/files/{lost}.jsonl").unlink()
+        listed = server.client.get("/v1/files").json()["data"]
+        assert {file["id"] for file in listed} == {good, lost}
+        for path in (f"/v1/files/{damaged}", f"/v1/files/{damaged}/content", f"/v1/files/{lost}/content"):
+            response = server.client.get(path)
+            assert (response.status_code, response.json()["error"]["code"]) == (404, "file_not_found")
+        assert server.client.delete(f"/v1/files/{lost}").status_code == 200
+        assert server.client.get(f"/v1/files/{good}/content").status_code == 200

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.serving.running import Running, running
+from tests.integration.serving.running import Running, running, until
 
 import headrace
 from headrace.client import AsyncClient, Client, ClientSettings
-from headrace.errors import ConfigError, EngineDeadError, JobError, RecordError
+from headrace.errors import ConfigError, EngineDeadError, EngineError, JobError, RecordError
 from headrace.hosting import ServerSettings
 from headrace.serving.auth import read_keys
 from headrace.serving.limits import ServeLimits
@@ -78,7 +78,7 @@ def test_a_full_server_is_asked_again_when_it_says() -> None:
     settings = ServerSettings(engine=f"{ENGINES}:Gradual", limits=ServeLimits(max_requests=2))
 
     async def main(url: str) -> list[Any]:
-        client = AsyncClient(url, settings=ClientSettings(concurrency=16, attempts=500), sleep=naps, chance=lambda: 0.0)
+        client = AsyncClient(url, settings=ClientSettings(concurrency=16, attempts=1), sleep=naps, chance=lambda: 0.0)
         async with client:
             return [answer async for answer in client.map(PATH, texts(60))]
 
@@ -87,6 +87,24 @@ def test_a_full_server_is_asked_again_when_it_says() -> None:
     assert [vector(answer) for answer in answers] == [FakeEngine().vector(f"text {n}") for n in range(60)]
     assert naps.seconds
     assert min(naps.seconds) >= 1.25  # Retry-After: 1, and half of the first backoff
+
+
+def test_a_server_that_stays_full_is_given_up_after_a_while() -> None:
+    naps = Naps()
+
+    async def main(server: Running) -> None:
+        settings = ClientSettings(attempts=2, backoff_s=1, patience_s=5)
+        first = asyncio.ensure_future(asyncio.to_thread(server.post, PATH, {"input": "first"}))
+        await asyncio.to_thread(until, lambda: server.engine.batch_sizes != [])
+        async with AsyncClient(server.url, settings=settings, sleep=naps, chance=lambda: 1.0) as client:
+            with pytest.raises(EngineError, match="429"):
+                await client.post(PATH, {"input": "second"})
+        server.engine.go.set()
+        assert (await first).status_code == 200
+
+    with running(ServerSettings(engine=f"{ENGINES}:Held", limits=ServeLimits(max_requests=1))) as server:
+        asyncio.run(main(server))
+    assert naps.seconds == [2, 2, 2, 2]  # three while it has patience, then the first of two tries
 
 
 def test_a_server_that_is_gone_is_tried_so_often_and_no_more() -> None:

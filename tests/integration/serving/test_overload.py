@@ -47,6 +47,20 @@ def test_more_than_the_limit_is_refused_at_once_with_a_time_to_come_back() -> No
         assert sum(server.engine.batch_sizes) == 3
 
 
+@pytest.mark.parametrize("long", [{"prompt": "1+1=", "max_tokens": 10**9}, {"prompt": "1 " * 400_000}])
+def test_no_request_counts_for_more_than_the_model_can_do(long: dict[str, Any]) -> None:
+    settings = ServerSettings(task="generate", engine=f"{ENGINES}:Talker", engine_options={"step_s": 0.01})
+    with running(settings) as server, ThreadPoolExecutor() as pool:
+        assert server.host.loaded is not None
+        gate, server.host.loaded.most_cost = server.host.loaded.gate, 512
+        gate.max_cost = 2_000
+        first = pool.submit(server.post, "/v1/completions", {"prompt": "word " * 200, "max_tokens": 10**9})
+        until(lambda: gate.requests == 1)
+        others = [server.post("/v1/completions", body).status_code for body in (long, {"prompt": "1+1="})]
+        assert others == [200, 200]
+        assert first.result().status_code == 200
+
+
 def test_a_request_whose_time_is_up_is_not_run() -> None:
     with running(held()) as server, ThreadPoolExecutor() as pool:
         first = pool.submit(embed, server, "first")

@@ -146,6 +146,7 @@ def test_a_bug_of_the_servers_own_has_an_id_too(server: Running, monkeypatch: py
     response = server.post("/v1/embeddings", {"input": "x"}, headers={"X-Request-ID": "mine-8"})
     assert response.status_code == 500
     assert response.headers.get_list("x-request-id") == ["mine-8"]
+    assert response.headers["connection"] == "close"
     assert "mine-8" in response.json()["error"]["message"]
 
 

@@ -35,3 +35,22 @@ def test_the_pieces_make_the_whole(server: Running, options: dict[str, Any]) -> 
     assert "".join(pieces) == whole
     assert len([piece for piece in pieces if piece]) > 2 or len(whole) < 3
     assert server.post("/v1/completions", body).json()["choices"][0]["text"] == whole
+
+
+def test_an_answer_counts_for_no_more_than_the_context(server: Running) -> None:
+    assert server.host.loaded is not None
+    assert server.host.loaded.most_cost == server.engine.max_model_len == 512
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1e-320, "top_p": 1e-300},
+        {"temperature": 1e-12, "top_k": 5},
+        {"temperature": 1e-9, "repetition_penalty": 1e-300},
+        {"temperature": 100, "repetition_penalty": 1e-300, "min_p": 1, "frequency_penalty": -2},
+    ],
+)
+def test_extreme_numbers_are_answered(server: Running, options: dict[str, Any]) -> None:
+    response = server.post("/v1/completions", {"prompt": "12+30=", "max_tokens": 8, **options})
+    assert response.status_code == 200, response.text

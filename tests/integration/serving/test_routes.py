@@ -120,7 +120,9 @@ def test_half_a_surrogate_pair_goes_out_as_it_came_in(talker: Running) -> None:
 
 
 def test_unknown_paths_and_models_are_told_in_the_same_shape(embedder: Running) -> None:
-    assert error(embedder.client.get("/nothing"))["type"] == "not_found_error"
+    nothing = error(embedder.client.get("/nothing"))
+    assert (nothing["type"], nothing["code"]) == ("not_found_error", "not_found")
+    assert "/nothing" in nothing["message"]
     assert error(embedder.client.get("/v1/models/other"))["code"] == "model_not_found"
     assert embedder.client.get("/v1/models/fake").json()["id"] == "fake"
     assert error(embedder.client.get("/v1/embeddings"))["type"] == "invalid_request_error"
