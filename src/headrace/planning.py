@@ -82,7 +82,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     output = JobOutput(target, _writer(settings, target, task, url))
     named = columns.Columns(
         settings.text_column or ("body" if url and not task.text_only else task.input),
-        settings.id_column,
+        settings.id_column or ("id" if url else None),  # each request has one, though the first be refused
         task.text_only,
         settings.text_pair_column,
         settings.prompt_template,
