@@ -18,7 +18,7 @@ from headrace.jobs.job import Limits
 from headrace.jobs.memory import Memory
 
 INTEGERS, ROWS = 150_000, 60  # about 6 MB a row, and 360 MB together
-OWN = 120_000_000
+OWN = 160_000_000
 """What reading, encoding and merging some rows takes beside, whatever their number."""
 BUFFER = 40_000_000
 JOB = """
@@ -61,7 +61,7 @@ def test_long_rows_take_no_more_than_the_bound_beside_what_a_job_takes_in_any_ca
     command = [sys.executable, "-c", JOB, str(path), str(tmp_path / sink), sink.rpartition(".")[2], str(BUFFER)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.splitlines()[-1]) < BUFFER + OWN  # with no bound it is some 450 MB
+    assert int(done.stdout.splitlines()[-1]) < BUFFER + OWN  # with no bound it is 690 MB
     rows = pq.read_table(tmp_path / sink).to_pylist() if sink.endswith("parquet") else None
     if rows is None:
         rows = [json.loads(line) for line in (tmp_path / sink).read_text().splitlines()]
