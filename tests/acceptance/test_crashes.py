@@ -87,7 +87,6 @@ def test_an_engine_of_another_kind_is_refused_a_process(folder: Path) -> None:
         (("--task", "custom", "--engine", f"{MINE}:stuck"), 130),
         (("--task", "custom", "--engine", f"{MINE}:stuck", "--engine-process"), 130),
         (("--task", "custom", "--engine", f"{MINE}:locked"), -signal.SIGINT),  # a shell says 130 to both
-        ((*FAKE, "--map", f"{MINE}:stuck_map", "--worker-kind", "thread"), 130),
         ((*FAKE, "--map", f"{MINE}:stuck_map", "--worker-kind", "process"), 130),
         ((*FAKE, "--finish", f"{MINE}:stuck_finish", "--worker-kind", "process"), 130),
     ],
@@ -107,9 +106,16 @@ def test_a_second_signal_ends_at_once_whatever_hangs(folder: Path, flags: tuple[
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("where", [(), ("--engine-process",)], ids=["here", "process"])
-def test_one_signal_ends_a_job_that_has_not_begun(folder: Path, where: tuple[str, ...]) -> None:
-    flags = ("--task", "custom", "--engine", f"{MINE}:stuck_load", *where)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--task", "custom", "--engine", f"{MINE}:stuck_load"),
+        ("--task", "custom", "--engine", f"{MINE}:stuck_load", "--engine-process"),
+        (*FAKE, "--map", f"{MINE}:stuck_map", "--worker-kind", "thread"),
+    ],
+    ids=["load", "load-in-process", "map"],
+)
+def test_one_signal_ends_a_job_that_has_not_begun(folder: Path, flags: tuple[str, ...]) -> None:
     job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
     _wait_for(folder / "hangs")
     children = _children(job.pid)
