@@ -133,9 +133,9 @@ def test_a_finished_job_is_told_without_torch(folder: Path) -> None:
     assert (status, "source.blake2b was" in output) == (2, True)
     (folder / "in.jsonl").write_text("".join(f'{{"id": {n}, "text": "t{n}"}}\n' for n in range(20)))
     status, output = without_torch(*RUN, folder=folder)
-    assert (status, output) == (1, "headrace: loading the default model for embed ...\ntorch was imported\n")
+    assert (status, "torch was imported" in output) == (2, True)
     (folder / "out.jsonl").unlink()
-    assert without_torch(*RUN, *flags, folder=folder)[0] == 1, "a result that was taken away is made anew"
+    assert without_torch(*RUN, *flags, folder=folder)[0] == 2, "a result that was taken away is made anew"
 
 
 def test_a_finished_job_needs_no_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
