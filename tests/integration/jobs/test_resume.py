@@ -180,7 +180,8 @@ def test_a_resume_with_something_else_is_refused_and_says_what(runner: Runner) -
     runner.engine = FakeEngine("other", max_model_len=5)
     with pytest.raises(
         ResumeMismatchError,
-        match=r"max_model_len was None, now 5 \(--max-model-len\); engine\.model was 'fake', now 'other'\.",
+        match=r"engine\.max_model_len was None, now 5 \(--max-model-len\); "
+        r"engine\.model was 'fake', now 'other'\.",
     ):
         runner.run()
     runner.engine = FakeEngine()
