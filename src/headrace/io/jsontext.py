@@ -77,14 +77,13 @@ class StrictJson:
 
 def depth(value: Any, limit: int) -> int:
     """How deep dicts and lists are nested in a value: 0 for a plain one, at most `limit`."""
-    level, deepest = [value], 0
-    while deepest < limit:
-        level = [item for item in level if isinstance(item, (Mapping, list, tuple)) and item]
-        if not level:
-            return deepest
+    nested, deepest = (list, tuple, Mapping), 0
+    level = [value] if isinstance(value, nested) and value else []
+    while level and deepest < limit:
         deepest += 1
-        inner = (value for item in level for value in (item.values() if isinstance(item, Mapping) else item))
-        level = list({id(value): value for value in inner}.values())  # it may hold the same one many times, or itself
+        inner = (inside for item in level for inside in (item.values() if isinstance(item, Mapping) else item))
+        # It may hold the same one many times, or itself. Plain values are left out first: there may be very many.
+        level = list({id(inside): inside for inside in inner if isinstance(inside, nested) and inside}.values())
     return deepest
 
 

@@ -18,7 +18,7 @@ from headrace.jobs.job import Limits
 from headrace.jobs.memory import Memory
 
 INTEGERS, ROWS = 150_000, 60  # about 6 MB a row, and 360 MB together
-OWN = 160_000_000
+OWN = 120_000_000
 """What reading, encoding and merging some rows takes beside, whatever their number."""
 BUFFER = 40_000_000
 JOB = """
