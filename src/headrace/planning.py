@@ -80,9 +80,12 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     if not settings.selection.is_all:
         source = SelectedSource(source, settings.selection)
     output = JobOutput(target, _writer(settings, target, task, url))
+    id_column = settings.id_column
+    if url and id_column is None:
+        id_column = "id"  # each request has one, though the first is refused
     named = columns.Columns(
         settings.text_column or ("body" if url and not task.text_only else task.input),
-        settings.id_column or ("id" if url else None),  # each request has one, though the first be refused
+        id_column,
         task.text_only,
         settings.text_pair_column,
         settings.prompt_template,

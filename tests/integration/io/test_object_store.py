@@ -340,6 +340,9 @@ def test_a_damaged_part_there_is_made_anew(
     assert [damage.path.removeprefix("s3://") for damage in report.damaged] == [part]
     assert rows_of(s3, "rows/out") == [row["id"] for row in ROWS]
     assert inspect("s3://rows/out/", verify=True).damaged == []
+    part = min(
+        name for name in s3.find("rows/out") if name.endswith(".jsonl")
+    )  # rows made anew may be parted elsewhere
     s3.pipe_file(part, s3.cat_file(part)[::-1])
     assert part in inspect("s3://rows/out/", verify=True).damaged[0]
 
