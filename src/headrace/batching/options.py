@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from headrace.batching.callbacks import plain_function
-from headrace.batching.isolation import OnError
-from headrace.batching.window import Limits
+from headrace.batching.callables import plain_function
+from headrace.batching.policy.bucketing import Limits
 from headrace.errors import ConfigError
 from headrace.events import Listener
 
+OnError: TypeAlias = Literal["fail", "isolate"]
+"""What becomes of a failed batch."""
 NO_BUDGET = 1e18
 """A `target_batch_cost` that limits nothing."""
 

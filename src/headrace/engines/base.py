@@ -92,8 +92,8 @@ class StreamEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, Payl
 class StepEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
     """A model that takes many steps for one request: requests join and leave between steps.
 
-    It is a `StepModel` of `headrace.batching.stepping`, which says what each method promises; all but `span` are called
-    on one thread.
+    It is a `StepModel` (see `headrace.batching.step_model` for what each method promises). All but `span` are called on
+    one thread.
     """
 
     max_slots: int

@@ -12,7 +12,7 @@ import pytest
 from tests.contract.engines.cases import CASES, Case, Place, missing
 
 from headrace import ContinuousBatcher, DynamicBatcher
-from headrace.batching.streaming import StreamBatcher
+from headrace.batching.passthrough import PassthroughBatcher
 from headrace.engines.base import Prepared, StepEngine, StreamEngine
 
 
@@ -51,7 +51,7 @@ def batcher_of(engine: Any) -> Any:
     if isinstance(engine, StepEngine):
         return ContinuousBatcher[Any, Any](engine, max_slots=engine.max_slots, max_cost=engine.max_cost)
     if isinstance(engine, StreamEngine):
-        return StreamBatcher[Any, Any](engine.infer, max_in_flight=engine.max_in_flight)
+        return PassthroughBatcher[Any, Any](engine.infer, max_in_flight=engine.max_in_flight)
     return DynamicBatcher[Any, Any](
         engine.forward,
         cost_estimator=lambda payload: 1,

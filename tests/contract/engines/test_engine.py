@@ -16,7 +16,7 @@ from tests.contract.engines.fixtures import alone, assert_same, payloads, togeth
 from headrace.engines.base import BatchEngine, Prepared, StepEngine, StreamEngine
 from headrace.engines.registry import _ENGINES
 from headrace.errors import EngineDeadError, RecordError
-from headrace.io.jsonl import JsonlWriter
+from headrace.io.formats.jsonl import JsonlWriter
 from headrace.records import Ok, Record
 
 pytestmark = [

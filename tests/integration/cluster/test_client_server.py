@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.integration.cluster.hosts import Hosts, why_not
 
-from headrace import wiring
-from headrace.jobs.job import JobEnd, StopRequest
+from headrace.app import job as wiring
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 
 pytestmark = [
@@ -138,11 +138,11 @@ def test_a_job_that_is_killed_leaves_no_worker_there(hosts: Hosts, rows: Rows, t
     rows(RECORDS)
     job = Job(hosts, tmp_path, f"ray://{hosts.address('head')}:10001")
     job.wait_for(RECORDS // 5)
-    assert hosts.processes("head", "ray::Desk")
+    assert hosts.processes("head", "ray::WorkerActor")
     for process in hosts.processes("desk", "headrace.cli"):
         os.kill(process, signal.SIGKILL)
     job.end()
-    while hosts.processes("head", "ray::Desk"):  # half a minute: the server waits for the client to come back
+    while hosts.processes("head", "ray::WorkerActor"):  # half a minute: the server waits for the client to come back
         time.sleep(0.2)
     assert go_on_here(tmp_path) == JobEnd("finished", RECORDS, 0)
     assert job.ids() == [f"r{n}" for n in range(RECORDS)]

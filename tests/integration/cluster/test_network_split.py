@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from tests.integration.cluster.hosts import Hosts, why_not
 
-from headrace import wiring
-from headrace.jobs.job import JobEnd, StopRequest
+from headrace.app import job as wiring
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 
 pytestmark = [
@@ -81,7 +81,7 @@ def test_a_job_goes_on_without_a_host_that_is_cut_off(
         hosts.ray_node(name, head="head", cpus=2)
     job = Job(hosts, "head", address, tmp_path)
     job.wait_for(RECORDS // 6)
-    assert hosts.processes("far", "ray::Desk"), "nothing is lost by pulling this cable"
+    assert hosts.processes("far", "ray::WorkerActor"), "nothing is lost by pulling this cable"
     hosts.unplug("far")
     heal = threading.Timer(healed_after_s or 0, hosts.plug_in, ("far",))
     if healed_after_s is not None:
@@ -93,7 +93,7 @@ def test_a_job_goes_on_without_a_host_that_is_cut_off(
     assert "died 1 ×" in said
     if healed_after_s is not None:
         heal.join()
-        while hosts.processes("far", "ray::Desk"):  # the test's time limit ends this
+        while hosts.processes("far", "ray::WorkerActor"):  # the test's time limit ends this
             time.sleep(0.1)
         before = (tmp_path / "out.jsonl").read_bytes()
         time.sleep(2)
@@ -112,7 +112,7 @@ def test_a_worker_that_only_the_job_cannot_reach_is_done_without(hosts: Hosts, r
     cut = time.monotonic()
     assert "died 1 ×" in job.check()
     assert time.monotonic() - cut < 300  # Ray alone waits for about seven minutes
-    while hosts.processes("far", "ray::Desk"):
+    while hosts.processes("far", "ray::WorkerActor"):
         time.sleep(0.1)
 
 

@@ -16,14 +16,14 @@ from headrace.events import (
     JobStarted,
     PartCommitted,
     PartDamaged,
-    PieceDone,
     RecordFailed,
     StageDone,
     StepDone,
     WorkerLost,
+    WorkUnitDone,
 )
 from headrace.observe.batches import BusyTime
-from headrace.observe.report import Lane, Report, ReportBuilder
+from headrace.observe.report import Report, ReportBuilder, WorkerRow
 from headrace.observe.table import as_text, print_report
 
 
@@ -203,14 +203,14 @@ def test_workers_have_a_lane_each_and_busy_is_the_mean_of_theirs() -> None:
         JobStarted(None, 100, 0, at=0.0),
         formed(0),
         done(4.0, 4.0),  # what both observed side by side
-        PieceDone("2", 30, 1, 4, 5.0, at=5.0),
+        WorkUnitDone("2", 30, 1, 4, 5.0, at=5.0),
         WorkerLost("2", 10, "killed", at=6.0),
-        PieceDone("1", 40, 0, 5, 4.0, at=7.0),
-        PieceDone("2", 30, 0, 4, 4.0, at=9.0),
+        WorkUnitDone("1", 40, 0, 5, 4.0, at=7.0),
+        WorkUnitDone("2", 30, 0, 4, 4.0, at=9.0),
         PartCommitted(0, 100, 1, 500, at=9.5),
         JobDone("finished", at=10.0),
     )
-    assert report.lanes == (Lane("1", 40, 0, 5, 0.4, 0), Lane("2", 60, 1, 8, 0.9, 1))
+    assert report.lanes == (WorkerRow("1", 40, 0, 5, 0.4, 0), WorkerRow("2", 60, 1, 8, 0.9, 1))
     assert report.ok == 99, "batches of the worker that died held what another did again"
     assert report.busy == pytest.approx(0.65)
     text = as_text(report)
