@@ -165,6 +165,19 @@ class PartDamaged:
 
 
 @dataclass(frozen=True, slots=True)
+class NumbersChosen:
+    """It is settled which numbers the model computes with."""
+
+    dtype: str
+    """Such as `bfloat16`."""
+    detail: str
+    """Why: how much faster, and how far off, on how many records; or why no others."""
+    duration_s: float
+    """What finding out took."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobDone:
     """A job ended: `state` is what a later run of the same command finds."""
 
@@ -232,6 +245,7 @@ Event: TypeAlias = (
     | JobStarted
     | PartCommitted
     | PartDamaged
+    | NumbersChosen
     | JobDone
     | WorkUnitDone
     | WorkerLost

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, fingerprint, finished_before
 from headrace.app.plan import check as check
+from headrace.app.tuning import Sample, Tuned, check_resumable, settings_to_load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.dynamic import DynamicBatcher
@@ -137,7 +138,7 @@ def execute(
         return end
     if on_load is not None:
         on_load(plan.settings)
-    return carry_out(plan, build_engine(plan.settings), stop, progress=progress, on_survey=on_survey)
+    return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey)
 
 
 def carry_out(
@@ -159,8 +160,17 @@ def carry_out(
     fan = Broadcast(listeners)
     try:
         job = build(plan, engine, stop, fan, batcher(fan) if batcher is not None else None)
-        if on_survey is not None and not (plan.settings.retry or plan.output.is_finished):
-            on_survey(_survey(plan, job, spread=False))
+        found = None
+        if not (plan.settings.retry or plan.output.is_finished) and (on_survey or wants_sample(plan, engine)):
+            found = _survey(plan, job, spread=False)
+            if on_survey is not None:
+                on_survey(found)
+        tuned = _tune(plan, engine, found)
+        if tuned.engine is not engine:
+            engine = tuned.engine
+            job = build(plan, engine, stop, fan)
+        if tuned.numbers is not None:
+            fan(tuned.numbers)
         for left_out in plan.left_out:
             fan(InputLeftOut(left_out, time.monotonic()))
         if not progress:
@@ -206,14 +216,44 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         JobError: the input cannot be read.
     """
     plan = check(settings)
-    engine = build_engine(plan.settings)
+    engine = load(plan)
     try:
         job = build(plan, engine, StopRequest(), Broadcast(()))
         found = _survey(plan, job, spread=True)
+        tuned = _tune(plan, engine, found)
+        if tuned.engine is not engine:
+            engine = tuned.engine
+            job = build(plan, engine, StopRequest(), Broadcast(()))
+        found = replace(found, numbers=tuned.numbers)
         return found, forecast(job, found, shape_of(plan.settings, engine), is_folder=plan.output.is_folder)
     finally:
         plan.user.close()
         _close(engine)
+
+
+def load(plan: Plan) -> Engine[Any, Any]:
+    """Load the model, in the numbers that the job was begun with where it was begun. Blocks.
+
+    Raises:
+        ConfigError, EngineError: as `build_engine`.
+        ResumeMismatchError: this machine does not compute these numbers itself.
+    """
+    settings = settings_to_load(plan)
+    engine = build_engine(settings)
+    if settings is not plan.settings:
+        check_resumable(plan, settings.engine_options["dtype"], engine)
+    return engine
+
+
+def _tune(plan: Plan, engine: Engine[Any, Any], found: Survey | None) -> Tuned:
+    """The engine in the numbers that suit the sample."""
+
+    def make(dtype: str) -> Engine[Any, Any]:
+        settings = plan.settings
+        return build_engine(replace(settings, engine_options={**settings.engine_options, "dtype": dtype}))
+
+    sample = Sample((), None) if found is None else Sample(found.work, found.records)
+    return tune(plan, engine, make, sample, shape_of(plan.settings, engine))
 
 
 def build(

@@ -25,6 +25,8 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
     """The long form, to stdout."""
     print(f"records     {_records(survey)}")
     print(f"sample      {survey.sampled:,} records: {_lengths(survey)}")
+    if survey.numbers is not None:
+        print(f"numbers     {survey.numbers.dtype}: {survey.numbers.detail}")
     for left_out in survey.left_out:
         print(f"left out    {left_out}")
     for example in survey.examples:

@@ -9,6 +9,7 @@ from typing import Any
 
 import headrace
 from headrace.app import job as wiring
+from headrace.app.tuning import settings_to_load
 from headrace.cluster.ray_workers import ClusterResources, RayWorkers, connected
 from headrace.cluster.worker import WorkerInfo, WorkerSpec
 from headrace.cluster.worker_pool import WorkerPool
@@ -62,7 +63,7 @@ def execute(
     plan = wiring.check(settings)
     if (end := wiring.already_finished(plan)) is not None:
         return end
-    chosen = plan.settings
+    chosen = settings_to_load(plan)
     if not (chosen.engine is None or isinstance(chosen.engine, str)):
         raise ConfigError("workers on a cluster import an engine of your own: name it as module:name")
     spec = WorkerSpec(

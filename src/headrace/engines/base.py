@@ -70,6 +70,19 @@ class BatchEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, Paylo
 
 
 @runtime_checkable
+class TunableEngine(Protocol):
+    """An engine that can be loaded in other numbers (its option `dtype`), and then gives nearly the same outputs."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """As every engine; under `dtype`, the numbers it runs in."""
+        ...
+
+    def dtype_speeds(self) -> Mapping[str, float]:
+        """How many times as fast as float32 its device computes a product in other types, measured; empty for none."""
+        ...
+
+
+@runtime_checkable
 class StreamEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
     """A model server within the process, which batches by itself: requests join and leave while it works."""
 

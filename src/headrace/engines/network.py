@@ -34,6 +34,10 @@ class Network(Protocol):
         """JSON-able facts that decide its numbers."""
         ...
 
+    def dtype_speeds(self) -> Mapping[str, float]:
+        """See `TunableEngine.dtype_speeds`."""
+        ...
+
     def run(self, arrays: Arrays) -> Rows:
         """The output of every row of the arrays, float32, in order.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.batching.pending import checked_results
 from headrace.engines import registry
-from headrace.engines.base import BatchEngine, Prepared, StepEngine, StreamEngine
+from headrace.engines.base import BatchEngine, Prepared, StepEngine, StreamEngine, TunableEngine
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError, WorkerDiedError, text_of
 from headrace.processes.child import ChildProcess
 from headrace.processes.culprits import CrashIsolation
@@ -47,6 +47,7 @@ class ProcessEngine:
     pads: bool
     default_batch_cost: int
     default_batch_size: int
+    _dtype_speeds: Mapping[str, float]
 
     def __init__(
         self,
@@ -75,6 +76,10 @@ class ProcessEngine:
         self.__dict__.update(facts)
         self._prepare = CrashIsolation(lambda rows: self._call("prepare", rows, None))
         self._forward = CrashIsolation(lambda rows: self._call("forward", rows, timeout_s))
+
+    def dtype_speeds(self) -> Mapping[str, float]:
+        """See `TunableEngine.dtype_speeds`."""
+        return self._dtype_speeds
 
     def describe(self) -> Mapping[str, Any]:
         """As the engine itself does: a job can begin with the engine in this process and go on with it in another."""
@@ -139,6 +144,7 @@ class _Host:
         self._engine: BatchEngine[Any, Any, Any] = engine
         self.facts = {name: getattr(engine, name) for name in _FACTS if hasattr(engine, name)}
         self.facts["describe"] = dict(engine.describe())
+        self.facts["_dtype_speeds"] = dict(engine.dtype_speeds()) if isinstance(engine, TunableEngine) else {}
 
     def __call__(self, request: tuple[str, list[Any]]) -> list[Any]:
         method, rows = request

@@ -107,6 +107,12 @@ def folder_of(task: str, model: str | Path | None, engine: Any) -> Path | None:
     return named_folder(chosen, entry.weights)
 
 
+def has_option(task: str | None, engine: Any, option: str) -> bool:
+    """Whether an engine of Headrace's own has an option of this name; False for others, and where it cannot be told."""
+    entry = _entry(task or "", engine)
+    return entry is not None and option in (_known_options(entry) or ())
+
+
 def create(task: str, model: str | Path | None = None, *, engine: Any = None, **options: Any) -> Any:
     """An engine for `task`, with `model` loaded: one of the types of `engines.base`.
 

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
+from headrace.device.native import speeds
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.engines.model_folder import digest
 from headrace.engines.network import Arrays, Rows
@@ -51,6 +52,10 @@ class TorchNetwork:
     def describe(self) -> Mapping[str, Any]:
         """Digest of the model's files, which are read once, and the numbers it runs in."""
         return {"model_digest": digest(self._folder), "dtype": str(self._dtype).removeprefix("torch.")}
+
+    def dtype_speeds(self) -> Mapping[str, float]:
+        """See `Network.dtype_speeds`."""
+        return speeds(self._device)
 
     def run(self, arrays: Arrays) -> Rows:
         """See `Network.run`."""

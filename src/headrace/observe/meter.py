@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from headrace.events import BatchDone, Event, JobStarted, RecordFailed, StageDone, StepDone
+from headrace.events import BatchDone, Event, JobStarted, NumbersChosen, RecordFailed, StageDone, StepDone
 from headrace.observe.batches import BusyTime, cost_of_the_ok
 
 _WINDOW_S = 20.0
@@ -26,6 +26,8 @@ class Snapshot:
     """Of the whole input, None where its size is unknown."""
     eta_s: float | None
     """Seconds to go, None where that cannot be told."""
+    dtype: str = ""
+    """The numbers that the model computes with, where they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Meter:
         self._skipped = self._ok = self._failed = self._bytes = self._loaded = 0
         self._tokens = 0.0
         self._counts_tokens = False
+        self._dtype = ""
         self._busy = BusyTime()
         self._samples: deque[_Sample] = deque()
 
@@ -68,6 +71,8 @@ class Meter:
                 self._ran(event, event.finished - event.failed, event.cost)
             case RecordFailed():
                 self._failed += 1
+            case NumbersChosen():
+                self._dtype = event.dtype
             case _:
                 pass
 
@@ -97,6 +102,7 @@ class Meter:
             busy=min(1.0, (current.busy_s - first.busy_s) / elapsed) if elapsed > 0 else 0.0,
             fraction=current.fraction if sized else None,
             eta_s=(1 - current.fraction) / gained * elapsed if sized and gained > 0 else None,
+            dtype=self._dtype,
         )
 
     @property

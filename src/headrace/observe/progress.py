@@ -123,7 +123,7 @@ def describe(snapshot: Snapshot) -> str:
     parts = [f"{snapshot.records_per_s:,.0f} records/s"]
     if snapshot.tokens_per_s:
         parts.append(f"{snapshot.tokens_per_s:,.0f} tokens/s")
-    parts.append(f"busy {snapshot.busy:.0%}")
+    parts.append(f"busy {snapshot.busy:.0%}" + (f" in {snapshot.dtype}" if snapshot.dtype else ""))
     if snapshot.failed:
         parts.append(f"{snapshot.failed:,} failed")
     if snapshot.eta_s is not None and snapshot.fraction is not None and snapshot.fraction < 1:

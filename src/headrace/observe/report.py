@@ -17,6 +17,7 @@ from headrace.events import (
     InputLeftOut,
     JobDone,
     JobStarted,
+    NumbersChosen,
     PartCommitted,
     PartDamaged,
     RecordFailed,
@@ -99,6 +100,8 @@ class Report:
     """What the input holds that was not read, by reasons."""
     nulled: int = 0
     """NaN and infinities that JSON lacks, written as null."""
+    numbers: NumbersChosen | None = None
+    """Which the model computed with, and why; None where the engine does not say."""
 
 
 class _WorkerRow:
@@ -141,6 +144,7 @@ class ReportBuilder:
         self._reasons: Counter[CloseReason] = Counter()
         self._lanes: defaultdict[str, _WorkerRow] = defaultdict(_WorkerRow)
         self._left_out: dict[str, LeftOut] = {}
+        self._numbers: NumbersChosen | None = None
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -170,6 +174,8 @@ class ReportBuilder:
                 self._failures[event.reason] += 1
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
+            case NumbersChosen():
+                self._numbers = event
             case JobDone():
                 self._state = event.state
 
@@ -266,4 +272,5 @@ class ReportBuilder:
             lanes=lanes,
             left_out=tuple(self._left_out.values()),
             nulled=self._nulled,
+            numbers=self._numbers,
         )

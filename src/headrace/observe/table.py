@@ -51,6 +51,8 @@ def rows(report: Report) -> list[tuple[str, str]]:
     lines.append(("wall", f"{_seconds(report.wall_s)}   {report.records_per_s:,.1f} records/s"))
     if report.tokens:
         lines.append(("tokens", f"{report.tokens:,}   {report.tokens_per_s:,.0f} tokens/s"))
+    if report.numbers is not None:
+        lines.append(("numbers", f"{report.numbers.dtype}: {report.numbers.detail}"))
     if report.batches:
         lines.append(("engine busy", f"{report.busy:.1%}"))
         lines += _batches(report)

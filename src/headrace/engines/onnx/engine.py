@@ -84,6 +84,10 @@ class OnnxNetwork:
         facts = {"runtime": "onnx", "model_digest": digest(self._folder, beside), "output": self._output}
         return facts | ({"pooling": self._pooling.describe()} if self._pooling else {})
 
+    def dtype_speeds(self) -> Mapping[str, float]:
+        """None: the file says what numbers it has."""
+        return {}
+
     def run(self, arrays: Arrays) -> Rows:
         """See `Network.run`. What a device fails with has no type of its own here, so it counts as the batch's."""
         session = self._session

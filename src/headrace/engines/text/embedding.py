@@ -26,7 +26,8 @@ class EmbeddingEngine(TextEngine):
     Args:
         model: a local folder; None for all-MiniLM-L6-v2.
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (float32 on CPU, the weights' own on CUDA), "float32", "float16" or "bfloat16".
+        dtype: "auto" (float32 on CPU, the weights' own on CUDA; a job may choose fewer bits, see docs/tuning.md), "float32",
+            "float16" or "bfloat16".
         max_model_len: in tokens; None for the model's own limit.
         on_too_long: cut a longer text, or fail its record.
         truncate_dim: keep the first so many components (Matryoshka models); not normalised again.
@@ -77,15 +78,27 @@ class EmbeddingEngine(TextEngine):
 
 
 class _Pooled:
-    """Calls a sentence-transformers model; some leave the prompt out of the pooling and must know its length."""
+    """Calls a sentence-transformers model; some leave the prompt out of the pooling and must know its length.
+
+    What comes after the encoder (pooling, dense layers, normalisation) is little work, and runs in float32: in 16 bits
+    the length of a normalised vector is off by up to 0.4 %.
+    """
 
     def __init__(self, module: SentenceTransformer, prompt_length: int) -> None:
-        self._module = module
+        self._encoder, *self._rest = (part for part in module)
+        for part in self._rest:
+            part.float()
         self._prompt = {"prompt_length": prompt_length} if prompt_length else {}
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         features: dict[str, Any] = {**tensors, **self._prompt}
-        vectors: torch.Tensor = self._module(features)["sentence_embedding"]
+        features = self._encoder(features)
+        for name, value in features.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                features[name] = value.float()
+        for part in self._rest:
+            features = part(features)
+        vectors: torch.Tensor = features["sentence_embedding"]
         return vectors
 
 

@@ -59,6 +59,10 @@ class TextEngine:
             "on_too_long": self.tokens.on_too_long,
         }
 
+    def dtype_speeds(self) -> Mapping[str, float]:
+        """See `TunableEngine.dtype_speeds`."""
+        return self.network.dtype_speeds()
+
     def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Exception]:
         """See `TextTokens.prepare`."""
         return self.tokens.prepare(inputs)
@@ -120,6 +124,10 @@ class ZeroShotEngine:
             "template": self._candidates.template,
             "multi_label": self._candidates.multi_label,
         }
+
+    def dtype_speeds(self) -> Mapping[str, float]:
+        """See `TunableEngine.dtype_speeds`."""
+        return self.network.dtype_speeds()
 
     def prepare(self, inputs: Sequence[Any]) -> list[Prepared[list[Tokens]] | Exception]:
         """Tokens of each text with each label; a RecordError where the input is no text."""

@@ -39,6 +39,10 @@ class ImageEngine:
         """Model digest and every parameter that changes an output. Reads the model's files once."""
         return {**self._facts, **self.network.describe(), "max_pixels": self._images.max_pixels}
 
+    def dtype_speeds(self) -> Mapping[str, float]:
+        """See `TunableEngine.dtype_speeds`."""
+        return self.network.dtype_speeds()
+
     def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Pixels] | Exception]:
         """See `ImageInputs.prepare`."""
         return self._images.prepare(inputs)

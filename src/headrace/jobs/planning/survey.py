@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import RecordError
+from headrace.events import NumbersChosen
 from headrace.io.base import Chunk, Source
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.stages import Preparation, Work
@@ -43,6 +44,8 @@ class Survey:
     """Per record, on one worker."""
     left_out: tuple[LeftOut, ...] = ()
     """What the input holds that is not read, as far as it was met."""
+    numbers: NumbersChosen | None = None
+    """Which the model computes with, where the sample decided that."""
 
     def quantile(self, fraction: float) -> int:
         """The cost that so many of the sample do not exceed, in the engine's unit; 0 for no sample."""

@@ -14,6 +14,7 @@ _FLAGS = {
     "source.selection.sample": "--sample",
     "source.selection.sample_seed": "--sample-seed",
     "source.selection.shard": "--shard",
+    "engine.dtype": "--dtype",
     "engine.max_model_len": "--max-model-len",
     "engine.on_too_long": "--on-too-long",
     "engine.model_digest": "--model",

@@ -1,0 +1,228 @@
+"""What a job runs in and how large its batches are, found by trying it on the job's own records."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.app.plan import Plan
+from headrace.device.precision import LEAST_GAIN, candidates, compare
+from headrace.engines import registry
+from headrace.engines.base import BatchEngine, Engine, TunableEngine
+from headrace.errors import EngineDeadError, EngineError, JobError, ResumeMismatchError
+from headrace.events import NumbersChosen
+from headrace.jobs.pipeline.stages import Work
+from headrace.jobs.planning.forecast import Shape, pack
+from headrace.jobs.settings import JobSettings
+
+logger = logging.getLogger("headrace")
+
+_MOST_S = 10.0
+_MOST_SHARE = 0.02
+"""Of the job's forecast, that trying may take."""
+_WORTH_S = 20.0
+"""A job that takes less in float32 runs in float32: loading the model twice would take more than it could gain."""
+_UNKNOWN_S = 1.0
+"""What trying may take where nothing tells how long the job is."""
+_MOST_RECORDS = 2_000
+_EMULATED = 0.8
+"""A device that computes a 16-bit product at less than this speed of float32 does not compute it itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Of a job's records."""
+
+    work: Sequence[Work]
+    """Prepared."""
+    records: float | None
+    """How many the job has; None where nothing tells."""
+
+
+Make = Callable[[str], Engine[Any, Any]]
+"""Loads the same model in the numbers of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """An engine, and how it came to the numbers that it runs in."""
+
+    engine: Engine[Any, Any]
+    numbers: NumbersChosen | None
+    """None for an engine whose numbers are its own affair."""
+
+
+def settings_to_load(plan: Plan) -> JobSettings:
+    """The settings for the engine: a job that was begun goes on in the numbers that it was begun with."""
+    settings = plan.settings
+    if not _is_auto(settings) or settings.overwrite or not registry.has_option(settings.task, settings.engine, "dtype"):
+        return settings
+    try:
+        state = plan.output.read_state()
+    except JobError:
+        return settings  # whoever begins the job will say so
+    facts = state["fingerprint"].get("engine") if state else None
+    dtype = facts.get("dtype") if isinstance(facts, Mapping) else None
+    if not isinstance(dtype, str):
+        return settings
+    return replace(settings, engine_options={**settings.engine_options, "dtype": dtype})
+
+
+def check_resumable(plan: Plan, dtype: str, engine: Engine[Any, Any]) -> None:
+    """See that the device computes the numbers that a job was begun with itself, and does not only emulate them.
+
+    Raises:
+        ResumeMismatchError: it does not. The engine is closed.
+    """
+    speed = engine.dtype_speeds().get(dtype, 1.0) if isinstance(engine, TunableEngine) else 1.0
+    if speed >= _EMULATED:
+        return
+    engine.close()
+    raise ResumeMismatchError(
+        f"{plan.output.target} was begun in {dtype}, which this machine computes at {speed:.2g} times the speed of "
+        f"float32: continue on a machine like the first, pass --dtype {dtype} to continue here nevertheless, or "
+        "--dtype float32 --ignore-changes to compute the rest in float32"
+    )
+
+
+def wants_sample(plan: Plan, engine: Engine[Any, Any]) -> bool:
+    """Whether `tune` has anything to try on a sample."""
+    return isinstance(engine, TunableEngine) and not _settled(plan, engine)
+
+
+def tune(plan: Plan, engine: Engine[Any, Any], make: Make, sample: Sample, shape: Shape) -> Tuned:
+    """The engine in the fastest numbers whose outputs for a sample of the job's records are as good as float32's.
+
+    Args:
+        plan: of the job.
+        engine: as loaded. It is closed where another takes its place.
+        make: loads the model anew.
+        sample: of the job's records.
+        shape: what a batch may be.
+    """
+    if not isinstance(engine, TunableEngine) or not isinstance(engine, BatchEngine):
+        return Tuned(engine, None)
+    started = time.monotonic()
+    dtype = str(engine.describe().get("dtype", ""))
+    why = _settled(plan, engine)
+    if why or not dtype:
+        return Tuned(engine, _chosen(dtype, why, started) if dtype else None)
+    details: list[str] = []
+    batches = _batches(sample.work, shape)
+    allowed = _allowance(engine, batches, sample)
+    names = candidates(engine.dtype_speeds())
+    if allowed is None:
+        short = "no record" if not sample.work else "too few records"
+        return Tuned(engine, _chosen(dtype, f"{short} to try {names[0]}", started))
+    for name in names:
+        other, detail = _try(engine, name, make, batches, allowed)
+        if other is not None:
+            engine.close()
+            return Tuned(other, _chosen(name, detail, started))
+        details.append(detail)
+    return Tuned(engine, _chosen(dtype, "; ".join(details), started))
+
+
+def _settled(plan: Plan, engine: TunableEngine) -> str:
+    """Why there is nothing to try; empty where there is."""
+    if not _is_auto(plan.settings):
+        return "as set"
+    if settings_to_load(plan) is not plan.settings:
+        return "as the job was begun"
+    if engine.describe().get("dtype") != "float32":
+        return "the weights' own"
+    speeds = engine.dtype_speeds()
+    if candidates(speeds):
+        once = hasattr(plan.settings.source, "__next__") or hasattr(plan.settings.source, "__anext__")
+        return "the input is an iterator: there is no sample to try others on" if once else ""
+    return ", ".join(f"{name} is {speed:.2g} times as fast here" for name, speed in speeds.items())
+
+
+def _is_auto(settings: JobSettings) -> bool:
+    return bool(settings.engine_options.get("dtype", "auto") == "auto")
+
+
+def _chosen(dtype: str, detail: str, started: float) -> NumbersChosen:
+    now = time.monotonic()
+    return NumbersChosen(dtype, detail, now - started, now)
+
+
+def _batches(work: Sequence[Work], shape: Shape) -> list[Sequence[Work]]:
+    """Batches of the sample, in an order that has every length early."""
+    step = max(1, len(work) // _MOST_RECORDS)
+    batches = pack(sorted(work[::step], key=lambda item: item.cost, reverse=True), shape)
+    random.Random(0).shuffle(batches)
+    return batches
+
+
+def _allowance(engine: BatchEngine[Any, Any, Any], batches: Sequence[Sequence[Work]], sample: Sample) -> float | None:
+    """How many seconds trying may take; None where the job is too short for it."""
+    work, records = sample.work, sample.records
+    if not work or records is None:
+        return _UNKNOWN_S if work else None
+    first = batches[0]
+    _forward(engine, first)  # the first of a shape prepares itself
+    _, seconds = _forward(engine, first)
+    forecast = seconds / sum(item.cost for item in first) * sum(item.cost for item in work) / len(work) * records
+    return min(_MOST_S, _MOST_SHARE * forecast) if forecast >= _WORTH_S else None
+
+
+def _try(
+    engine: BatchEngine[Any, Any, Any], name: str, make: Make, batches: Sequence[Sequence[Work]], allowed: float
+) -> tuple[Engine[Any, Any] | None, str]:
+    """The engine in these numbers, and what speaks for it; or None, and what speaks against it."""
+    try:
+        other = make(name)
+    except EngineError as error:
+        return None, f"{name} cannot be loaded: {error}"
+    assert isinstance(other, BatchEngine), "it is loaded as the first was"
+    exact_s, other_s, exact, tried = _run_both(engine, other, batches, allowed)
+    deviation = compare(exact, tried)
+    detail = "its outputs cannot be compared"
+    if deviation is not None:
+        gain = exact_s / other_s
+        detail = f"{gain:.1f} times as fast as float32, {deviation}"
+        if deviation.passes and gain >= LEAST_GAIN:
+            return other, detail
+        detail = f"{name} is {detail}" if deviation.passes else f"{name} gives {deviation}"
+        if deviation.broken:
+            logger.warning("this model does not work in %s (%s); it runs in float32", name, deviation)
+    other.close()
+    return None, detail
+
+
+def _run_both(
+    engine: BatchEngine[Any, Any, Any],
+    other: BatchEngine[Any, Any, Any],
+    batches: Sequence[Sequence[Work]],
+    most_s: float,
+) -> tuple[float, float, list[Any], list[Any]]:
+    """Seconds and outputs of each for the same batches, in turns, until the time is spent; one batch at least."""
+    seconds = [0.0, 0.0]
+    outputs: tuple[list[Any], list[Any]] = ([], [])
+    _forward(other, batches[0])
+    ends = time.perf_counter() + most_s
+    for batch in batches:
+        for place, one in enumerate((engine, other)):
+            found, took = _forward(one, batch)
+            outputs[place].extend(found)
+            seconds[place] += took
+        if time.perf_counter() > ends:
+            break
+    return seconds[0], seconds[1], *outputs
+
+
+def _forward(engine: BatchEngine[Any, Any, Any], batch: Sequence[Work]) -> tuple[Sequence[Any], float]:
+    """Outputs and seconds; where the whole batch fails, its error for each record."""
+    started = time.perf_counter()
+    try:
+        outputs: Sequence[Any] = engine.forward([item.payload for item in batch])
+    except EngineDeadError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a model's own code; the job meets it again, and names the record
+        outputs = [error] * len(batch)
+    return outputs, max(time.perf_counter() - started, 1e-9)

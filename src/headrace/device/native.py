@@ -1,0 +1,74 @@
+"""Which 16-bit numbers a device computes faster than float32, found by measuring a matrix product."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+_SHAPES = ((256, 384, 1536), (64, 768, 768))
+"""Rows, inputs and outputs of a linear layer in a small and a middling text encoder."""
+_RUNS = 5
+_ENOUGH_S = 0.1
+"""Measuring ends after so long, however few the runs."""
+_HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@functools.cache
+def measured_speeds(kind: str, index: int | None) -> Mapping[str, float]:
+    """How many times as fast as float32 a product is in each 16-bit type, on this device; 0 where it cannot be had.
+
+    Takes milliseconds where the device computes these numbers itself, and is measured once in a process.
+    """
+    device = torch.device(kind, index)
+    return {name: _speed(dtype, device) for name, dtype in _HALVES.items() if kind != "cpu" or name == "bfloat16"}
+
+
+def speeds(device: torch.device) -> Mapping[str, float]:
+    """See `measured_speeds`."""
+    found: Mapping[str, float] = measured_speeds(device.type, device.index)
+    return found
+
+
+def _speed(dtype: torch.dtype, device: torch.device) -> float:
+    """The geometric mean over the shapes."""
+    product = 1.0
+    for shape in _SHAPES:
+        try:
+            exact, half = (_product(shape, numbers, device) for numbers in (torch.float32, dtype))
+        except RuntimeError:
+            return 0.0
+        product *= _ratio(exact, half, device)
+    return float(product ** (1 / len(_SHAPES)))
+
+
+def _product(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:
+    rows, inputs, outputs = shape
+    layer = torch.nn.Linear(inputs, outputs, device=device, dtype=dtype)
+    states = torch.ones(rows, inputs, device=device, dtype=dtype)
+    with torch.inference_mode():
+        layer(states)  # the first call chooses a kernel
+    return functools.partial(layer, states)
+
+
+def _ratio(exact: Callable[[], torch.Tensor], half: Callable[[], torch.Tensor], device: torch.device) -> float:
+    """The best of some runs in turn: other work on the machine makes a run longer, never shorter."""
+    best = [float("inf"), float("inf")]
+    ends = time.perf_counter() + _ENOUGH_S
+    for _ in range(_RUNS):
+        for place, run in enumerate((exact, half)):
+            best[place] = min(best[place], _seconds(run, device))
+        if time.perf_counter() > ends:
+            break
+    return best[0] / best[1]
+
+
+def _seconds(run: Callable[[], torch.Tensor], device: torch.device) -> float:
+    started = time.perf_counter()
+    with torch.inference_mode():
+        run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started

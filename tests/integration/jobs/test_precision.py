@@ -1,0 +1,236 @@
+"""`--dtype auto`: a job's numbers are chosen by its own records, and stay the same when it is resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.small_models import text_model
+
+import headrace
+from headrace.app import tuning
+from headrace.app.job import JobSettings, execute, rehearse
+from headrace.engines import torch_network
+from headrace.engines.base import Prepared
+from headrace.engines.text.embedding import EmbeddingEngine
+from headrace.errors import ResumeMismatchError
+from headrace.jobs.pipeline.job import Limits, StopRequest
+
+WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
+ROWS = [{"id": str(n), "text": " ".join(WORDS[: n % len(WORDS) + 1])} for n in range(60)]
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    path = tmp_path / "docs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+@pytest.fixture
+def speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What the device is found to compute fast; jobs are long enough to try, and any gain is one."""
+    found = {"bfloat16": 4.0}
+
+    def measured(device: object) -> Mapping[str, float]:
+        return found
+
+    monkeypatch.setattr(torch_network, "speeds", measured)
+    monkeypatch.setattr(tuning, "_WORTH_S", 0.0)
+    monkeypatch.setattr(tuning, "LEAST_GAIN", 0.0)
+    return found
+
+
+def vectors(output: Path) -> Any:
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    return np.array([row["embedding"] for row in sorted(rows, key=lambda row: int(row["id"]))])
+
+
+def state(output: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((output.parent / f"{output.name}.parts" / "job.json").read_text())
+    return found
+
+
+def test_the_fastest_numbers_that_pass_are_used_and_said(
+    docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path
+) -> None:
+    report = headrace.run(docs, encoder_folder, sink=tmp_path / "auto.jsonl", task="embed", progress=False)
+    assert report.numbers is not None and report.numbers.dtype == "bfloat16"
+    assert "times as fast as float32, cosine >= 0.99" in report.numbers.detail
+    exact = headrace.run(
+        docs, encoder_folder, sink=tmp_path / "exact.jsonl", task="embed", progress=False, dtype="float32"
+    )
+    assert exact.numbers is not None and (exact.numbers.dtype, exact.numbers.detail) == ("float32", "as set")
+    auto, plain = vectors(tmp_path / "auto.jsonl"), vectors(tmp_path / "exact.jsonl")
+    assert not np.array_equal(auto, plain)
+    cosines = (auto * plain).sum(1) / np.linalg.norm(auto, axis=1) / np.linalg.norm(plain, axis=1)
+    assert cosines.min() > 0.999
+    found, _ = rehearse(JobSettings(docs, tmp_path / "dry.jsonl", model=str(encoder_folder), task="embed"))
+    assert found.numbers is not None and found.numbers.dtype == "bfloat16"
+    assert not (tmp_path / "dry.jsonl").exists()
+
+
+def test_a_device_that_only_emulates_them_keeps_float32(
+    docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path
+) -> None:
+    speeds["bfloat16"] = 0.02
+    report = headrace.run(docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
+    assert report.numbers is not None and report.numbers.dtype == "float32"
+    assert report.numbers.detail == "bfloat16 is 0.02 times as fast here"
+
+
+def test_a_short_job_is_not_delayed(
+    docs: Path,
+    speeds: dict[str, float],
+    encoder_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "_WORTH_S", 20.0)
+    report = headrace.run(docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
+    assert report.numbers is not None and report.numbers.dtype == "float32"
+    assert report.numbers.detail == "too few records to try bfloat16"
+
+
+def test_nan_in_fewer_bits_falls_back_and_says_so(
+    docs: Path,
+    speeds: dict[str, float],
+    encoder_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = torch_network.TorchNetwork.run
+
+    def overflows(self: torch_network.TorchNetwork, arrays: Any) -> Any:
+        rows = run(self, arrays)
+        return rows * np.nan if self.describe()["dtype"] == "bfloat16" else rows
+
+    monkeypatch.setattr(torch_network.TorchNetwork, "run", overflows)
+    report = headrace.run(docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
+    assert report.numbers is not None and report.numbers.dtype == "float32"
+    assert report.numbers.detail.startswith("bfloat16 gives NaN or no output for ")
+    assert "it runs in float32" in caplog.text
+    assert report.ok == len(ROWS)
+
+
+@pytest.mark.parametrize(("labels", "same"), [(("no", "yes"), True), (("no", "yes"), False)])
+def test_labels_must_stay_the_same(
+    labels: tuple[str, ...],
+    same: bool,
+    docs: Path,
+    speeds: dict[str, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = text_model(tmp_path / "model", labels)
+    run = torch_network.TorchNetwork.run
+
+    def flips(self: torch_network.TorchNetwork, arrays: Any) -> Any:
+        rows = run(self, arrays)
+        return rows if same or self.describe()["dtype"] == "float32" else -rows
+
+    monkeypatch.setattr(torch_network.TorchNetwork, "run", flips)
+    report = headrace.run(docs, folder, sink=tmp_path / "out.jsonl", task="classify", progress=False)
+    assert report.numbers is not None
+    assert report.numbers.dtype == ("bfloat16" if same else "float32"), report.numbers.detail
+    assert "with the same label" in report.numbers.detail
+
+
+def test_a_sample_of_one_record(docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path) -> None:
+    docs.write_text(json.dumps(ROWS[7]) + "\n")
+    report = headrace.run(docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
+    assert report.numbers is not None and report.numbers.dtype == "bfloat16"
+    assert report.numbers.detail.endswith("on 1 record")
+
+
+MANY = 2_500
+STOP: list[StopRequest] = []
+"""Asked when some records are finished, if there is one."""
+
+
+def finish(row: Any, output: Any) -> Any:
+    """A user's own function, which is a moment at which a job can be stopped."""
+    if row["id"] == "20":
+        while STOP:
+            STOP.pop().request()
+    return output
+
+
+def begun_in_bfloat16(docs: Path, folder: Path, output: Path, **options: Any) -> JobSettings:
+    """The settings of a job that was begun in bfloat16 and stopped."""
+    docs.write_text("".join(json.dumps({**ROWS[n % len(ROWS)], "id": str(n)}) + "\n" for n in range(MANY)))
+    settings = JobSettings(
+        docs,
+        output,
+        task="embed",
+        model=str(folder),
+        batch_size=16,
+        limits=Limits(part_records=64, workers=1),
+        finish=finish,
+        worker_kind="thread",
+        engine_options=options,
+    )
+    stop = StopRequest()
+    STOP.append(stop)
+    end, report = execute(settings, stop, progress=False)
+    assert end.state == "interrupted" and 0 < end.records < MANY
+    assert report.numbers is not None and report.numbers.dtype == "bfloat16"
+    assert state(output)["fingerprint"]["engine"]["dtype"] == "bfloat16"
+    return settings
+
+
+def test_a_resumed_job_goes_on_in_the_same_numbers(
+    docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path
+) -> None:
+    settings = begun_in_bfloat16(docs, encoder_folder, tmp_path / "out.jsonl")
+    speeds["bfloat16"] = 1.0  # no gain here: a new job would run in float32
+    end, report = execute(settings, StopRequest(), progress=False)
+    assert (end.state, end.records, end.failed) == ("finished", MANY, 0)
+    assert report.numbers is not None
+    assert (report.numbers.dtype, report.numbers.detail) == ("bfloat16", "as the job was begun")
+    assert len(vectors(tmp_path / "out.jsonl")) == MANY
+    assert execute(settings, StopRequest(), progress=False)[0].state == "already_finished"
+
+
+def test_a_resume_where_they_are_only_emulated_says_why_not(
+    docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path
+) -> None:
+    settings = begun_in_bfloat16(docs, encoder_folder, tmp_path / "out.jsonl")
+    speeds["bfloat16"] = 0.02
+    with pytest.raises(ResumeMismatchError) as refused:
+        execute(settings, StopRequest(), progress=False)
+    for part in ("was begun in bfloat16", "0.02 times the speed", "--dtype bfloat16", "--dtype float32 --ignore-chang"):
+        assert part in str(refused.value)
+    end, _ = execute(replace(settings, engine_options={"dtype": "bfloat16"}), StopRequest(), progress=False)
+    assert (end.state, end.records) == ("finished", MANY)
+
+
+def test_the_rest_of_a_job_may_be_computed_in_other_numbers(
+    docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path
+) -> None:
+    settings = begun_in_bfloat16(docs, encoder_folder, tmp_path / "out.jsonl")
+    exact = replace(settings, engine_options={"dtype": "float32"})
+    with pytest.raises(ResumeMismatchError, match=r"engine\.dtype was 'bfloat16', now 'float32' \(--dtype\)"):
+        execute(exact, StopRequest(), progress=False)
+    end, _ = execute(replace(exact, ignore_changes=True), StopRequest(), progress=False)
+    assert (end.state, end.records) == ("finished", MANY)
+    assert state(tmp_path / "out.jsonl")["fingerprint"]["engine"]["dtype"] == "float32"
+
+
+def test_an_iterator_is_not_read_for_a_sample(speeds: dict[str, float], encoder_folder: Path, tmp_path: Path) -> None:
+    report = headrace.run(iter(ROWS), encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
+    assert report.ok == len(ROWS)
+    assert report.numbers is not None and report.numbers.dtype == "float32"
+
+
+def test_vectors_are_pooled_and_normalised_in_float32(sentence_folder: Callable[..., Path]) -> None:
+    engine = EmbeddingEngine(sentence_folder(), device="cpu", dtype="bfloat16")
+    payloads = [one.payload for one in engine.prepare([row["text"] for row in ROWS]) if isinstance(one, Prepared)]
+    lengths = np.linalg.norm(np.stack(engine.forward(payloads)), axis=1)
+    assert np.abs(lengths - 1).max() < 1e-5
