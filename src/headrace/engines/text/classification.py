@@ -33,7 +33,7 @@ def classify(
     Args:
         model: the folder of a sequence classification model.
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (float32 on CPU, the weights' own on CUDA; a job may choose fewer bits, see docs/tuning.md), "float32",
+        dtype: "auto" (float32 on CPU, the weights' own on CUDA; a job may choose, see docs/tuning.md), "float32",
             "float16" or "bfloat16".
         max_model_len: in tokens; None for the model's own limit.
         on_too_long: cut a longer text, or fail its record.

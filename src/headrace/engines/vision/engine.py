@@ -32,7 +32,7 @@ def image_classify(
     Args:
         model: the folder of an image classification model, such as a ViT or ResNet.
         device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (float32 on CPU, the weights' own on CUDA; a job may choose fewer bits, see docs/tuning.md), "float32",
+        dtype: "auto" (float32 on CPU, the weights' own on CUDA; a job may choose, see docs/tuning.md), "float32",
             "float16" or "bfloat16".
         top_labels: list so many labels with their scores, beside the best.
         max_pixels: a larger image fails, before it is decoded.

@@ -1,0 +1,162 @@
+"""How much a batch should cost, learned from how long batches take. Pure: no clock, no I/O."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_STEP = 2
+"""A neighbour of a budget is so many times larger or smaller."""
+_PAIRS = 4
+"""Batches of each size that a comparison takes: its verdict is their median."""
+_NEARLY = 0.7
+"""A batch that costs less than this part of a budget says nothing about it."""
+_BETTER = 1.05
+"""A neighbour is taken if its throughput is so many times as high: less is noise."""
+_KNEE = 0.97
+"""A budget with this share of the best throughput is as good as the best."""
+_HOLD = 64
+"""Batches between comparisons, doubled whenever one changes nothing."""
+_LONGEST_HOLD = 4_096
+_PATIENCE = 64
+"""Batches after which a comparison that gets no batches of its sizes is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What batches of one budget do."""
+
+    budget: float
+    cost_per_s: float
+    """Real cost, padding not counted."""
+    latency_s: float
+    """Of one batch."""
+    padding: float = 0.0
+    """Share of what was computed."""
+    memory: int | None = None
+    """Peak in bytes; None where it was not measured."""
+
+
+def knee(points: Sequence[Measured], latency_target_s: float | None = None) -> Measured:
+    """The smallest budget that is as good as the best; with a target, of those whose batches keep within it.
+
+    Where none keeps within the target, the one with the least latency.
+    """
+    within = [point for point in points if latency_target_s is None or point.latency_s <= latency_target_s]
+    if not within:
+        return min(points, key=lambda point: point.latency_s)
+    best = max(point.cost_per_s for point in within)
+    return min((point for point in within if point.cost_per_s >= _KNEE * best), key=lambda point: point.budget)
+
+
+@dataclass(slots=True)
+class _Comparison:
+    """Two budgets, and the throughput of batches of each."""
+
+    best: float
+    other: float
+    rates: dict[float, list[float]] = field(default_factory=dict)
+    seen: int = 0
+
+    def add(self, computed: float, rate: float) -> None:
+        self.seen += 1
+        for budget in sorted((self.best, self.other)):
+            if _NEARLY * budget < computed <= budget:
+                self.rates.setdefault(budget, []).append(rate)
+                return
+
+    def count(self, budget: float) -> int:
+        return len(self.rates.get(budget, ()))
+
+    @property
+    def is_over(self) -> bool:
+        return min(self.count(self.best), self.count(self.other)) >= _PAIRS or self.seen >= _PATIENCE
+
+    @property
+    def favours_other(self) -> bool:
+        if min(self.count(self.best), self.count(self.other)) < _PAIRS:
+            return False
+        return statistics.median(self.rates[self.other]) >= _BETTER * statistics.median(self.rates[self.best])
+
+
+class BudgetTuner:
+    """Compares its budget with twice and half of it, now and then, by running batches of both in turns.
+
+    It climbs at first, as long as each doubling pays, and compares ever more rarely once nothing changes.
+
+    Args:
+        start: the first budget.
+        least: it is never smaller.
+        most: it is never larger.
+    """
+
+    def __init__(self, start: float, least: float, most: float) -> None:
+        self._least = least
+        self._most = max(most, least)
+        self.best = min(max(start, least), self._most)
+        """The budget found so far."""
+        self._comparison: _Comparison | None = None
+        self._next = [self.best * _STEP, self.best / _STEP]
+        self._hold = _HOLD
+        self._left = 0
+        self._up = True
+        self._begin()
+
+    @property
+    def budget(self) -> float:
+        """What the next batch may cost."""
+        comparison = self._comparison
+        if comparison is None:
+            return self.best
+        behind = comparison.count(comparison.other) <= comparison.count(comparison.best)
+        return comparison.other if behind else comparison.best
+
+    def ran(self, computed: float, cost: float, duration_s: float) -> None:
+        """A batch took so long; `computed` is its cost with padding."""
+        if duration_s <= 0:
+            return
+        if self._comparison is None:
+            self._left -= 1
+            if self._left <= 0:
+                self._plan()
+            return
+        self._comparison.add(computed, cost / duration_s)
+        if self._comparison.is_over:
+            self._judge(self._comparison)
+
+    def limit(self, most: float) -> None:
+        """Never exceed this from now on: a larger batch ran out of memory."""
+        self._most = max(min(self._most, most), 1.0)
+        self._least = min(self._least, self._most)
+        self.best = min(self.best, self._most)
+        if self._comparison is not None and max(self._comparison.other, self._comparison.best) > self._most:
+            self._comparison = None
+            self._left = self._hold
+        self._next = [budget for budget in self._next if budget <= self._most]
+
+    def _plan(self) -> None:
+        """One neighbour, larger and smaller in turn."""
+        self._up = not self._up
+        self._next = [self.best * _STEP if self._up else self.best / _STEP]
+        self._begin()
+
+    def _begin(self) -> None:
+        """Compare with the next budget that is allowed; hold where there is none."""
+        self._comparison = None
+        while self._next:
+            other = self._next.pop(0)
+            if self._least <= other <= self._most:
+                self._comparison = _Comparison(self.best, other)
+                return
+        self._left = self._hold
+
+    def _judge(self, comparison: _Comparison) -> None:
+        if comparison.favours_other:
+            up = comparison.other > comparison.best
+            self.best = comparison.other
+            self._next = [self.best * _STEP if up else self.best / _STEP]
+            self._hold = _HOLD
+        elif not self._next:
+            self._hold = min(2 * self._hold, _LONGEST_HOLD)
+        self._begin()
