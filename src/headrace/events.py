@@ -178,6 +178,15 @@ class NumbersChosen:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetChanged:
+    """Batches of another size were measured to be faster, or to be all that fits."""
+
+    budget: float
+    """What a batch may cost now, in the engine's unit."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobDone:
     """A job ended: `state` is what a later run of the same command finds."""
 
@@ -246,6 +255,7 @@ Event: TypeAlias = (
     | PartCommitted
     | PartDamaged
     | NumbersChosen
+    | BudgetChanged
     | JobDone
     | WorkUnitDone
     | WorkerLost

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headrace.app.budgets import follow
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, fingerprint, finished_before
 from headrace.app.plan import check as check
@@ -171,6 +172,8 @@ def carry_out(
             job = build(plan, engine, stop, fan)
         if tuned.numbers is not None:
             fan(tuned.numbers)
+        if (follower := follow(plan.settings, engine, job.batcher, fan)) is not None:
+            listeners.append(follower)
         for left_out in plan.left_out:
             fan(InputLeftOut(left_out, time.monotonic()))
         if not progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Literal, TypedDict, TypeVar
 
 from headrace.batching.batcher import Batcher
@@ -130,3 +131,22 @@ class DynamicBatcher(Batcher[RecordT, ResultT]):
             rule or CostRule(cost_estimator, ("estimate_cost",), default),
             functools.partial(Dispatcher, options=batches),
         )
+
+    @property
+    def target_batch_cost(self) -> float:
+        """Most a batch may cost now; less than it was told once a batch has run out of memory."""
+        limits = self._options.limits if self._intake is None else self._intake.lineup.limits
+        return limits.target_batch_cost
+
+    def set_target_batch_cost(self, cost: float) -> None:
+        """From the next batch on, a batch may cost so much; never more than what ran out of memory. On its own loop.
+
+        Raises:
+            ConfigError: not a finite number > 0.
+        """
+        number("target_batch_cost", cost, above=0)
+        self._options = replace(self._options, limits=replace(self._options.limits, target_batch_cost=cost))
+        if self._intake is not None and self.is_running:
+            dispatcher = self._intake.dispatcher
+            assert isinstance(dispatcher, Dispatcher), "it was made here"
+            dispatcher.set_budget(cost)

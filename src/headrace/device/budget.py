@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ _PAIRS = 4
 _NEARLY = 0.7
 """A batch that costs less than this part of a budget says nothing about it."""
 _BETTER = 1.05
-"""A neighbour is taken if its throughput is so many times as high: less is noise."""
+"""A neighbour is taken if its throughput is so many times as high: less is noise. In proportion for half a step."""
+_WORTHWHILE = 1.1
+"""A budget that is larger by less is no other."""
 _KNEE = 0.97
 """A budget with this share of the best throughput is as good as the best."""
 _HOLD = 64
@@ -61,8 +64,9 @@ class _Comparison:
 
     def add(self, computed: float, rate: float) -> None:
         self.seen += 1
-        for budget in sorted((self.best, self.other)):
-            if _NEARLY * budget < computed <= budget:
+        small, large = sorted((self.best, self.other))
+        for budget, above in ((small, _NEARLY * small), (large, max(_NEARLY * large, small))):
+            if above < computed <= budget:
                 self.rates.setdefault(budget, []).append(rate)
                 return
 
@@ -71,13 +75,18 @@ class _Comparison:
 
     @property
     def is_over(self) -> bool:
-        return min(self.count(self.best), self.count(self.other)) >= _PAIRS or self.seen >= _PATIENCE
+        return self.is_fair or self.seen >= _PATIENCE
+
+    @property
+    def is_fair(self) -> bool:
+        return min(self.count(self.best), self.count(self.other)) >= _PAIRS
 
     @property
     def favours_other(self) -> bool:
-        if min(self.count(self.best), self.count(self.other)) < _PAIRS:
+        if not self.is_fair:
             return False
-        return statistics.median(self.rates[self.other]) >= _BETTER * statistics.median(self.rates[self.best])
+        better = _BETTER ** min(abs(math.log(self.other / self.best, _STEP)), 1)
+        return statistics.median(self.rates[self.other]) >= better * statistics.median(self.rates[self.best])
 
 
 class BudgetTuner:
@@ -94,6 +103,9 @@ class BudgetTuner:
     def __init__(self, start: float, least: float, most: float) -> None:
         self._least = least
         self._most = max(most, least)
+        self._bound = float("inf")
+        self.has_compared = False
+        """Whether `best` is more than a guess."""
         self.best = min(max(start, least), self._most)
         """The budget found so far."""
         self._comparison: _Comparison | None = None
@@ -108,9 +120,9 @@ class BudgetTuner:
         """What the next batch may cost."""
         comparison = self._comparison
         if comparison is None:
-            return self.best
-        behind = comparison.count(comparison.other) <= comparison.count(comparison.best)
-        return comparison.other if behind else comparison.best
+            return min(self.best, self._bound)
+        behind = comparison.count(comparison.other) < comparison.count(comparison.best)
+        return min(comparison.other if behind else comparison.best, self._bound)
 
     def ran(self, computed: float, cost: float, duration_s: float) -> None:
         """A batch took so long; `computed` is its cost with padding."""
@@ -124,6 +136,13 @@ class BudgetTuner:
         self._comparison.add(computed, cost / duration_s)
         if self._comparison.is_over:
             self._judge(self._comparison)
+
+    def bound(self, most: float) -> None:
+        """Do not exceed this for now: a larger batch is reckoned to fill the memory."""
+        self._bound = max(most, 1.0)
+        if self._comparison is not None and self._comparison.other > self._bound:
+            self._comparison = None
+            self._left = self._hold
 
     def limit(self, most: float) -> None:
         """Never exceed this from now on: a larger batch ran out of memory."""
@@ -145,13 +164,17 @@ class BudgetTuner:
         """Compare with the next budget that is allowed; hold where there is none."""
         self._comparison = None
         while self._next:
+            most = min(self._most, self._bound)
             other = self._next.pop(0)
-            if self._least <= other <= self._most:
+            if other > most >= _WORTHWHILE * self.best:
+                other = most  # as far as it goes
+            if self._least <= other <= most:
                 self._comparison = _Comparison(self.best, other)
                 return
         self._left = self._hold
 
     def _judge(self, comparison: _Comparison) -> None:
+        self.has_compared = self.has_compared or comparison.is_fair
         if comparison.favours_other:
             up = comparison.other > comparison.best
             self.best = comparison.other

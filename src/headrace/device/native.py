@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -30,6 +31,12 @@ def speeds(device: torch.device) -> Mapping[str, float]:
     """See `measured_speeds`."""
     found: Mapping[str, float] = measured_speeds(device.type, device.index)
     return found
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """What decides how fast PyTorch is on this device, beside the CPU's own facts."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {"device": name, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
 
 
 def _speed(dtype: torch.dtype, device: torch.device) -> float:

@@ -77,6 +77,10 @@ class TunableEngine(Protocol):
         """As every engine; under `dtype`, the numbers it runs in."""
         ...
 
+    def hardware(self) -> Mapping[str, Any]:
+        """JSON-able facts that decide how fast it is, beside the CPU: device, threads, versions of libraries."""
+        ...
+
     def dtype_speeds(self) -> Mapping[str, float]:
         """How many times as fast as float32 its device computes a product in other types, measured; empty for none."""
         ...

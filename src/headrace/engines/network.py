@@ -34,6 +34,10 @@ class Network(Protocol):
         """JSON-able facts that decide its numbers."""
         ...
 
+    def hardware(self) -> Mapping[str, Any]:
+        """See `TunableEngine.hardware`."""
+        ...
+
     def dtype_speeds(self) -> Mapping[str, float]:
         """See `TunableEngine.dtype_speeds`."""
         ...

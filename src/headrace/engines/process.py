@@ -48,6 +48,7 @@ class ProcessEngine:
     default_batch_cost: int
     default_batch_size: int
     _dtype_speeds: Mapping[str, float]
+    _hardware: Mapping[str, Any]
 
     def __init__(
         self,
@@ -76,6 +77,10 @@ class ProcessEngine:
         self.__dict__.update(facts)
         self._prepare = CrashIsolation(lambda rows: self._call("prepare", rows, None))
         self._forward = CrashIsolation(lambda rows: self._call("forward", rows, timeout_s))
+
+    def hardware(self) -> Mapping[str, Any]:
+        """See `TunableEngine.hardware`."""
+        return self._hardware
 
     def dtype_speeds(self) -> Mapping[str, float]:
         """See `TunableEngine.dtype_speeds`."""
@@ -144,7 +149,9 @@ class _Host:
         self._engine: BatchEngine[Any, Any, Any] = engine
         self.facts = {name: getattr(engine, name) for name in _FACTS if hasattr(engine, name)}
         self.facts["describe"] = dict(engine.describe())
-        self.facts["_dtype_speeds"] = dict(engine.dtype_speeds()) if isinstance(engine, TunableEngine) else {}
+        tunable: TunableEngine | None = engine if isinstance(engine, TunableEngine) else None
+        self.facts["_dtype_speeds"] = dict(tunable.dtype_speeds()) if tunable else {}
+        self.facts["_hardware"] = dict(tunable.hardware()) if tunable else {}
 
     def __call__(self, request: tuple[str, list[Any]]) -> list[Any]:
         method, rows = request

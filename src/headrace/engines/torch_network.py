@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
-from headrace.device.native import speeds
+from headrace.device.native import hardware, speeds
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.engines.model_folder import digest
 from headrace.engines.network import Arrays, Rows
@@ -52,6 +52,10 @@ class TorchNetwork:
     def describe(self) -> Mapping[str, Any]:
         """Digest of the model's files, which are read once, and the numbers it runs in."""
         return {"model_digest": digest(self._folder), "dtype": str(self._dtype).removeprefix("torch.")}
+
+    def hardware(self) -> Mapping[str, Any]:
+        """See `Network.hardware`."""
+        return hardware(self._device)
 
     def dtype_speeds(self) -> Mapping[str, float]:
         """See `Network.dtype_speeds`."""

@@ -12,6 +12,7 @@ from headrace.events import (
     BatchDone,
     BatchFormed,
     BatchSplit,
+    BudgetChanged,
     CloseReason,
     Event,
     InputLeftOut,
@@ -102,6 +103,8 @@ class Report:
     """NaN and infinities that JSON lacks, written as null."""
     numbers: NumbersChosen | None = None
     """Which the model computed with, and why; None where the engine does not say."""
+    budget: float | None = None
+    """What a batch might cost in the end, in the engine's unit, where the job found that; else None."""
 
 
 class _WorkerRow:
@@ -145,6 +148,7 @@ class ReportBuilder:
         self._lanes: defaultdict[str, _WorkerRow] = defaultdict(_WorkerRow)
         self._left_out: dict[str, LeftOut] = {}
         self._numbers: NumbersChosen | None = None
+        self._budget: float | None = None
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -176,6 +180,8 @@ class ReportBuilder:
                 self._add_part(event)
             case NumbersChosen():
                 self._numbers = event
+            case BudgetChanged():
+                self._budget = event.budget
             case JobDone():
                 self._state = event.state
 
@@ -273,4 +279,5 @@ class ReportBuilder:
             left_out=tuple(self._left_out.values()),
             nulled=self._nulled,
             numbers=self._numbers,
+            budget=self._budget,
         )

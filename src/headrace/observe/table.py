@@ -51,8 +51,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
     lines.append(("wall", f"{_seconds(report.wall_s)}   {report.records_per_s:,.1f} records/s"))
     if report.tokens:
         lines.append(("tokens", f"{report.tokens:,}   {report.tokens_per_s:,.0f} tokens/s"))
-    if report.numbers is not None:
-        lines.append(("numbers", f"{report.numbers.dtype}: {report.numbers.detail}"))
+    lines += _tuning(report)
     if report.batches:
         lines.append(("engine busy", f"{report.busy:.1%}"))
         lines += _batches(report)
@@ -64,6 +63,12 @@ def rows(report: Report) -> list[tuple[str, str]]:
         share = f"{seconds / report.wall_s:7.1%} of wall" if report.wall_s > 0 else ""
         lines.append((f"time: {stage}", f"{_seconds(seconds)} {share}".rstrip()))
     return lines
+
+
+def _tuning(report: Report) -> list[tuple[str, str]]:
+    numbers, budget = report.numbers, report.budget
+    lines = [] if numbers is None else [("numbers", f"{numbers.dtype}: {numbers.detail}")]
+    return lines + ([] if budget is None else [("batch budget", f"{budget:,.0f} tokens, found while the job ran")])
 
 
 def _damaged(report: Report) -> str:

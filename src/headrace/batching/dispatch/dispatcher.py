@@ -71,6 +71,11 @@ class Dispatcher:
         self._hurry = self._lineup.size
         self._wakeup.wake()
 
+    def set_budget(self, cost: float) -> None:
+        """From the next batch on, a batch may cost so much, and never more than what ran out of memory left."""
+        self._lineup.set_budget(min(cost, self._memory.cost))
+        self._wakeup.wake()
+
     def drain(self) -> None:
         """End once nothing waits."""
         self._draining = True

@@ -84,6 +84,10 @@ class OnnxNetwork:
         facts = {"runtime": "onnx", "model_digest": digest(self._folder, beside), "output": self._output}
         return facts | ({"pooling": self._pooling.describe()} if self._pooling else {})
 
+    def hardware(self) -> Mapping[str, Any]:
+        """See `Network.hardware`."""
+        return {"providers": self._providers, "onnxruntime": onnxruntime.__version__}
+
     def dtype_speeds(self) -> Mapping[str, float]:
         """None: the file says what numbers it has."""
         return {}

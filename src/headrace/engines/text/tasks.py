@@ -59,6 +59,10 @@ class TextEngine:
             "on_too_long": self.tokens.on_too_long,
         }
 
+    def hardware(self) -> Mapping[str, Any]:
+        """See `TunableEngine.hardware`."""
+        return self.network.hardware()
+
     def dtype_speeds(self) -> Mapping[str, float]:
         """See `TunableEngine.dtype_speeds`."""
         return self.network.dtype_speeds()
@@ -124,6 +128,10 @@ class ZeroShotEngine:
             "template": self._candidates.template,
             "multi_label": self._candidates.multi_label,
         }
+
+    def hardware(self) -> Mapping[str, Any]:
+        """See `TunableEngine.hardware`."""
+        return self.network.hardware()
 
     def dtype_speeds(self) -> Mapping[str, float]:
         """See `TunableEngine.dtype_speeds`."""

@@ -39,6 +39,10 @@ class ImageEngine:
         """Model digest and every parameter that changes an output. Reads the model's files once."""
         return {**self._facts, **self.network.describe(), "max_pixels": self._images.max_pixels}
 
+    def hardware(self) -> Mapping[str, Any]:
+        """See `TunableEngine.hardware`."""
+        return self.network.hardware()
+
     def dtype_speeds(self) -> Mapping[str, float]:
         """See `TunableEngine.dtype_speeds`."""
         return self.network.dtype_speeds()

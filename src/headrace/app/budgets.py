@@ -1,0 +1,152 @@
+"""Lets the batches of a job follow what is found out about them while it runs, and keeps that for the next job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from headrace.batching.dynamic import DynamicBatcher
+from headrace.device.budget import BudgetTuner
+from headrace.device.cache import TuningCache, cpu_facts
+from headrace.device.memory import TARGET_SHARE, MemoryLimit, Peak, PeakMeter, fit, memory_limit
+from headrace.engines.base import Engine, TunableEngine
+from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone, Listener
+from headrace.jobs.settings import JobSettings
+
+_RANGE = (4, 32)
+"""How many times smaller and larger than the engine's own the budget may become."""
+_PEAKS = 4
+"""Batches that must have taken new memory before a bound is reckoned from them."""
+_NOISE = 1 << 20
+"""Bytes: a batch that needs less than this more than the process held before says nothing."""
+
+
+def find_key(engine: TunableEngine, task: str) -> dict[str, Any]:
+    """What a finding about this model on this machine depends on."""
+    facts = engine.describe()
+    return {
+        "task": task,
+        "model_digest": facts.get("model_digest"),
+        "dtype": facts.get("dtype", ""),
+        "headrace": version("headrace"),
+        **cpu_facts(),
+        **engine.hardware(),
+    }
+
+
+def follow(
+    settings: JobSettings, engine: Engine[Any, Any], batcher: object, tell: Listener, cache: TuningCache | None = None
+) -> BudgetListener | None:
+    """What to let hear the job's events; None where the user set the budget, or the engine batches otherwise."""
+    if settings.batch_tokens is not None or settings.batch_size is not None:
+        return None
+    if not isinstance(engine, TunableEngine) or not isinstance(batcher, DynamicBatcher):
+        return None
+    if not getattr(engine, "counts_tokens", True) or not getattr(engine, "pads", False):
+        return None
+    cache = cache or TuningCache()
+    key = find_key(engine, settings.task or "")
+    if key["model_digest"] is None:
+        return None  # an engine of the user's own, in a process: its own budget is its author's
+    own = batcher.target_batch_cost
+    kept = (cache.read(key) or {}).get("budget")
+    least, most = own / _RANGE[0], own * _RANGE[1]
+    start = min(max(float(kept), least), most) if isinstance(kept, (int, float)) else own
+    tuner = BudgetTuner(start, max(least, getattr(engine, "max_model_len", least)), most)
+    return BudgetListener(batcher, tuner, MemoryWatch(memory_limit(), PeakMeter()), tell, (cache, key))
+
+
+class MemoryWatch:
+    """Learns from the batches that run how much memory a larger one would take.
+
+    Args:
+        limit: what the process may use.
+        meter: measures what it used.
+    """
+
+    def __init__(self, limit: MemoryLimit, meter: PeakMeter) -> None:
+        self.limit = limit
+        self._meter = meter
+        self._peaks: list[Peak] = []
+        self._highest = 0.0
+        self._longest = 0.0
+        self._on = meter.restart()
+
+    def ran(self, size: int, computed: float) -> float | None:
+        """A batch of so many records and so much cost has run; the budget that would fill the memory, once known."""
+        peak = self._meter.peak() if self._on and size else None
+        if peak is None:
+            return None
+        length = computed / size
+        self._longest = max(self._longest, length)
+        if peak > self._highest + _NOISE:  # else it ran in what an earlier one had left
+            if self._highest:
+                self._peaks.append(Peak(computed, length, peak))
+            self._highest = peak
+        if len(self._peaks) < _PEAKS:
+            return None
+        return fit(self._peaks).largest_budget(TARGET_SHARE * self.limit.bytes, self._longest)
+
+
+class BudgetListener:
+    """Hears how long batches take, and sets what the next may cost. It is called on the batcher's event loop.
+
+    Args:
+        batcher: whose budget it sets.
+        tuner: the policy.
+        memory: bounds the budget.
+        tell: hears of each budget that was found.
+        keep: where the last one is kept, and under which key.
+    """
+
+    def __init__(
+        self,
+        batcher: DynamicBatcher[Any, Any],
+        tuner: BudgetTuner,
+        memory: MemoryWatch,
+        tell: Listener,
+        keep: tuple[TuningCache, Mapping[str, Any]],
+    ) -> None:
+        self._batcher = batcher
+        self._tuner = tuner
+        self._memory = memory
+        self._tell = tell
+        self._cache, self._key = keep
+        self._split: set[int] = set()
+        self._told = batcher.target_batch_cost
+        batcher.set_target_batch_cost(tuner.budget)
+
+    def __call__(self, event: Event) -> None:
+        """Learn from an event."""
+        match event:
+            case BatchSplit():
+                self._split.add(event.batch)
+                if event.out_of_memory:
+                    self._tuner.limit(self._batcher.target_batch_cost)
+            case BatchDone():
+                self._ran(event)
+            case JobDone():
+                self._end()
+            case _:
+                pass
+
+    def _ran(self, event: BatchDone) -> None:
+        if event.batch in self._split:  # its time is that of its parts
+            self._split.discard(event.batch)
+        elif not event.failed:
+            self._tuner.ran(event.padded_cost, event.cost, event.duration_s)
+            bound = self._memory.ran(event.size, event.padded_cost)
+            if bound is not None:
+                self._tuner.bound(bound)
+        budget = self._tuner.budget
+        if budget != self._batcher.target_batch_cost:
+            self._batcher.set_target_batch_cost(budget)
+        if self._tuner.best != self._told:
+            self._told = self._tuner.best
+            self._tell(BudgetChanged(self._told, time.monotonic()))
+
+    def _end(self) -> None:
+        if self._tuner.has_compared:
+            self._cache.write(self._key, {"budget": self._tuner.best})
