@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import headrace
-from headrace.cli import inspect, merge, retry, run, serve
+from headrace.cli import inspect, merge, retry, run, serve, tune
 from headrace.cli import outcome as ending
 
 app = typer.Typer(
@@ -28,6 +28,10 @@ app.command("retry", epilog=ending.STATUSES)(retry.retry)
 app.command("inspect")(inspect.inspect)
 app.command("merge")(merge.merge)
 app.command("serve")(serve.serve)
+app.command(
+    "tune",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(tune.tune)
 
 
 def _print_version(wanted: bool) -> None:

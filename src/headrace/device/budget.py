@@ -85,8 +85,9 @@ class _Comparison:
     def favours_other(self) -> bool:
         if not self.is_fair:
             return False
-        better = _BETTER ** min(abs(math.log(self.other / self.best, _STEP)), 1)
-        return statistics.median(self.rates[self.other]) >= better * statistics.median(self.rates[self.best])
+        better: float = _BETTER ** min(abs(math.log(self.other / self.best, _STEP)), 1)
+        best, other = (statistics.median(self.rates[budget]) for budget in (self.best, self.other))
+        return other >= better * best
 
 
 class BudgetTuner:

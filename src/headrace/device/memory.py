@@ -132,11 +132,6 @@ def _limit_files(groups: Path, own: Path) -> list[Path]:
     return files
 
 
-def used_memory(status: Path = Path("/proc/self/status")) -> int | None:
-    """Bytes that the process holds now; None where the system does not say."""
-    return _from_status(status, "VmRSS:")
-
-
 class PeakMeter:
     """The most memory that the process held since `restart`; Linux counts it."""
 

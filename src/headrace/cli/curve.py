@@ -1,0 +1,75 @@
+"""The curve of `headrace tune` as a picture."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from headrace.app.grid import Grid, GridRow, Setting
+from headrace.errors import ConfigError, MissingExtraError
+
+_FORMATS = (".svg", ".png")
+
+
+def check_picture(path: Path) -> None:
+    """See that a picture can be drawn there, before anything is measured.
+
+    Raises:
+        ConfigError: another format, or no such folder.
+        MissingExtraError: matplotlib is not installed.
+    """
+    if path.suffix.lower() not in _FORMATS:
+        raise ConfigError(f"--plot {path}: the name must end in {' or '.join(_FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--plot {path}: {path.absolute().parent} is not a folder")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtraError('--plot needs matplotlib, which is not installed: pip install "headrace[plot]"')
+
+
+def draw(grid: Grid, path: Path) -> None:
+    """Throughput, latency, memory and padding by budget, one line for each setting, and the chosen point.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    lines: defaultdict[Setting, list[GridRow]] = defaultdict(list)
+    for row in grid.rows:
+        lines[row.setting].append(row)
+    with mpl.rc_context({"svg.hashsalt": "headrace", "svg.fonttype": "none"}):  # the same picture for the same figures
+        figure = Figure(figsize=(9, 6), layout="constrained")
+        axes = figure.subplots(2, 2).flatten()
+        for place, (title, value) in enumerate(_PANELS.items()):
+            _panel(axes[place], title, value, lines, grid.chosen)
+        axes[0].legend(fontsize="small")
+        figure.suptitle(f"measured on {grid.cpu}", fontsize="small")
+        try:
+            figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+        except OSError as error:
+            raise ConfigError(f"--plot {path}: cannot be written: {error.strerror or error}") from error
+
+
+_PANELS: dict[str, Any] = {
+    "tokens/s": lambda row: row.measured.cost_per_s,
+    "ms per batch": lambda row: 1000 * row.measured.latency_s,
+    "peak memory, MB": lambda row: None if row.measured.memory is None else row.measured.memory / 1e6,
+    "padding, %": lambda row: 100 * row.measured.padding,
+}
+
+
+def _panel(axis: Any, title: str, value: Any, lines: dict[Setting, list[GridRow]], chosen: GridRow) -> None:
+    for setting, rows in lines.items():
+        points = [(row.measured.budget, value(row)) for row in rows if value(row) is not None]
+        threads = "" if setting.threads is None else f", {setting.threads} threads"
+        if points:
+            axis.plot(*zip(*points, strict=True), marker="o", label=f"{setting.engine} {setting.dtype}{threads}")
+    if value(chosen) is not None:
+        axis.plot([chosen.measured.budget], [value(chosen)], marker="*", markersize=16, color="black", linestyle="none")
+    axis.set_xscale("log", base=2)
+    axis.set_ylim(bottom=0)
+    axis.set_title(title, fontsize="medium")
+    axis.set_xlabel("tokens per batch, padding included")
