@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -51,11 +52,17 @@ def follow(
     if key["model_digest"] is None:
         return None  # an engine of the user's own, in a process: its own budget is its author's
     own = batcher.target_batch_cost
-    kept = (cache.read(key) or {}).get("budget")
     least, most = own / _RANGE[0], own * _RANGE[1]
-    start = min(max(float(kept), least), most) if isinstance(kept, (int, float)) else own
+    start = min(max(budget_in(cache.read(key)) or own, least), most)
     tuner = BudgetTuner(start, max(least, getattr(engine, "max_model_len", least)), most)
     return BudgetListener(batcher, tuner, MemoryWatch(memory_limit(), PeakMeter()), tell, (cache, key))
+
+
+def budget_in(found: Mapping[str, Any] | None) -> float | None:
+    """The budget that was found before; None where none was."""
+    kept = (found or {}).get("budget")
+    good = isinstance(kept, (int, float)) and math.isfinite(kept) and kept >= 1
+    return float(kept) if kept is not None and good else None
 
 
 class MemoryWatch:

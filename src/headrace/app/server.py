@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fastapi import FastAPI
 import headrace
 from headrace.app.batch_api import MOST_WAITING, BatchApi
 from headrace.app.job import Broadcast
+from headrace.app.warm_up import Wanted, warm_up
 from headrace.batching.batcher import Batcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.dynamic import DynamicBatcher
@@ -30,6 +32,8 @@ from headrace.serving.metrics import families
 from headrace.serving.routes.batches import batches_router, files_router
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
+
+logger = logging.getLogger("headrace")
 
 _DEFAULT_NAMES = {"embed": "all-MiniLM-L6-v2", "generate": "arithmetic"}
 
@@ -149,13 +153,28 @@ def _service(settings: ServerSettings, host: ServerState) -> Service:
     options = dict(settings.engine_options)
     if settings.trust_remote_code:
         options["trust_remote_code"] = True
-    engine: Engine[Any, Any] = registry.create(settings.task, settings.model, engine=settings.engine, **options)
+
+    def make(dtype: str) -> Engine[Any, Any]:
+        chosen = options | ({"dtype": dtype} if dtype else {})
+        made: Engine[Any, Any] = registry.create(settings.task, settings.model, engine=settings.engine, **chosen)
+        return made
+
+    wanted = Wanted(
+        settings.task,
+        fixed_dtype=options.get("dtype", "auto") != "auto",
+        fixed_budget=settings.batch_tokens is not None,
+        latency_target_s=settings.latency_target_s,
+    )
+    ready = warm_up(make(""), make, wanted)
+    if ready.detail:
+        logger.info("%s runs in %s", settings.model or settings.task, ready.detail)
+    engine = ready.engine
     name = settings.name or (Path(settings.model).name if settings.model else _DEFAULT_NAMES.get(settings.task))
     return Service(
         name or settings.task,
         settings.task,
         engine,
-        _batcher(settings, engine, host.listener),
+        _batcher(replace(settings, batch_tokens=settings.batch_tokens or ready.tokens), engine, host.listener),
         settings.limits,
         host.engine_died,
     )

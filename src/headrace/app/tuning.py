@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ _WORTH_S = 20.0
 _UNKNOWN_S = 1.0
 """What trying may take where nothing tells how long the job is."""
 _MOST_RECORDS = 2_000
+_LEAST_BATCHES = 5
+"""That are run in both, as far as there are so many: a single one may be disturbed."""
 _EMULATED = 0.8
 """A device that computes a 16-bit product at less than this speed of float32 does not compute it itself."""
 
@@ -111,20 +114,36 @@ def tune(plan: Plan, engine: Engine[Any, Any], make: Make, sample: Sample, shape
     why = _settled(plan, engine)
     if why or not dtype:
         return Tuned(engine, _chosen(dtype, why, started) if dtype else None)
-    details: list[str] = []
-    batches = _batches(sample.work, shape)
+    batches = batches_of(sample.work, shape)
     allowed = _allowance(engine, batches, sample)
-    names = candidates(engine.dtype_speeds())
     if allowed is None:
         short = "no record" if not sample.work else "too few records"
-        return Tuned(engine, _chosen(dtype, f"{short} to try {names[0]}", started))
-    for name in names:
+        name = candidates(engine.dtype_speeds())[0]
+        return Tuned(engine, _chosen(dtype, f"{short} to try {name}", started))
+    return try_faster(engine, make, batches, allowed)
+
+
+def try_faster(
+    engine: BatchEngine[Any, Any, Any], make: Make, batches: Sequence[Sequence[Work]], allowed: float
+) -> Tuned:
+    """The engine in the first faster numbers that pass on these batches; the engine itself where none do.
+
+    Args:
+        engine: in float32. It is closed where another takes its place.
+        make: loads the model anew.
+        batches: what is run in both.
+        allowed: seconds that this may take, but for loading.
+    """
+    assert isinstance(engine, TunableEngine), "it has other numbers to try"
+    started = time.monotonic()
+    details: list[str] = []
+    for name in candidates(engine.dtype_speeds()):
         other, detail = _try(engine, name, make, batches, allowed)
         if other is not None:
             engine.close()
             return Tuned(other, _chosen(name, detail, started))
         details.append(detail)
-    return Tuned(engine, _chosen(dtype, "; ".join(details), started))
+    return Tuned(engine, _chosen("float32", "; ".join(details), started))
 
 
 def _settled(plan: Plan, engine: TunableEngine) -> str:
@@ -135,10 +154,17 @@ def _settled(plan: Plan, engine: TunableEngine) -> str:
         return "as the job was begun"
     if engine.describe().get("dtype") != "float32":
         return "the weights' own"
+    once = hasattr(plan.settings.source, "__next__") or hasattr(plan.settings.source, "__anext__")
+    return none_faster(engine) or ("the input is an iterator: there is no sample to try others on" if once else "")
+
+
+def none_faster(engine: TunableEngine) -> str:
+    """Why no other numbers are worth trying on the device; empty where some are."""
     speeds = engine.dtype_speeds()
     if candidates(speeds):
-        once = hasattr(plan.settings.source, "__next__") or hasattr(plan.settings.source, "__anext__")
-        return "the input is an iterator: there is no sample to try others on" if once else ""
+        return ""
+    if not speeds:
+        return "this model is too small to gain by others"
     return ", ".join(f"{name} is {speed:.2g} times as fast here" for name, speed in speeds.items())
 
 
@@ -151,7 +177,7 @@ def _chosen(dtype: str, detail: str, started: float) -> NumbersChosen:
     return NumbersChosen(dtype, detail, now - started, now)
 
 
-def _batches(work: Sequence[Work], shape: Shape) -> list[Sequence[Work]]:
+def batches_of(work: Sequence[Work], shape: Shape) -> list[Sequence[Work]]:
     """Batches of the sample, in an order that has every length early."""
     step = max(1, len(work) // _MOST_RECORDS)
     batches = pack(sorted(work[::step], key=lambda item: item.cost, reverse=True), shape)
@@ -180,15 +206,15 @@ def _try(
     except EngineError as error:
         return None, f"{name} cannot be loaded: {error}"
     assert isinstance(other, BatchEngine), "it is loaded as the first was"
-    exact_s, other_s, exact, tried = _run_both(engine, other, batches, allowed)
+    gain, exact, tried = _run_both(engine, other, batches, allowed)
     deviation = compare(exact, tried)
     detail = "its outputs cannot be compared"
     if deviation is not None:
-        gain = exact_s / other_s
         detail = f"{gain:.1f} times as fast as float32, {deviation}"
         if deviation.passes and gain >= LEAST_GAIN:
             return other, detail
-        detail = f"{name} is {detail}" if deviation.passes else f"{name} gives {deviation}"
+        trouble = f"gives {deviation}" if deviation.broken else f"is too far off: {deviation}"
+        detail = f"{name} is {detail}" if deviation.passes else f"{name} {trouble}"
         if deviation.broken:
             logger.warning("this model does not work in %s (%s); it runs in float32", name, deviation)
     other.close()
@@ -200,20 +226,21 @@ def _run_both(
     other: BatchEngine[Any, Any, Any],
     batches: Sequence[Sequence[Work]],
     most_s: float,
-) -> tuple[float, float, list[Any], list[Any]]:
-    """Seconds and outputs of each for the same batches, in turns, until the time is spent; one batch at least."""
-    seconds = [0.0, 0.0]
+) -> tuple[float, list[Any], list[Any]]:
+    """How many times as fast the other is, and the outputs of both for the same batches, until the time is spent."""
+    ratios: list[float] = []
     outputs: tuple[list[Any], list[Any]] = ([], [])
     _forward(other, batches[0])
     ends = time.perf_counter() + most_s
     for batch in batches:
+        seconds = [0.0, 0.0]
         for place, one in enumerate((engine, other)):
-            found, took = _forward(one, batch)
+            found, seconds[place] = _forward(one, batch)
             outputs[place].extend(found)
-            seconds[place] += took
-        if time.perf_counter() > ends:
+        ratios.append(seconds[0] / seconds[1])
+        if len(ratios) >= _LEAST_BATCHES and time.perf_counter() > ends:
             break
-    return seconds[0], seconds[1], *outputs
+    return statistics.median(ratios), *outputs
 
 
 def _forward(engine: BatchEngine[Any, Any, Any], batch: Sequence[Work]) -> tuple[Sequence[Any], float]:

@@ -17,6 +17,8 @@ from headrace.engines.model_folder import digest
 from headrace.engines.network import Arrays, Rows
 from headrace.errors import EngineDeadError, EngineError
 
+LEAST_PARAMETERS = 4_000_000
+"""Of models that gain by fewer bits: in smaller ones most of the time goes to other things than products."""
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 """How far the largest component may be off, as a part of it: float32 is not exact, and 16 bits are far from it."""
 
@@ -59,7 +61,9 @@ class TorchNetwork:
 
     def dtype_speeds(self) -> Mapping[str, float]:
         """See `Network.dtype_speeds`."""
-        return speeds(self._device)
+        module = self.module
+        size = 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
+        return speeds(self._device) if size >= LEAST_PARAMETERS else {}
 
     def run(self, arrays: Arrays) -> Rows:
         """See `Network.run`."""

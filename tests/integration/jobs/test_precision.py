@@ -41,6 +41,7 @@ def speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return found
 
     monkeypatch.setattr(torch_network, "speeds", measured)
+    monkeypatch.setattr(torch_network, "LEAST_PARAMETERS", 0)
     monkeypatch.setattr(tuning, "_WORTH_S", 0.0)
     monkeypatch.setattr(tuning, "LEAST_GAIN", 0.0)
     return found
@@ -139,6 +140,7 @@ def test_labels_must_stay_the_same(
     report = headrace.run(docs, folder, sink=tmp_path / "out.jsonl", task="classify", progress=False)
     assert report.numbers is not None
     assert report.numbers.dtype == ("bfloat16" if same else "float32"), report.numbers.detail
+    assert ("bfloat16 is too far off" in report.numbers.detail) is not same
     assert "with the same label" in report.numbers.detail
 
 

@@ -1,0 +1,161 @@
+"""The numbers and the batch budget of a served model, found on made-up texts when it is loaded."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.app.budgets import budget_in, find_key
+from headrace.app.tuning import Make, batches_of, none_faster, try_faster
+from headrace.batching.policy.cost import batch_cost
+from headrace.device.budget import Measured, knee
+from headrace.device.cache import TuningCache
+from headrace.engines.base import BatchEngine, Engine, Prepared, TunableEngine
+from headrace.errors import EngineError, EngineOutOfMemoryError
+from headrace.jobs.pipeline.stages import Work
+from headrace.jobs.planning.forecast import Shape
+from headrace.records import Record
+
+logger = logging.getLogger("headrace")
+
+_WORDS = tuple("a canal feeds the mill whose wheel turns while water flows past locks and weirs to 3 ponds".split())  # noqa: SIM905
+_LENGTHS = (3, 8, 12, 20, 35, 60, 90, 180)
+"""In words: titles, queries, sentences and paragraphs."""
+_TEXTS = 96
+_PRECISION_S = 2.0
+_BUDGETS_S = 4.0
+_FACTORS = (0.5, 1, 2, 4, 8)
+"""Of the engine's own budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a user says of a server."""
+
+    task: str
+    fixed_dtype: bool = False
+    """The numbers are set, and not to be found."""
+    fixed_budget: bool = False
+    """So is the budget."""
+    latency_target_s: float | None = None
+    """Most that a request should take; None promises nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmedUp:
+    """How a served model runs."""
+
+    engine: Engine[Any, Any]
+    budget: float | None
+    """Of a batch; None where the engine's own is as good as any."""
+    detail: str
+    """What was found, in one line; empty where there was nothing to find."""
+
+    @property
+    def tokens(self) -> int | None:
+        """The budget in whole tokens."""
+        return None if self.budget is None else round(self.budget)
+
+
+def warm_up(
+    engine: Engine[Any, Any],
+    make: Make,
+    wanted: Wanted,
+    cache: TuningCache | None = None,
+) -> WarmedUp:
+    """Choose what the user has not fixed. What is found is kept, so that the next start takes no time.
+
+    Args:
+        engine: as loaded. It is closed where another takes its place.
+        make: loads the model anew in the numbers of that name.
+        wanted: what the user says.
+        cache: where findings are kept; None for the user's.
+    """
+    if not isinstance(engine, TunableEngine) or not isinstance(engine, BatchEngine) or not engine.pads:
+        return WarmedUp(engine, None, "")
+    cache = cache or TuningCache()
+    key = {**find_key(engine, wanted.task), "served": asdict(wanted)}
+    kept = cache.read(key)
+    if kept is None:
+        engine, kept = _find(engine, make, wanted)
+        cache.write(key, kept)
+    elif isinstance(dtype := kept.get("dtype"), str) and dtype != engine.describe().get("dtype", ""):
+        engine = _reloaded(engine, make, dtype)
+    return WarmedUp(engine, budget_in(kept), str(kept.get("detail", "")))
+
+
+def _find(engine: BatchEngine[Any, Any, Any], make: Make, wanted: Wanted) -> tuple[Engine[Any, Any], dict[str, Any]]:
+    """The engine in the numbers that suit it, and what was found."""
+    assert isinstance(engine, TunableEngine), "it was asked before"
+    chosen: Engine[Any, Any] = engine
+    work, detail = _work(engine), ""
+    if work and not wanted.fixed_dtype and engine.describe().get("dtype") == "float32" and not none_faster(engine):
+        shape = Shape(engine.default_batch_cost, engine.default_batch_size, engine.pads)
+        tuned = try_faster(engine, make, batches_of(work, shape), _PRECISION_S)
+        chosen = tuned.engine
+        if tuned.numbers is not None:
+            detail = f"{tuned.numbers.dtype}: {tuned.numbers.detail}"
+    assert isinstance(chosen, BatchEngine), "it is loaded as the first was"
+    budget = None if wanted.fixed_budget or not work else _best_budget(chosen, work, wanted.latency_target_s)
+    return chosen, {"dtype": chosen.describe().get("dtype", ""), "detail": detail, "budget": budget}
+
+
+def _reloaded(engine: BatchEngine[Any, Any, Any], make: Make, dtype: str) -> Engine[Any, Any]:
+    try:
+        other = make(dtype)
+    except EngineError as error:
+        logger.warning("%s was chosen for this model before, and cannot be loaded now: %s", dtype, error)
+        return engine
+    engine.close()
+    return other
+
+
+def _work(engine: BatchEngine[Any, Any, Any]) -> list[Work]:
+    """Made-up texts, or pairs of them where the model takes those; none where it takes neither."""
+    texts = [
+        " ".join(_WORDS[(number + place * 7) % len(_WORDS)] for place in range(_LENGTHS[number % len(_LENGTHS)]))
+        for number in range(_TEXTS)
+    ]
+    for inputs in (texts, [(text, text) for text in texts]):
+        ready = [one for one in engine.prepare(inputs) if isinstance(one, Prepared)]
+        if ready:
+            return [Work(Record(n, str(n), {}), {}, one.payload, one.cost) for n, one in enumerate(ready)]
+    return []
+
+
+def _best_budget(engine: BatchEngine[Any, Any, Any], work: Sequence[Work], target_s: float | None) -> float | None:
+    """The knee of throughput over some budgets; None where hardly any was measured in the time there is."""
+    own = engine.default_batch_cost
+    ends = time.perf_counter() + _BUDGETS_S
+    points: list[Measured] = []
+    # A batch waits for the one before it, so that a request may wait for two.
+    most_s = None if target_s is None else target_s / 2
+    for factor in sorted(_FACTORS, key=lambda factor: abs(factor - 1)):
+        if time.perf_counter() > ends:
+            break
+        batch = _full_batch(work, own * factor)
+        try:
+            engine.forward([item.payload for item in batch])
+            started = time.perf_counter()
+            engine.forward([item.payload for item in batch])
+        except EngineOutOfMemoryError:
+            break
+        seconds = time.perf_counter() - started
+        cost = sum(item.cost for item in batch)
+        points.append(Measured(own * factor, cost / seconds, seconds))
+    return knee(points, most_s).budget if len(points) > 1 else None
+
+
+def _full_batch(work: Sequence[Work], budget: float) -> list[Work]:
+    """Records of like length, again and again until the budget is full."""
+    ordered = sorted(work, key=lambda item: item.cost)
+    middle = ordered[len(ordered) // 3 : 2 * len(ordered) // 3]
+    batch: list[Work] = []
+    while True:
+        for item in middle:
+            if batch and batch_cost([*(one.cost for one in batch), item.cost], padded=True) > budget:
+                return batch
+            batch.append(item)

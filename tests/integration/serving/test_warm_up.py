@@ -1,0 +1,93 @@
+"""A served model's numbers and budget are found when it is loaded, and kept for the next start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.small_models import text_model
+
+from headrace.app import tuning
+from headrace.app.warm_up import Wanted, WarmedUp, warm_up
+from headrace.device.cache import TuningCache
+from headrace.engines import registry, torch_network
+from headrace.testing import FakeEngine
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which numbers the model was loaded in, in turn. bfloat16 is found to be fast, and any gain is one."""
+
+    def measured(device: object) -> Mapping[str, float]:
+        return {"bfloat16": 4.0}
+
+    monkeypatch.setattr(torch_network, "speeds", measured)
+    monkeypatch.setattr(torch_network, "LEAST_PARAMETERS", 0)
+    monkeypatch.setattr(tuning, "LEAST_GAIN", 0.0)
+    return []
+
+
+def warmed(folder: Path, made: list[str], cache: Path, task: str = "embed", **wanted: Any) -> WarmedUp:
+    def make(dtype: str) -> Any:
+        made.append(dtype)
+        return registry.create(task, folder, device="cpu", **({"dtype": dtype} if dtype else {}))
+
+    return warm_up(make(""), make, Wanted(task, **wanted), TuningCache(cache))
+
+
+def test_it_is_found_once_and_kept(encoder_folder: Path, made: list[str], tmp_path: Path) -> None:
+    first = warmed(encoder_folder, made, tmp_path)
+    assert first.engine.describe()["dtype"] == "bfloat16"
+    assert first.detail.startswith("bfloat16: ") and "cosine >= 0.99" in first.detail
+    assert first.tokens is not None and first.tokens >= 256
+    again = warmed(encoder_folder, made, tmp_path)
+    assert made == ["", "bfloat16", "", "bfloat16"]
+    assert (again.detail, again.tokens) == (first.detail, first.tokens)
+    assert again.engine.describe() == first.engine.describe()
+
+
+def test_what_the_user_set_is_left_alone(encoder_folder: Path, made: list[str], tmp_path: Path) -> None:
+    ready = warmed(encoder_folder, made, tmp_path, fixed_dtype=True, fixed_budget=True)
+    assert (ready.budget, ready.detail, made) == (None, "", [""])
+    assert ready.engine.describe()["dtype"] == "float32"
+
+
+def test_pairs_are_tried_where_the_model_takes_those(made: list[str], tmp_path: Path) -> None:
+    ready = warmed(text_model(tmp_path / "model", ["score"]), made, tmp_path / "cache", task="score")
+    assert "scores within" in ready.detail and "on 96 records" in ready.detail
+
+
+def test_a_target_for_latency_makes_batches_small(
+    encoder_folder: Path, made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = torch_network.TorchNetwork.run
+
+    def as_long_as_its_tokens(self: torch_network.TorchNetwork, arrays: Any) -> Any:
+        clock.append(clock[-1] + 1e-4 * arrays["input_ids"].size)
+        return run(self, arrays)
+
+    clock = [0.0]
+    monkeypatch.setattr(torch_network.TorchNetwork, "run", as_long_as_its_tokens)
+    monkeypatch.setattr("headrace.app.warm_up.time.perf_counter", lambda: clock[-1])
+    ready = warmed(encoder_folder, made, tmp_path, latency_target_s=0.15)
+    assert ready.budget == 512  # 51 ms; 1,024 tokens take 102 ms, and two of these too long
+
+
+def test_an_engine_without_a_choice_is_served_as_it_is(made: list[str], tmp_path: Path) -> None:
+    engine = FakeEngine()
+    assert warm_up(engine, lambda dtype: FakeEngine(), Wanted("embed"), TuningCache(tmp_path)) == WarmedUp(
+        engine, None, ""
+    )
+
+
+def test_outputs_are_those_of_the_numbers_that_were_found(
+    sentence_folder: Callable[..., Path], made: list[str], tmp_path: Path
+) -> None:
+    ready = warmed(sentence_folder(), made, tmp_path)
+    [one] = ready.engine.prepare(["the mill"])
+    assert not isinstance(one, Exception)
+    [vector] = ready.engine.forward([one.payload])  # type: ignore[attr-defined]
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
