@@ -57,7 +57,7 @@ def test_what_the_user_set_is_left_alone(encoder_folder: Path, made: list[str], 
 
 def test_pairs_are_tried_where_the_model_takes_those(made: list[str], tmp_path: Path) -> None:
     ready = warmed(text_model(tmp_path / "model", ["score"]), made, tmp_path / "cache", task="score")
-    assert "scores within" in ready.detail and "on 96 records" in ready.detail
+    assert "scores within" in ready.detail
 
 
 def test_a_target_for_latency_makes_batches_small(

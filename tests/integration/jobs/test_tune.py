@@ -1,0 +1,125 @@
+"""`headrace tune`: the curve of a model on one's own records, as a table and a picture."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.acceptance.command import ROOT, headrace
+
+from headrace.app.grid import Grid, GridOptions, GridRow, Setting, measure
+from headrace.app.job import JobSettings
+from headrace.cli.curve import check_picture, draw
+from headrace.cli.tune import as_lines
+from headrace.device.budget import Measured
+from headrace.engines import torch_network
+from headrace.errors import ConfigError, MissingExtraError
+
+WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    rows = [{"id": str(n), "text": " ".join(WORDS[: n % len(WORDS) + 1])} for n in range(200)]
+    path = tmp_path / "docs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def settings(docs: Path, folder: Path, **more: Any) -> JobSettings:
+    return JobSettings(docs, lambda rows: None, task="embed", model=str(folder), **more)
+
+
+def row(budget: int, rate: float, dtype: str = "float32", *, passes: bool = True) -> GridRow:
+    measured = Measured(budget, rate, budget / rate, 0.05, 500_000_000 + budget)
+    return GridRow(Setting("torch", dtype, None), measured, rate / 50, "" if passes else "cosine >= 0.9", passes)
+
+
+def test_every_setting_is_measured_and_the_best_kept(
+    docs: Path, encoder_folder: Path, monkeypatch: pytest.MonkeyPatch, own_cache: Path
+) -> None:
+    def measured(device: object) -> Mapping[str, float]:
+        return {"bfloat16": 4.0}
+
+    monkeypatch.setattr(torch_network, "speeds", measured)
+    monkeypatch.setattr(torch_network, "LEAST_PARAMETERS", 0)
+    told: list[str] = []
+    options = GridOptions(budgets=(64, 256), threads=(1, 2), seconds=0.5)
+    grid = measure(settings(docs, encoder_folder), options, told.append)
+    settings_met = {(one.setting.dtype, one.setting.threads, one.measured.budget) for one in grid.rows}
+    assert settings_met == {(d, t, b) for d in ("float32", "bfloat16") for t in (1, 2) for b in (64, 256)}
+    assert told == ["loading torch in float32 ...", "loading torch in bfloat16 ..."]
+    assert grid.chosen in grid.rows
+    for one in grid.rows:
+        assert one.measured.cost_per_s > 0 and 0 <= one.measured.padding < 1
+        assert one.off == "" if one.setting.dtype == "float32" else "cosine >= 0.99" in one.off
+    before = len(list((own_cache / "headrace" / "tuning").glob("*.json")))
+    alone = measure(settings(docs, encoder_folder), GridOptions((64,), ("float32",), seconds=0.1), told.append)
+    assert [one.measured.budget for one in alone.rows] == [64]
+    kept = list((own_cache / "headrace" / "tuning").glob("*.json"))
+    assert len(kept) > before and any(json.loads(one.read_text())["found"].get("budget") == 64 for one in kept)
+
+
+def test_the_table_marks_the_best_and_says_what_batching_gains() -> None:
+    rows = (row(512, 800), row(1024, 1000), row(2048, 1010), row(1024, 5000, "bfloat16", passes=False))
+    lines = as_lines(Grid(rows, rows[1], 0.010, 0.026, "Some CPU, avx2"))
+    assert [line for line in lines if "<- chosen" in line] == [lines[2]]
+    assert "fails: cosine >= 0.9" in lines[4]
+    assert "32 inputs take 2.6 times as long as one: 12 times the throughput." in lines
+    assert "chosen: --batch-tokens 1024 --dtype float32" in lines
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_the_picture_shows_every_setting(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    rows = (row(512, 800), row(1024, 1000), row(512, 1600, "bfloat16"))
+    path = tmp_path / f"curve{suffix}"
+    draw(Grid(rows, rows[2], 0.01, 0.02, "Some CPU"), path)
+    if suffix == ".svg":
+        text = path.read_text()
+        for label in ("torch float32", "torch bfloat16", "tokens/s", "ms per batch", "peak memory, MB", "padding, %"):
+            assert label in text
+    else:
+        assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"must end in \.svg or \.png"):
+        check_picture(tmp_path / "curve.pdf")
+    with pytest.raises(ConfigError, match="is not a folder"):
+        check_picture(tmp_path / "none" / "curve.svg")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r'pip install "headrace\[plot\]"'):
+        check_picture(tmp_path / "curve.svg")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--budgets", "12,x"), "--budgets 12,x: 'x' is not a whole number"),
+        (("--plot", "curve.pdf"), "must end in .svg or .png"),
+        (("--task", "generate"), "has no batches to tune"),
+        (("--dtypes", "float8"), "dtype 'float8' is unknown; it may be auto, float32, float16, bfloat16"),
+        (("--batch_tokens", "5"), "has no option 'batch_tokens'"),
+    ],
+)
+def test_bad_input_is_one_line(docs: Path, flags: tuple[str, ...], said: str) -> None:
+    status, output = headrace("tune", "-i", str(docs), *flags, folder=docs.parent)
+    assert status == 2
+    assert said in output.splitlines()[-1]
+    assert "Traceback" not in output
+
+
+def test_every_flag_the_page_names_is_one() -> None:
+    import typer
+
+    from headrace.cli.app import app
+
+    page = (ROOT / "docs" / "tuning.md").read_text(encoding="utf-8")
+    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    known = {name for command in commands for parameter in command.params for name in parameter.opts}
+    assert set(re.findall(r"`(--[a-z-]+)", page)) - {"--dtype"} <= known
