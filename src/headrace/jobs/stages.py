@@ -323,4 +323,6 @@ def failure(record: Record, error: Exception, attempts: int) -> Failed:
     """How a record's own error is kept."""
     words = " ".join(text_of(error)[:MOST_MESSAGE].split())
     raised = (error.__cause__ or error) if type(error) is ProcessError else error  # which stands in for another
+    if isinstance(error, RecordError):
+        return Failed(record, type(raised).__name__, words, attempts, error.code, error.param)
     return Failed(record, type(raised).__name__, words, attempts)

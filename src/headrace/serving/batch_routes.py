@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import Field
+from starlette.types import Receive, Scope, Send
 
 from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.batches import Batches
@@ -73,7 +74,7 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
     async def content(request: Request, file_id: str) -> FileResponse:
         """A file's lines."""
         path = await asyncio.to_thread(files.path, file_id, _tenant(request))
-        return FileResponse(path, media_type="application/jsonl")
+        return _Content(path, media_type="application/jsonl")
 
     @routes.delete("/v1/files/{file_id}", response_model=Deleted)
     async def delete(request: Request, file_id: str) -> Response:
@@ -119,6 +120,14 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
             raise disk_error(error) from error
 
     return routes
+
+
+class _Content(FileResponse):
+    """A file. For HEAD, which comes here as GET, its headers alone: it is not read."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        await super().__call__({**scope, "method": "HEAD"} if "headrace_head" in scope else scope, receive, send)
 
 
 async def _refuse_unknown_parts(request: Request) -> None:

@@ -222,9 +222,51 @@ def test_lines_that_are_cut_or_cannot_be_obeyed_say_so(serve: Callable[..., Any]
             [None, True],
         ]
         first, second = (row["error"] for row in rows_of(server, done["error_file_id"]))
-        assert first["code"] == second["code"] == "RecordError"
+        assert [(error["type"], error["code"], error["param"]) for error in (first, second)] == [
+            ("invalid_request_error", "bad_dimensions", "dimensions"),
+            ("invalid_request_error", "bad_timeout", "timeout"),
+        ]
         assert first["message"].startswith("dimensions is 4: vectors")
         assert "timeout" in second["message"]
+
+
+def test_what_fails_in_a_batch_fails_as_the_same_request_does(server: Running) -> None:
+    bodies: list[dict[str, Any]] = [
+        {"input": "a", "dimensions": True},
+        {"input": "a", "dimensions": "5"},
+        {"input": 5},
+        {"input": ""},
+        {"input": "a", "colour": "red"},
+        {"input": "x" * 1_000_001},
+    ]
+    done = ended(server, begin(server, [line(number, body=body) for number, body in enumerate(bodies)]))
+    errors = [row["error"] for row in rows_of(server, done["error_file_id"])]
+    assert errors == [server.post("/v1/embeddings", body).json()["error"] for body in bodies]
+
+
+def test_ids_of_answers_are_those_of_their_batch(server: Running) -> None:
+    seen: set[str] = set()
+    for _ in range(2):
+        done = ended(server, begin(server, [line(number) for number in range(3)]))
+        rows = rows_of(server, done["output_file_id"])
+        assert all(row["id"] == f"batch_req_{row['response']['request_id']}" for row in rows)
+        seen |= {row["id"] for row in rows}
+    assert len(seen) == 6
+
+
+def test_the_head_of_a_file_is_told_without_reading_it(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"/v1/files/{upload(server, [line(number) for number in range(100)])}/content"
+    whole = server.client.get(path)
+
+    def unread(*_: Any, **__: Any) -> None:
+        raise AssertionError("the file is read")
+
+    monkeypatch.setattr("starlette.responses.anyio.open_file", unread)
+    head = server.client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    names = ("content-length", "content-type", "etag", "last-modified")
+    assert [head.headers[name] for name in names] == [whole.headers[name] for name in names]
+    assert int(head.headers["content-length"]) == len(whole.content)
 
 
 def test_a_custom_id_that_cannot_be_written_is_refused(server: Running) -> None:
