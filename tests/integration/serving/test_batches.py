@@ -244,6 +244,34 @@ def test_what_fails_in_a_batch_fails_as_the_same_request_does(server: Running) -
     assert errors == [server.post("/v1/embeddings", body).json()["error"] for body in bodies]
 
 
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("after=file-nope", "after"), ("order=asc&limit=1.5", "limit"), ("limit=true", "limit"), ("colour=red", "colour")],
+)
+def test_a_list_is_not_chosen_from_by_what_nobody_reads(server: Running, query: str, param: str) -> None:
+    for path in ("/v1/files", "/v1/batches"):
+        refused = server.client.get(f"{path}?{query.replace('order=asc&', '') if 'batches' in path else query}")
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == param
+
+
+def test_whoever_deletes_while_listing_gets_every_file(serve: Callable[..., Any]) -> None:
+    with serve() as server:
+        files = {upload(server, [line(number)]) for number in range(5)}
+        assert len(server.client.get("/v1/files?limit=10000").json()["data"]) == 5
+        deleted, page = set(), server.client.get("/v1/files?limit=2").json()
+        while page["data"]:
+            for file in page["data"]:
+                assert server.client.delete(f"/v1/files/{file['id']}").status_code == 200
+                deleted.add(file["id"])
+            page = server.client.get(f"/v1/files?limit=2&after={page['last_id']}").json()
+        assert deleted == files
+
+
+def test_an_address_with_a_slash_at_its_end_is_none(server: Running) -> None:
+    assert server.client.get("/v1/files/").status_code == 404
+
+
 def test_ids_of_answers_are_those_of_their_batch(server: Running) -> None:
     seen: set[str] = set()
     for _ in range(2):
