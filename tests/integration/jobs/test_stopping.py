@@ -1,4 +1,4 @@
-"""A job that is asked to stop finishes what lies between its finished records, if that takes no longer than its grace."""
+"""A job that is asked to stop finishes what lies between its finished records, if its grace is long enough."""
 
 from __future__ import annotations
 
