@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
 
-class Unheard:
+class SafeStream:
     """A stream to which one may write though nobody reads it, or its disk is full: that is no reason to end a job."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -65,7 +65,7 @@ def main() -> None:
         print('headrace: the command line needs typer: pip install "headrace[cli]"', file=sys.stderr)
         sys.exit(2)
     from headrace.cli.app import app
-    from headrace.cli.leaving import leave_in_time
+    from headrace.cli.exit import leave_in_time
 
     try:
         app()
@@ -80,8 +80,8 @@ def main() -> None:
         sys.exit(status)
 
 
-def _unheard(stream: TextIO | None) -> Unheard:
-    return Unheard(stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+def _unheard(stream: TextIO | None) -> SafeStream:
+    return SafeStream(stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
 if __name__ == "__main__":

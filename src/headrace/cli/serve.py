@@ -16,7 +16,7 @@ from headrace.cli.engine_flags import as_flag, as_typed, engine_options, suggest
 from headrace.errors import ConfigError, HeadraceError, UnknownOptionError
 
 if TYPE_CHECKING:
-    from headrace.hosting import ServerSettings
+    from headrace.app.server import ServerSettings
 
 Task = Annotated[
     str,
@@ -169,7 +169,7 @@ def serve(  # noqa: PLR0913 - one parameter per flag
 
 def _settings(given: SimpleNamespace) -> ServerSettings:
     """What the flags say, by their parameters' names."""
-    from headrace.hosting import ServerSettings
+    from headrace.app.server import ServerSettings
     from headrace.serving.auth import read_keys
     from headrace.serving.limits import ServeLimits
 
@@ -197,8 +197,8 @@ def _serve(given: SimpleNamespace) -> int:
 
     registry.check(given.task, given.model, given.engine, given.options)
     say(f"loading {given.model or given.engine or 'the default model'} to serve {given.task} ...")
-    from headrace.hosting import build
-    from headrace.serving.server import Server
+    from headrace.app.server import build
+    from headrace.serving.http.server import Server
 
     tls: dict[str, Any] = {
         "ssl_keyfile": given.ssl_keyfile,
@@ -226,7 +226,7 @@ def _serve_on(on: str, given: SimpleNamespace) -> int:
     if given.ssl_certfile is not None:
         raise ConfigError("Ray Serve's own proxy takes the requests: leave out --ssl-certfile, or --on")
     from headrace.cluster.ray_serve import Replicas, serve_until_stopped
-    from headrace.cluster.ray_workers import Place
+    from headrace.cluster.ray_workers import ClusterResources
 
     replicas = Replicas(
         given.min_replicas,
@@ -237,7 +237,7 @@ def _serve_on(on: str, given: SimpleNamespace) -> int:
         cold_retry_after_s=given.cold_retry_after,
     )
     address = on if place.startswith("//") else place
-    cluster = Place(address or None, gpus=given.gpus_per_replica, cpus=given.cpus_per_replica)
+    cluster = ClusterResources(address or None, gpus=given.gpus_per_replica, cpus=given.cpus_per_replica)
     say = functools.partial(print, "headrace:", file=sys.stderr)
     serve_until_stopped(_settings(given), replicas, cluster, (given.host, given.port), say)
     return 0

@@ -35,7 +35,7 @@ _GRACE_S = 3.0
 """How long a process that is asked to end may take."""
 
 
-class Child:
+class ChildProcess:
     """A process that calls what `make(*arguments)` returns, made there. Started by its first use; one caller at a time.
 
     Args:

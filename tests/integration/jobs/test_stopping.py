@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.integration.jobs.harness import Runner, read_rows
 
 from headrace.events import BatchDone, PartCommitted
-from headrace.jobs.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import Limits, StopRequest
 from headrace.testing import FakeEngine
 
 RECORDS = 6_000
