@@ -27,7 +27,7 @@ app.command(
 app.command("retry", epilog=ending.STATUSES)(retry.retry)
 app.command("inspect")(inspect.inspect)
 app.command("merge")(merge.merge)
-app.command("serve")(serve.serve)
+app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
 
 
 def _print_version(wanted: bool) -> None:

@@ -237,12 +237,12 @@ def _cost(work: Work) -> int:
 
 
 def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopRequest, max_attempts: int) -> list[Any]:
-    """One batch through the engine. What has not begun when the job is asked to stop is handed back unprocessed.
+    """One batch through the engine. What has not begun by the end of a stop's grace is handed back unprocessed.
 
     Raises:
         Exception: what the engine raised. The batcher runs the batch again in halves.
     """
-    if stop.requested:
+    if stop.is_over:
         return [StoppedError("the job was asked to stop")] * len(work)
     try:
         results = checked_results(engine.forward([item.payload for item in work]), len(work), "the engine")
@@ -323,4 +323,6 @@ def failure(record: Record, error: Exception, attempts: int) -> Failed:
     """How a record's own error is kept."""
     words = " ".join(text_of(error)[:MOST_MESSAGE].split())
     raised = (error.__cause__ or error) if type(error) is ProcessError else error  # which stands in for another
+    if isinstance(error, RecordError):
+        return Failed(record, type(raised).__name__, words, attempts, error.code, error.param)
     return Failed(record, type(raised).__name__, words, attempts)
