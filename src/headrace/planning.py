@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from headrace.engines import registry
 from headrace.engines.custom import load_factory
-from headrace.engines.local_model import digest
+from headrace.engines.identity import identity
 from headrace.errors import ConfigError
 from headrace.io import openai
 from headrace.io.base import PartWriter, Source
@@ -166,7 +166,8 @@ def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) 
 def finished_before(plan: Plan) -> Finished | None:
     """How the job ended, where that is known without its engine; None where it has not, or the engine must be asked.
 
-    The model is told by the digest of its files; all else that it was begun with is compared as ever.
+    The engine is told by its name, its options and the files of both; all else that the job was begun with is compared
+    as ever.
 
     Raises:
         ConfigError: what the finished job wrote is not there as it left it.
@@ -174,21 +175,26 @@ def finished_before(plan: Plan) -> Finished | None:
     """
     settings, output = plan.settings, plan.output
     state = output.read_state() if output.is_finished else None
-    if state is None or settings.retry or changes(settings) != "refuse" or state["settings"] != as_json(settings):
+    if state is None or changes(settings) != "refuse":
         return None
+    made_of = engine_identity(settings)
     facts = state["fingerprint"].get("engine")
-    folder = registry.folder_of(settings.task or "", settings.model, settings.engine)
-    # Of what runs elsewhere than in PyTorch the digest is not of the folder alone.
-    if state["settings"] is None or folder is None or not isinstance(facts, dict) or "runtime" in facts:
+    if made_of is None or made_of != state.get("made_of") or not isinstance(facts, dict):
         return None
-    if facts.get("model_digest") != digest(folder):
+    begun = Beginning(fingerprint(plan, facts), as_json(settings), made_of=made_of)
+    if settings.retry and state["finished"]["failed"]:
         return None
     with output.locked():
-        ended = output.begin(Beginning(fingerprint(plan, facts), as_json(settings)))
+        ended = output.begin_retry(begun) if settings.retry else output.begin(begun)
     if not isinstance(ended, Finished):
         return None
     plan.user.close()
     return ended
+
+
+def engine_identity(settings: JobSettings) -> str | None:
+    """See `engines.identity`."""
+    return identity(settings.task or "", settings.model, settings.engine, settings.engine_options)
 
 
 def fingerprint(plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:

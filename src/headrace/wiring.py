@@ -41,7 +41,7 @@ from headrace.jobs.usercode import WorkerKind
 from headrace.observe.progress import Progress
 from headrace.observe.report import Report, ReportBuilder
 from headrace.planning import Plan as Plan
-from headrace.planning import changes, fingerprint, finished_before
+from headrace.planning import changes, engine_identity, fingerprint, finished_before
 from headrace.planning import check as check
 
 logger = logging.getLogger("headrace")
@@ -238,7 +238,9 @@ def build(
         engine=engine,
         batcher=batcher or build_batcher(settings, engine, stop, listener),
         output=plan.output,
-        begun=Beginning(fingerprint(plan, _description(engine)), as_json(settings), changes(settings)),
+        begun=Beginning(
+            fingerprint(plan, _description(engine)), as_json(settings), changes(settings), engine_identity(settings)
+        ),
         listener=listener,
         limits=settings.limits,
         stop=stop,
