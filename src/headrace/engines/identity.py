@@ -76,7 +76,7 @@ def _file_part(value: Any) -> Any:
 
 
 def _is_there(path: Any) -> bool:
-    return isinstance(path, (str, Path)) and str(path) != "" and os.path.exists(path)
+    return isinstance(path, (str, Path)) and str(path) != "" and os.path.exists(path)  # noqa: PTH110 - a long text is no error
 
 
 def _seen(path: Path) -> Iterator[tuple[str, int, int]]:
