@@ -188,7 +188,7 @@ def test_known_options_come_with_the_error(folder: Path) -> None:
 
 def test_a_forecast_shows_a_record_that_no_terminal_can(folder: Path) -> None:
     (folder / "in.jsonl").write_text('{"text": "x\\ud800", "k": 1}\n{"text": "y", "k": "\\udfff"}\n')
-    status, output = headrace(*RUN, *FAKE, "--keep-columns", "k", "--dry-run", folder=folder)
+    status, output = headrace(*RUN, *FAKE, "--task", "custom", "--keep-columns", "k", "--dry-run", folder=folder)
     assert status == 0, output
     assert "x\\ud800" in output
 

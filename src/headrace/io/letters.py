@@ -44,7 +44,7 @@ def _readable(row: Mapping[str, Any]) -> str:
     line, halves = _without_halves(_line(row))
     if not halves:
         return line
-    told = f"{row['message']} ({halves} half surrogate pairs are spelt out in this line: \\uXXXX)"
+    told = f"{row['message']} ({halves} lone surrogate{'s' * (halves > 1)} written as text: \\uXXXX)"
     return _without_halves(_line({**row, "message": told}))[0]
 
 

@@ -173,7 +173,7 @@ def test_one_bad_value_costs_its_record_alone_and_its_letter_has_the_row_as_read
     assert (record["v"], record["seen"]) == (1.5, 4)
     if isinstance(bad, str):  # no reader but Python's takes it
         assert record["k"] == r"\ud800"
-        assert letter["message"].endswith(r"(1 half surrogate pairs are spelt out in this line: \uXXXX)")
+        assert letter["message"].endswith(r"(1 lone surrogate written as text: \uXXXX)")
     elif isinstance(bad, (list, dict)):
         assert record["k"] == bad
 
