@@ -188,7 +188,9 @@ def test_known_options_come_with_the_error(folder: Path) -> None:
 
 def test_a_forecast_shows_a_record_that_no_terminal_can(folder: Path) -> None:
     (folder / "in.jsonl").write_text('{"text": "x\\ud800", "k": 1}\n{"text": "y", "k": "\\udfff"}\n')
-    status, output = headrace(*RUN, *FAKE, "--task", "custom", "--keep-columns", "k", "--dry-run", folder=folder)
+    (folder / "upper.py").write_text("def engine(values):\n    return [value.upper() for value in values]\n")
+    chosen = ("--task", "custom", "--engine", "upper:engine", "--keep-columns", "k", "--dry-run")
+    status, output = headrace(*RUN, *chosen, folder=folder)
     assert status == 0, output
     assert "x\\ud800" in output
 
