@@ -28,7 +28,7 @@ from headrace.jobs import columns
 from headrace.jobs.forecast import check_room
 from headrace.jobs.output import Beginning, JobOutput
 from headrace.jobs.passes import Finished
-from headrace.jobs.settings import TASKS, JobSettings, Task, as_json, check_numbers
+from headrace.jobs.settings import TASKS, JobSettings, Task, as_json, check_values
 from headrace.jobs.usercode import UserCode
 from headrace.records import LeftOut
 
@@ -62,7 +62,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     Raises:
         ConfigError: a file, column or format cannot be used.
     """
-    check_numbers(settings)
+    check_values(settings)
     target = _target(settings)
     if isinstance(settings.source, (str, Path)):
         refuse_output_in_input(settings.source, target)

@@ -104,8 +104,11 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
         JobError: the job cannot start or go on; what it has finished is kept.
     """
     given = dict(locals())
-    given |= {"model": None if model is None else str(model), "limits": limits or Limits()}
-    given |= {"keep_columns": tuple(keep_columns), "selection": Selection(shard, sample, sample_seed, limit)}
+    given |= {"model": str(model) if isinstance(model, Path) else model}
+    given |= {"limits": Limits() if limits is None else limits}
+    if not isinstance(keep_columns, str) and hasattr(keep_columns, "__iter__"):
+        given["keep_columns"] = tuple(keep_columns)
+    given |= {"selection": Selection(shard, sample, sample_seed, limit)}
     for name in ("progress", "shard", "sample", "sample_seed", "limit"):
         del given[name]
     return _off_loop(functools.partial(execute, JobSettings(**given), StopRequest(), progress=progress))[1]

@@ -140,7 +140,7 @@ class ParquetWriter:
         )
 
     def _fits(self, kept: Any, found: Any) -> bool:
-        return self._pa.types.is_null(found) or self._common(kept, found) == kept
+        return bool(self._pa.types.is_null(found) or self._common(kept, found) == kept)
 
     def _committed_schema(self) -> Any:
         """Of the first part there is; None before that."""

@@ -35,7 +35,6 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_unwritable, "Echo", Slow)
 
 
-
 def job(folder: Path, kept: list[Any], outputs: list[Any] | None = None, **given: Any) -> list[Mapping[str, Any]]:
     """Dead letters of a job that commits three records a part."""
     folder.mkdir(exist_ok=True)
