@@ -92,7 +92,11 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
         ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
     )
     user = UserCode(
-        _function(settings.prepare), _function(settings.finish), settings.worker_kind, settings.limits.workers
+        _function(settings.prepare),
+        _function(settings.finish),
+        settings.worker_kind,
+        settings.limits.workers,
+        settings.engine_timeout_s,
     )
     found = columns.resolve(source, named, user if settings.prepare else None)
     if task.output in found.keep:

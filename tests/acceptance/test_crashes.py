@@ -61,6 +61,35 @@ def test_a_record_that_holds_its_engine_up_is_a_dead_letter(folder: Path, where:
     assert ("was killed" if where else "its thread cannot be ended") in letter["message"].replace("the engine's", "its")
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("flags", "reason", "words"),
+    [
+        (("--engine", f"{MINE}:HangingPrepare"), "ProcessTimeoutError", "prepare had no result after 1 s (--engine-ti"),
+        (("--engine", f"{MINE}:HangingPrepare", "--engine-process"), "ProcessTimeoutError", "was killed"),
+        (("--map", f"{MINE}:hanging_map", "--worker-kind", "process", *FAKE), "WorkerDiedError", "(--engine-timeout)"),
+        (("--finish", f"{MINE}:hanging_finish", "--worker-kind", "process", *FAKE), "WorkerDiedError", "too long"),
+    ],
+    ids=["prepare", "prepare in a process", "map", "finish"],
+)
+def test_a_record_that_holds_user_code_up_is_a_dead_letter(
+    folder: Path, flags: tuple[str, ...], reason: str, words: str
+) -> None:
+    status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-timeout", "1", *flags, folder=folder)
+    assert status == 3, said
+    assert ended(folder)[1] == [7]
+    letter = json.loads((folder / "out.errors.jsonl").read_text())
+    assert letter["reason"] == reason
+    assert words in letter["message"]
+
+
+def test_a_prepare_that_never_answers_ends_the_job(folder: Path) -> None:
+    job = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine", f"{MINE}:StuckPrepare", "--engine-timeout", "0.1")
+    status, said = headrace(*job, folder=folder)
+    assert status == 75, said
+    assert "prepare had no result after 0.1 s (--engine-timeout) for 8 records in a row: the engine hangs" in said
+
+
 @pytest.mark.timeout(180)
 def test_a_job_that_makes_no_progress_says_so(folder: Path) -> None:
     job = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--task", "custom", "--engine-timeout", "0.1")

@@ -33,7 +33,7 @@ def check_types(settings: Any, *leave_out: str, **names: str) -> None:
     Raises:
         ConfigError: one has not; it names the field, the value and what the field takes.
     """
-    hints = _hints(type(settings))
+    hints = _hints(settings.__class__)
     for field in fields(settings):
         value, hint = getattr(settings, field.name), hints[field.name]
         if field.name not in leave_out and not _fits(value, hint):

@@ -17,6 +17,7 @@ from headrace.jobs.dedupe import Once
 from headrace.jobs.doubts import Doubts
 from headrace.jobs.job import IdCheck, Job
 from headrace.jobs.memory import Memory
+from headrace.jobs.preparing import InTime
 from headrace.jobs.retries import Retries
 from headrace.jobs.stages import (
     MAX_RUN,
@@ -59,7 +60,7 @@ class Feed:
     ) -> None:
         self._job = job
         self._memory = memory
-        self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe)
+        self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe, InTime(job.engine_timeout_s))
         source = job.ids or job.source
         self._chunks = portions(source.chunks(next_todo), getattr(job.engine, "prepare_rows", _ALL_ROWS))
         self._expect = expect

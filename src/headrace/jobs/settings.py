@@ -61,7 +61,8 @@ class JobSettings:
     engine_process: bool = False
     """Run the engine in a process of its own, so that a crash costs only the record that caused it."""
     engine_timeout_s: float | None = None
-    """Most seconds that the engine may take for a batch, a step or a request; None for no limit."""
+    """Most seconds that the engine may take to prepare or run a batch, for a step or a request, and `prepare` or
+    `finish` in a process for a record; None for no limit."""
     text_column: str | None = None
     """What to process; None for the column "text", or "image" where the task is one of images."""
     text_pair_column: str | None = None

@@ -26,7 +26,7 @@ from headrace.io.base import Chunk
 from headrace.jobs.columns import Columns
 from headrace.jobs.dedupe import key_of
 from headrace.jobs.job import StopRequest
-from headrace.jobs.preparing import prepare_all
+from headrace.jobs.preparing import InTime
 from headrace.jobs.retries import TRANSIENT, Again
 from headrace.jobs.sizes import rows_bytes, value_bytes
 from headrace.jobs.usercode import UserCode
@@ -115,6 +115,8 @@ class Preparation:
     engine: Engine[Any, Any]
     user: UserCode
     dedupe: bool
+    in_time: InTime = field(default_factory=InTime)
+    """How long the engine may take for it."""
 
     def load(self, chunks: Iterator[Chunk]) -> tuple[Chunk, int, StageDone] | None:
         """The next chunk of the input and the bytes it holds; None at its end. Runs on the reader thread.
@@ -153,7 +155,7 @@ class Preparation:
         keys = [key_of(value) for value in inputs] if self.dedupe else itertools.repeat(None)
         sees = self.user.finishes
         in_tokens = getattr(self.engine, "counts_tokens", True)
-        answers = prepare_all(self.engine, inputs) if inputs else []
+        answers = self.in_time.prepare(self.engine, inputs) if inputs else []
         for (row, mapped, kept), value, prepared, key in zip(selected, inputs, answers, keys, strict=False):
             attempt = attempts.get(row.position, 1) if attempts else 1
             if isinstance(prepared, Exception):
