@@ -28,6 +28,7 @@ from headrace.io.jsontext import OnNan
 from headrace.io.selection import Selection
 from headrace.jobs import run as main_path
 from headrace.jobs.forecast import Forecast, Shape, forecast
+from headrace.jobs.inflight import InFlight, tell_of_a_crash
 from headrace.jobs.job import Feeding, Job, JobEnd, Limits, StopRequest
 from headrace.jobs.mapped_ids import MappedIds
 from headrace.jobs.output import Beginning
@@ -138,6 +139,7 @@ def execute(
     plan = check(settings)
     if (end := already_finished(plan)) is not None:
         return end
+    tell_of_a_crash(plan.output, overwrite=plan.settings.overwrite)
     if on_load is not None:
         on_load(plan.settings)
     return carry_out(plan, build_engine(plan.settings), stop, progress=progress, on_survey=on_survey)
@@ -235,11 +237,12 @@ def build(
         ids = MappedIds(plan.source, plan.columns, plan.user, lambda: plan.output.scratch)
     elif identity:
         source = UniqueIds(plan.source, identity, lambda: plan.output.scratch)
+    in_flight = None if settings.engine_process or batcher is not None else InFlight(plan.output.work)
     return Job(
         source=source,
         columns=plan.columns,
         engine=engine,
-        batcher=batcher or build_batcher(settings, engine, stop, listener),
+        batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
         output=plan.output,
         begun=Beginning(
             fingerprint(plan, _description(engine)), as_json(settings), changes(settings), engine_identity(settings)
@@ -252,6 +255,7 @@ def build(
         engine_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
         dedupe=settings.dedupe,
         retry=settings.retry,
+        in_flight=in_flight,
     )
 
 
@@ -271,7 +275,11 @@ def _description(engine: Engine[Any, Any]) -> Mapping[str, Any]:
 
 
 def build_batcher(
-    settings: JobSettings, engine: Engine[Any, Any], stop: StopRequest, listener: Listener
+    settings: JobSettings,
+    engine: Engine[Any, Any],
+    stop: StopRequest,
+    listener: Listener,
+    in_flight: InFlight | None = None,
 ) -> Batcher[Work, Any]:
     """What feeds an engine of this type."""
     if isinstance(engine, StreamEngine):
@@ -296,7 +304,9 @@ def build_batcher(
     shape = shape_of(settings, engine)
     window = _window(shape.budget, shape.size)
     return DynamicBatcher(
-        functools.partial(infer, engine=engine, stop=stop, max_attempts=settings.limits.max_attempts),
+        functools.partial(
+            infer, engine=engine, stop=stop, max_attempts=settings.limits.max_attempts, in_flight=in_flight
+        ),
         cost_estimator=lambda work: work.cost,
         target_batch_cost=shape.budget,
         max_batch_size=shape.size,

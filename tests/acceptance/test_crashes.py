@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -88,6 +89,24 @@ def test_a_prepare_that_never_answers_ends_the_job(folder: Path) -> None:
     status, said = headrace(*job, folder=folder)
     assert status == 75, said
     assert "prepare had no result after 0.1 s (--engine-timeout) for 8 records in a row: the engine hangs" in said
+
+
+def test_the_run_after_a_crash_says_where_the_last_one_ended(folder: Path) -> None:
+    job = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--batch-size", "4")
+    status, _ = headrace(*job, "--engine", f"{MINE}:Crashing", folder=folder)
+    assert status in (3, -9, -11)
+    _, said = headrace(*job, "--engine", f"{MINE}:Crashing", folder=folder)
+    first = said.splitlines()[0]
+    assert re.match(
+        r"headrace: the last run was killed or crashed while the engine had [1-4] records \(positions ", first
+    )
+    assert "--engine-process" in first
+    status, said = headrace(*job, "--engine", f"{MINE}:Crashing", "--engine-process", folder=folder)
+    assert status == 3, said
+    assert ended(folder)[1] == DEADLY
+    assert not (folder / "out.jsonl.parts" / "in-flight").exists()
+    _, said = headrace(*job, "--engine", f"{MINE}:Crashing", folder=folder)
+    assert "crashed" not in said
 
 
 @pytest.mark.timeout(180)

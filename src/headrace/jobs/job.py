@@ -13,6 +13,7 @@ from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
 from headrace.io.base import Chunk, Source
 from headrace.jobs.columns import Columns
+from headrace.jobs.inflight import InFlight
 from headrace.jobs.output import Beginning, JobOutput
 from headrace.jobs.usercode import UserCode
 from headrace.records import Failed
@@ -120,6 +121,8 @@ class Job:
     """Compute equal inputs once."""
     retry: bool = False
     """Do again what failed in the finished job, and nothing else."""
+    in_flight: InFlight | None = None
+    """Where the batch in the engine is noted; None where a crash of the engine does not end this process."""
 
 
 @dataclass(frozen=True, slots=True)

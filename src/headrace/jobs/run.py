@@ -66,6 +66,8 @@ def run(job: Job) -> JobEnd:
             raise BrokenOffError(f"cannot write {job.output.target}: {error}; run again to continue") from error
         finally:
             job.user.close()
+            if job.in_flight is not None:
+                job.in_flight.close()
             job.listener(JobDone(state, time.monotonic()))
         return end
 

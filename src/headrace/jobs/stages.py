@@ -25,6 +25,7 @@ from headrace.events import StageDone
 from headrace.io.base import Chunk
 from headrace.jobs.columns import Columns
 from headrace.jobs.dedupe import key_of
+from headrace.jobs.inflight import InFlight
 from headrace.jobs.job import StopRequest
 from headrace.jobs.preparing import InTime
 from headrace.jobs.retries import TRANSIENT, Again
@@ -238,7 +239,13 @@ def _cost(work: Work) -> int:
     return work.cost
 
 
-def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopRequest, max_attempts: int) -> list[Any]:
+def infer(
+    work: list[Work],
+    engine: BatchEngine[Any, Any, Any],
+    stop: StopRequest,
+    max_attempts: int,
+    in_flight: InFlight | None = None,
+) -> list[Any]:
     """One batch through the engine. What has not begun when the job is asked to stop is handed back unprocessed.
 
     Raises:
@@ -247,7 +254,7 @@ def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopReques
     if stop.requested:
         return [StoppedError("the job was asked to stop")] * len(work)
     try:
-        results = checked_results(engine.forward([item.payload for item in work]), len(work), "the engine")
+        results = checked_results(_forward(work, engine, in_flight), len(work), "the engine")
     except StoppedError as error:
         raise sound(error) from error
     except ProcessTimeoutError:
@@ -258,6 +265,16 @@ def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopReques
             raise
         return [error] * len(work)
     return list(map(sound, results))
+
+
+def _forward(work: list[Work], engine: BatchEngine[Any, Any, Any], in_flight: InFlight | None) -> Any:
+    if in_flight is None:
+        return engine.forward([item.payload for item in work])
+    in_flight.enter([item.record.position for item in work])
+    try:
+        return engine.forward([item.payload for item in work])
+    finally:
+        in_flight.leave()
 
 
 async def infer_one(work: Work, engine: StreamEngine[Any, Any, Any], stop: StopRequest) -> Any:
