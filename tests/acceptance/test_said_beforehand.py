@@ -67,7 +67,7 @@ RUN = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
         (("--engine", "onnx", "--model", ".", "--dtype", "x"), "has no option 'dtype'"),
         (("--model", "nowhere"), "model 'nowhere': no such folder"),
         (("--model", "in.jsonl"), "model 'in.jsonl' is a file"),
-        (("--task", "classify"), "this task has no default model"),
+        (("--task", "classify"), "task 'classify' has no default model"),
         (("--task", "classify", "--model", "."), "holds no config.json"),
         (("--engine", "tensorrt"), "task 'embed' has no engine 'tensorrt'; known: torch, onnx"),
         (("--task", "rerank"), "take 'score', with the second text in --text-pair-column"),
