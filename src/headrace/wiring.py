@@ -198,7 +198,7 @@ def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
     if ended is None:
         return None
     report = ReportBuilder()
-    report(JobStarted(plan.source.total_bytes, plan.source.total_records, ended.records, started))
+    report(JobStarted(plan.source.total_bytes, plan.source.total_records, ended.records, started, ended.failed))
     report(JobDone("finished", time.monotonic()))
     return JobEnd("already_finished", ended.records, ended.failed), report.build()
 

@@ -73,7 +73,9 @@ class HandingWriter:
         except BaseException as error:
             # The task boundary to a user's own code, on a thread of its own: whatever it raises ends the job.
             raise JobError(
-                f"the function that takes the results raised {type(error).__name__}: {text_of(error)}"
+                f"the function that takes the results raised {type(error).__name__}: {text_of(error)} (at rows with the "
+                f"ids {rows[0]['id']!r:.60} to {rows[-1]['id']!r:.60}; such a job cannot be resumed: write to a file to "
+                "keep what is finished)"
             ) from error
 
     def close(self) -> None:
