@@ -105,14 +105,21 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
         JobError: the job cannot start or go on; what it has finished is kept.
     """
     given = dict(locals())
-    given |= {"model": str(model) if isinstance(model, Path) else model}
-    given |= {"limits": Limits() if limits is None else limits}
-    if not isinstance(keep_columns, str) and hasattr(keep_columns, "__iter__"):
-        given["keep_columns"] = tuple(keep_columns)
-    given |= {"selection": Selection(shard, sample, sample_seed, limit)}
+    given |= _as_settings(model, limits, keep_columns)
+    given["selection"] = Selection(shard, sample, sample_seed, limit)
     for name in ("progress", "shard", "sample", "sample_seed", "limit"):
         del given[name]
     return _off_loop(functools.partial(execute, JobSettings(**given), StopRequest(), progress=progress))[1]
+
+
+def _as_settings(model: object, limits: Limits | None, keep_columns: Sequence[str]) -> dict[str, object]:
+    """The arguments that callers may give in other forms; what is of no such form is left for the check of types."""
+    is_list = hasattr(keep_columns, "__iter__") and not isinstance(keep_columns, str)
+    return {
+        "model": str(model) if isinstance(model, Path) else model,
+        "limits": Limits() if limits is None else limits,
+        "keep_columns": tuple(keep_columns) if is_list else keep_columns,
+    }
 
 
 def execute(

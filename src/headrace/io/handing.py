@@ -72,10 +72,10 @@ class HandingWriter:
                 self._runner.run(_result_of(answer))
         except BaseException as error:
             # The task boundary to a user's own code, on a thread of its own: whatever it raises ends the job.
+            first, last = rows[0]["id"], rows[-1]["id"]
             raise JobError(
-                f"the function that takes the results raised {type(error).__name__}: {text_of(error)} (at rows with the "
-                f"ids {rows[0]['id']!r:.60} to {rows[-1]['id']!r:.60}; such a job cannot be resumed: write to a file to "
-                "keep what is finished)"
+                f"the function that takes the results raised {type(error).__name__}: {text_of(error)} (at rows "
+                f"{first!r:.60} to {last!r:.60}; such a job cannot be resumed: write to a file to keep what is done)"
             ) from error
 
     def close(self) -> None:
