@@ -20,7 +20,7 @@ from benchmarks.common import quick, report, version
 from benchmarks.streaming import compare, streamed
 from examples.docstrings import collect
 from headrace.engines import registry
-from headrace.engines.local_model import find_folder
+from headrace.engines.model_folder import find_folder
 
 TEXTS = 120 if quick() else 600
 ROUNDS = 1 if quick() else 5

@@ -22,12 +22,12 @@ import httpx
 import ray
 
 from benchmarks.common import quick, ratio, report, rounds, version
-from headrace import wiring
+from headrace.app import job as wiring
+from headrace.app.server import ServerSettings
 from headrace.cluster.ray_job import execute
 from headrace.cluster.ray_serve import NAME, Replicas, served
-from headrace.cluster.ray_workers import Place
-from headrace.hosting import ServerSettings
-from headrace.jobs.job import StopRequest
+from headrace.cluster.ray_workers import ClusterResources
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings
 
 BATCH = 64
@@ -97,7 +97,7 @@ class Bulk:
     def on_ray(self, replicas: int) -> Callable[[Path], None]:
         """`headrace run --on ray`."""
         return lambda place: void(
-            execute(self.settings(place), Place(replicas=replicas, cpus=0.5), StopRequest(), progress=False)
+            execute(self.settings(place), ClusterResources(replicas=replicas, cpus=0.5), StopRequest(), progress=False)
         )
 
     def ray_data(self, place: Path) -> None:
@@ -169,7 +169,7 @@ def scaling() -> None:
     scale = Replicas(0, 2, target_ongoing_requests=2.0, scaledown_after_s=5.0, scaleup_after_s=1.0)
     statuses: Counter[int] = Counter()
     enough = threading.Event()
-    with served(settings, scale, Place(cpus=0.5), "127.0.0.1", PORT) as url:
+    with served(settings, scale, ClusterResources(cpus=0.5), "127.0.0.1", PORT) as url:
         until(0)
         started = time.monotonic()
         httpx.post(f"{url}/v1/embeddings", json={"input": "a text"}, timeout=120).raise_for_status()

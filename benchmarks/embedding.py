@@ -24,7 +24,7 @@ from benchmarks.common import quick, ratio, report, rounds, version
 from benchmarks.streaming import streamed
 from examples.docstrings import collect
 from headrace.engines import registry
-from headrace.engines.local_model import find_folder
+from headrace.engines.model_folder import find_folder
 
 TEXTS = 150 if quick() else 600
 ROUNDS = 1 if quick() else 3

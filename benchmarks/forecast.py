@@ -14,8 +14,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from benchmarks.common import quick, report
 from examples.docstrings import collect
-from headrace.jobs.job import StopRequest
-from headrace.wiring import JobSettings, execute, rehearse
+from headrace.app.job import JobSettings, execute, rehearse
+from headrace.jobs.pipeline.job import StopRequest
 
 SIZES = (100, 200) if quick() else (300, 1000, 3000)
 ALLOWED = 0.25

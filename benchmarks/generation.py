@@ -23,9 +23,9 @@ from transformers import AutoTokenizer, ContinuousBatchingConfig, GenerationConf
 
 from benchmarks.common import quick, ratio, report, rounds, version
 from headrace import ContinuousBatcher
-from headrace.engines.causal_lm import ARITHMETIC
-from headrace.engines.generation import GenerationEngine
-from headrace.engines.static_generation import StaticGenerationEngine
+from headrace.engines.generation.causal_lm import ARITHMETIC
+from headrace.engines.generation.continuous import GenerationEngine
+from headrace.engines.generation.static import StaticGenerationEngine
 
 PROMPTS = 48 if quick() else 256
 ROUNDS = 1 if quick() else 3

@@ -29,7 +29,7 @@ from benchmarks.gpu_models import FLOPS, bert, photographs, prompts, qwen, texts
 from benchmarks.streaming import streamed
 from headrace import ContinuousBatcher
 from headrace.engines import registry
-from headrace.engines.segments import NAME
+from headrace.engines.generation.ragged_attention import NAME
 
 ROUNDS = 3
 COLUMNS = [

@@ -21,8 +21,8 @@ from transformers import (
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from examples.docstrings import collect
-from headrace.engines.causal_lm import ARITHMETIC
-from headrace.engines.local_model import find_folder
+from headrace.engines.generation.causal_lm import ARITHMETIC
+from headrace.engines.model_folder import find_folder
 
 SMALL: Mapping[str, Any] = {
     "hidden_size": 64,

@@ -28,7 +28,7 @@ import httpx
 from benchmarks.common import quick, report, rounds
 from benchmarks.serving_apps import BASE_S, UNIT_S
 from examples.docstrings import collect
-from headrace.engines.local_model import find_folder
+from headrace.engines.model_folder import find_folder
 
 PATH = "/v1/embeddings"
 BODY = json.dumps({"input": "a short text"})

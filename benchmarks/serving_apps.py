@@ -12,12 +12,12 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from headrace.app.server import ServerSettings, build
 from headrace.engines.base import Prepared
 from headrace.engines.requests import Generation
-from headrace.hosting import ServerSettings, build
+from headrace.serving.http.server import Server
 from headrace.serving.limits import ServeLimits
-from headrace.serving.schemas import EmbeddingList, EmbeddingRequest
-from headrace.serving.server import Server
+from headrace.serving.protocol.schemas import EmbeddingList, EmbeddingRequest
 
 BASE_S, UNIT_S = 0.060, 0.00125
 """A batch of the timed engine takes 60 ms, and 1.25 ms for each record: as on a GPU, most of it is the batch's own."""

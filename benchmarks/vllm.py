@@ -23,7 +23,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from headrace.engines.vllm import VllmEngine  # first: it tells vLLM to be quiet
+from headrace.engines.vllm.engine import VllmEngine  # first: it tells vLLM to be quiet
 
 # isort: split
 import torch
@@ -32,9 +32,9 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from benchmarks.common import quick, ratio, report, rounds, version
 from benchmarks.generation import STATIC, generate, model_folder, requests
-from headrace import wiring
+from headrace.app import job as wiring
 from headrace.jobs import run as main_path
-from headrace.jobs.job import StopRequest
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.observe.report import ReportBuilder
 
 ROUNDS = 1 if quick() else 12

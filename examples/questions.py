@@ -70,12 +70,12 @@ def main() -> None:
     if sys.argv[1:]:
         print(asyncio.run(answer_all(lambda prompts: ask(sys.argv[1], prompts), rows)))
         return
+    from headrace.app.server import ServerSettings
     from headrace.cluster.ray_serve import Replicas, served
-    from headrace.cluster.ray_workers import Place
-    from headrace.hosting import ServerSettings
+    from headrace.cluster.ray_workers import ClusterResources
 
     settings = ServerSettings(task="generate", engine=ENGINE, engine_options=OPTIONS if ENGINE == "vllm" else {})
-    with served(settings, Replicas(0, 2), Place(cpus=0.5), "127.0.0.1", 8011) as url:
+    with served(settings, Replicas(0, 2), ClusterResources(cpus=0.5), "127.0.0.1", 8011) as url:
         print(asyncio.run(answer_all(lambda prompts: ask(url, prompts), rows)))
 
 

@@ -15,7 +15,7 @@ import flyte
 
 import headrace
 from examples.questions import ENGINE, OPTIONS, answer_all, ask, fetch
-from headrace.batching.streaming import StreamBatcher
+from headrace.batching.passthrough import PassthroughBatcher
 from headrace.cluster.flyte_app import app_environment
 from headrace.engines.registry import create
 
@@ -45,7 +45,7 @@ def model() -> Iterator[headrace.Batcher[headrace.Prompt, str]]:
         return [answer["text"] for answer in engine.forward(prepared(prompts))]
 
     if VLLM:
-        yield StreamBatcher(infer_one, max_in_flight=engine.max_in_flight)
+        yield PassthroughBatcher(infer_one, max_in_flight=engine.max_in_flight)
     else:
         yield headrace.TokenBatcher(inference_fn=infer, target_batch_tokens=4_000)
     engine.close()

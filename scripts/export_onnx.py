@@ -20,8 +20,8 @@ from PIL import Image
 from transformers import PreTrainedModel
 
 from headrace.engines import registry
-from headrace.engines.encoders import restore
-from headrace.engines.local_model import find_folder
+from headrace.engines.model_folder import find_folder
+from headrace.engines.text.encoders import restore
 
 OUTPUTS = {
     "embed": "sentence_embedding",

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from headrace.engines.base import Prepared
-from headrace.engines.text import Takes, TextTokens
+from headrace.engines.text.tokenizing import Takes, TextTokens
 
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 TRAINED_ON = [

@@ -24,7 +24,7 @@ def text_model(
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel
 
-    from headrace.engines.local_model import find_folder
+    from headrace.engines.model_folder import find_folder
 
     tokenizer = AutoTokenizer.from_pretrained(str(find_folder(None)), model_max_length=128)
     tokenizer.save_pretrained(str(folder))

@@ -7,19 +7,19 @@ if TYPE_CHECKING:
     from typing import Any
 
     from headrace import errors
+    from headrace.app.job import run
     from headrace.batching.batcher import Batcher
     from headrace.batching.continuous import ContinuousBatcher
-    from headrace.batching.cost import CostEstimator, CostEstimatorFn, TokenEstimator, TokenEstimatorFn
     from headrace.batching.decorator import Batched, batched
+    from headrace.batching.dispatch.offload import BlockedLoopWarning
     from headrace.batching.dynamic import DynamicBatcher
-    from headrace.batching.offload import BlockedLoopWarning
+    from headrace.batching.policy.cost import CostEstimator, CostEstimatorFn, TokenEstimator, TokenEstimatorFn
     from headrace.batching.stats import BatchStats
-    from headrace.batching.stepping import Done, StepFunction
+    from headrace.batching.step_model import Done, StepFunction
     from headrace.batching.tokens import NoTokenEstimateWarning, Prompt, TokenBatcher
     from headrace.concurrency.fanout import map_concurrent
     from headrace.concurrency.map_batches import map_batches
     from headrace.concurrency.reusable import reusable
-    from headrace.wiring import run
 
 __version__ = "0.1.0"
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import httpx
 
-from headrace.batching.streaming import StreamBatcher
+from headrace.batching.passthrough import PassthroughBatcher
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 
 _AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -160,7 +160,7 @@ class AsyncClient:
         async def one(body: Mapping[str, Any]) -> Any:
             return await self.post(path, body)
 
-        async with StreamBatcher[Any, Any](one, max_in_flight=self.settings.concurrency) as batcher:
+        async with PassthroughBatcher[Any, Any](one, max_in_flight=self.settings.concurrency) as batcher:
             async for answer in batcher.map(bodies, ordered=ordered, return_exceptions=return_exceptions):
                 yield answer
 
@@ -216,7 +216,7 @@ _LANE = 8
 
 
 @dataclass(slots=True)
-class _Lane:
+class _EndpointConnections:
     """Some of the connections to an endpoint."""
 
     endpoint: str
@@ -224,18 +224,20 @@ class _Lane:
     under_way: int = 0
 
 
-def _load(lane: _Lane) -> int:
+def _load(lane: _EndpointConnections) -> int:
     return lane.under_way
 
 
-def _lanes(endpoints: Sequence[str], headers: Mapping[str, str], settings: ClientSettings) -> list[_Lane]:
+def _lanes(
+    endpoints: Sequence[str], headers: Mapping[str, str], settings: ClientSettings
+) -> list[_EndpointConnections]:
     """As many connections to each endpoint as there may be requests; the lanes of endpoints take turns."""
     timeout = httpx.Timeout(
         connect=settings.connect_s, read=settings.read_s, write=settings.write_s, pool=settings.pool_s
     )
     verify = httpx.create_ssl_context()
     return [
-        _Lane(
+        _EndpointConnections(
             endpoint,
             httpx.AsyncClient(
                 base_url=endpoint,

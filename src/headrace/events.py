@@ -175,7 +175,7 @@ class JobDone:
 
 
 @dataclass(frozen=True, slots=True)
-class PieceDone:
+class WorkUnitDone:
     """A worker on a cluster has returned a piece of a job's records; its batches are told of beside this."""
 
     worker: str
@@ -213,7 +213,7 @@ class RequestDone:
 
 
 @dataclass(frozen=True, slots=True)
-class PieceSent:
+class WorkUnitSent:
     """A piece of a streamed answer is on its way to its client: a token, as a rule."""
 
     first: bool
@@ -235,9 +235,9 @@ Event: TypeAlias = (
     | PartCommitted
     | PartDamaged
     | JobDone
-    | PieceDone
+    | WorkUnitDone
     | WorkerLost
     | RequestDone
-    | PieceSent
+    | WorkUnitSent
 )
 Listener: TypeAlias = Callable[[Event], None]

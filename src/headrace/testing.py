@@ -113,7 +113,7 @@ class FakeEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class FakeAsk:
+class FakeRequest:
     """A text, and how many steps of its answer were taken before it was sent back."""
 
     text: str
@@ -150,7 +150,7 @@ class FakeStepEngine:
         self._most = most
         self._fails = fails
         self._before_step = before_step
-        self._asks: dict[int, FakeAsk] = {}
+        self._asks: dict[int, FakeRequest] = {}
         self._using = threading.Lock()
         self.steps: list[list[str]] = []
         """The texts in each step."""
@@ -162,20 +162,20 @@ class FakeStepEngine:
         """What decides the answers."""
         return {"engine": "fake_steps", "model": self._model, "most": self._most}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[FakeAsk] | Exception]:
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[FakeRequest] | Exception]:
         """A text of at least one word."""
         return [
-            Prepared(FakeAsk(text), len(text.split()))
+            Prepared(FakeRequest(text), len(text.split()))
             if isinstance(text, str) and text.split()
             else RecordError(f"the prompt is {text!r}; it must be a text of at least one word")
             for text in inputs
         ]
 
-    def span(self, record: FakeAsk) -> tuple[float, float]:
+    def span(self, record: FakeRequest) -> tuple[float, float]:
         """The words of the text, and with those of the longest answer."""
         return len(record.text.split()) + 1, len(record.text.split()) + self._most
 
-    def add(self, key: int, record: FakeAsk) -> None:
+    def add(self, key: int, record: FakeRequest) -> None:
         """Let a text join the next step."""
         if len(self._asks) == self.max_slots:
             raise RuntimeError(f"there are {self.max_slots} texts already, which is max_slots")
@@ -198,7 +198,7 @@ class FakeStepEngine:
             self.steps.append(texts)
             if self._fails is not None and (error := self._fails(texts)) is not None:
                 raise error
-            self._asks = {key: FakeAsk(ask.text, ask.taken + 1) for key, ask in self._asks.items()}
+            self._asks = {key: FakeRequest(ask.text, ask.taken + 1) for key, ask in self._asks.items()}
             ended = {
                 key: ask.text for key, ask in self._asks.items() if ask.taken >= len(self.answer(ask.text).split())
             }
@@ -217,7 +217,7 @@ class FakeStepEngine:
         ask = self._asks[key]
         return len(ask.text.split()) + ask.taken + 1
 
-    def remove(self, key: int) -> FakeAsk | None:
+    def remove(self, key: int) -> FakeRequest | None:
         """Take a text out; it goes on from the word it had come to."""
         ask = self._asks.pop(key, None)
         if ask is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.acceptance.command import headrace, lines_of
 
-from headrace.engines.causal_lm import ARITHMETIC
+from headrace.engines.generation.causal_lm import ARITHMETIC
 
 GOOD: dict[str, Any] = {
     "sum": "12+34=",

@@ -15,7 +15,7 @@ from tests.acceptance.command import FAKE, MAIN, ROOT, end, headrace, start
 
 import headrace as package
 from headrace.errors import ConfigError, UnknownOptionError
-from headrace.jobs import forecast
+from headrace.jobs.planning import forecast
 
 NO_TORCH = """
 import sys

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from headrace import DynamicBatcher
-from headrace.engines.packing import Packed
 from headrace.engines.registry import create
+from headrace.engines.text.packing import PackedEncoder
 from headrace.errors import EngineError, EngineOutOfMemoryError
 
 WORDS = "the canal feeds the mill wheel so that it never runs dry " * 12
@@ -33,7 +33,7 @@ def test_vectors_are_those_of_the_cpu(device: str) -> None:
 def test_vectors_made_without_padding_are_those_of_the_cpu(device: str, dtype: str) -> None:
     texts = ["a", WORDS, "the canal", "the mill", WORDS[:99]]
     there, here = create("embed", device=device, dtype=dtype), create("embed", device="cpu")
-    assert any(isinstance(module, Packed) for module in there.network.module.modules())
+    assert any(isinstance(module, PackedEncoder) for module in there.network.module.modules())
     one, other = (
         torch.as_tensor(np.stack(engine.forward([one.payload for one in engine.prepare(texts)])))
         for engine in (there, here)

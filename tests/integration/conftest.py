@@ -17,7 +17,7 @@ def save_small_model(folder: Path, *, decoder: bool = False) -> Path:
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaModel
 
-    from headrace.engines.local_model import find_folder
+    from headrace.engines.model_folder import find_folder
 
     side = "left" if decoder else "right"
     tokenizer = AutoTokenizer.from_pretrained(str(find_folder(None)), model_max_length=POSITIONS, padding_side=side)

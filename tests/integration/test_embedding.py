@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from headrace.engines.base import BatchEngine, Prepared
-from headrace.engines.embedding import EmbeddingEngine
-from headrace.engines.local_model import find_folder
+from headrace.engines.model_folder import find_folder
 from headrace.engines.registry import create
+from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.errors import ConfigError, EngineDeadError, EngineError, EngineOutOfMemoryError, RecordError
 
 TEXT = "the canal feeds the mill wheel so that it never runs dry while naïve 水車 turns"

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    from headrace.engines.causal_lm import ARITHMETIC
+    from headrace.engines.generation.causal_lm import ARITHMETIC
 
     torch.manual_seed(0)
     words = AutoTokenizer.from_pretrained(str(ARITHMETIC))
@@ -117,8 +117,8 @@ def test_answers_are_the_same_where_heads_share_keys_and_where_layers_see_a_wind
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-    from headrace.engines.causal_lm import ARITHMETIC
-    from headrace.engines.segments import NAME
+    from headrace.engines.generation.causal_lm import ARITHMETIC
+    from headrace.engines.generation.ragged_attention import NAME
 
     torch.manual_seed(0)
     words = AutoTokenizer.from_pretrained(str(ARITHMETIC))
@@ -218,20 +218,20 @@ def test_a_penalty_keeps_tokens_from_coming_back(folder: Path) -> None:
 def test_how_much_a_penalty_takes(penalty: dict[str, float], generated: list[int], chosen: int) -> None:
     import torch
 
+    from headrace.engines.generation.sampling import TokenSampler
     from headrace.engines.requests import Sampling
-    from headrace.engines.sampling import Draw
 
-    draw = Draw(Sampling(**penalty), [2], 0, frozenset())  # type: ignore[arg-type]
+    draw = TokenSampler(Sampling(**penalty), [2], 0, frozenset())  # type: ignore[arg-type]
     assert draw.next_token(torch.tensor([0.0, 2.0, 3.0]), generated) == chosen
 
 
 def test_an_end_token_waits_for_the_fewest_tokens_asked_for() -> None:
     import torch
 
+    from headrace.engines.generation.sampling import TokenSampler
     from headrace.engines.requests import Sampling
-    from headrace.engines.sampling import Draw
 
-    draw = Draw(Sampling(min_tokens=2), [1], 0, frozenset({2}))
+    draw = TokenSampler(Sampling(min_tokens=2), [1], 0, frozenset({2}))
     assert [draw.changes(count) for count in range(4)] == [True, True, False, False]
     assert [draw.next_token(torch.tensor([0.0, 2.0, 3.0]), [0] * count) for count in range(3)] == [1, 1, 2]
 

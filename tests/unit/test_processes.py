@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import EngineDeadError, ProcessTimeoutError, RecordError, WorkerDiedError
-from headrace.processes.culprits import MOST_IN_A_ROW, Survivors
+from headrace.processes.culprits import MOST_IN_A_ROW, CrashIsolation
 from headrace.processes.portable import UnsendableError, pack, unpack
 
 
@@ -38,7 +38,7 @@ def test_only_those_that_end_the_process_fail(count: int, data: st.DataObject) -
     few = st.sets(st.integers(0, count - 1), max_size=3)
     deadly, late, unsendable = data.draw(few), data.draw(few), data.draw(few)
     machine = Machine(deadly, late, unsendable)
-    for number, result in enumerate(Survivors(machine).results(range(count))):
+    for number, result in enumerate(CrashIsolation(machine).results(range(count))):
         if number in unsendable:
             assert type(result) is RecordError
         elif number in deadly:
@@ -53,7 +53,7 @@ def test_only_those_that_end_the_process_fail(count: int, data: st.DataObject) -
 def test_where_no_record_survives_the_process_is_to_blame() -> None:
     machine = Machine(set(range(100)), set(), set())
     with pytest.raises(EngineDeadError, match=f"{MOST_IN_A_ROW} records in a row ended their process"):
-        Survivors(machine).results(range(100))
+        CrashIsolation(machine).results(range(100))
 
 
 class Unkind:

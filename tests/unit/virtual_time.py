@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from headrace.batching.offload import WorkerThread
+from headrace.batching.dispatch.offload import WorkerThread
 
 ResultT = TypeVar("ResultT")
 

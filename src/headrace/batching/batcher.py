@@ -26,10 +26,10 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 
 from headrace.batching.blocking import current_loop, iterate, raising
-from headrace.batching.cost import CostRule, checked_cost
-from headrace.batching.intake import Dispatching, Intake, MapPort, WaitingRoom
-from headrace.batching.mapping import RUN, Chunk, Stream
+from headrace.batching.dispatch.stream import RUN, Chunk, Stream
+from headrace.batching.dispatch.submission import Dispatching, StreamPort, Submission, WaitingRoom
 from headrace.batching.options import Options, number, optional
+from headrace.batching.policy.cost import CostRule, checked_cost
 from headrace.batching.stats import BatchStats, Meter
 from headrace.batching.tasks import current_task
 from headrace.errors import AlreadyRunningError, ConfigError, NotRunningError, StoppedError
@@ -64,7 +64,7 @@ class Batcher(Generic[RecordT, ResultT]):
         self._cost = cost
         self._make_dispatcher = make_dispatcher
         self._meter = Meter()
-        self._intake: Intake | None = None
+        self._intake: Submission | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
 
@@ -97,7 +97,7 @@ class Batcher(Generic[RecordT, ResultT]):
             raise AlreadyRunningError(f"{self._options.name} is already running; stop() it before starting it again")
         if self._task is not None:
             self._ended(self._task)  # its loop was closed under it
-        intake = self._intake = Intake(self._options, self._cost, self._meter, self._make_dispatcher)
+        intake = self._intake = Submission(self._options, self._cost, self._meter, self._make_dispatcher)
         # a context of its own: process_fn serves all callers, it must not see the variables of whoever came first
         self._task = intake.loop.create_task(
             intake.dispatcher.run(), name=f"{self._options.name}-dispatcher", context=contextvars.Context()
@@ -158,7 +158,7 @@ class Batcher(Generic[RecordT, ResultT]):
         else:  # nobody is left to use the results
             await self.stop(timeout=_GRACE_S, drain=False)
 
-    def _open(self) -> Intake:
+    def _open(self) -> Submission:
         if self._intake is None:
             raise self._not_running()
         return self._intake
@@ -302,7 +302,7 @@ class Batcher(Generic[RecordT, ResultT]):
         return self._stream(0, ordered=False).run_chunks(runs)
 
     def _stream(self, priority: int, *, ordered: bool) -> Stream:
-        port = MapPort(self._open(), self._cost, self._options, priority)
+        port = StreamPort(self._open(), self._cost, self._options, priority)
         return Stream(port, self._options.capacity + self._options.in_flight, ordered=ordered)
 
     # -- from other threads and loops ----------------------------------------------------------------------------
@@ -337,18 +337,18 @@ class Batcher(Generic[RecordT, ResultT]):
         `records` is read in that thread, as far ahead as there is room.
         """
         self._may_block("map_blocking", "map")
-        port = MapPort(self._open(), self._cost, self._options, 0)
+        port = StreamPort(self._open(), self._cost, self._options, 0)
 
         async def results_of(chunk: Sequence[RecordT]) -> list[Any]:
-            stream = Stream(port, len(chunk), ordered=True, hurry=False)
+            stream = Stream(port, len(chunk), ordered=True, flush=False)
             return [result async for _, results, _ in stream.chunks(chunk) for result in results]
 
-        async def hurry() -> None:
-            port.hurry()
+        async def flush() -> None:
+            port.flush()
 
         ahead = max(self._options.capacity // RUN, 1) + 1
         results = iterate(
-            lambda chunk: self._on_loop(results_of(chunk)), records, ahead, lambda: self._on_loop(hurry())
+            lambda chunk: self._on_loop(results_of(chunk)), records, ahead, lambda: self._on_loop(flush())
         )
         return results if return_exceptions else raising(results)
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from time import monotonic
 from typing import Any, TypeVar
 
-from headrace.batching.mapping import read_ahead
+from headrace.batching.dispatch.stream import read_ahead
 
 RecordT = TypeVar("RecordT")
 
@@ -18,7 +18,7 @@ def iterate(
     send: Callable[[list[RecordT]], Future[list[Any]]],
     records: Iterable[RecordT],
     ahead: int,
-    hurry: Callable[[], object],
+    flush: Callable[[], object],
 ) -> Iterator[Any]:
     """Results in input order. `send` passes records to the event loop; at most `ahead` such calls are unfinished.
 
@@ -34,7 +34,7 @@ def iterate(
             sent.append(send(chunk))
             while sent and (sent[0].done() or len(sent) >= ahead):
                 yield from sent.popleft().result()
-        hurry()
+        flush()
         while sent:
             yield from sent.popleft().result()
         if error is not None:

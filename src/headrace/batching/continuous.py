@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from headrace.batching.batcher import Batcher
-from headrace.batching.cost import CostRule
+from headrace.batching.dispatch.step_scheduler import StepScheduler
 from headrace.batching.options import NO_BUDGET, Options, number, whole
+from headrace.batching.policy.bucketing import Limits
+from headrace.batching.policy.cost import CostRule
 from headrace.batching.stats import BatchStats
-from headrace.batching.steploop import StepLoop
-from headrace.batching.stepping import StepFunction, StepModel
-from headrace.batching.window import Limits
+from headrace.batching.step_model import StepFunction, StepModel
 from headrace.errors import ConfigError
 from headrace.events import Listener
 
@@ -75,7 +75,7 @@ class ContinuousBatcher(Batcher[RecordT, ResultT]):
             listener=listener,
         )
         cost = CostRule(lambda record: model.span(record)[0], (), 0)
-        super().__init__(options, cost, functools.partial(StepLoop, model=model, max_slots=slots))
+        super().__init__(options, cost, functools.partial(StepScheduler, model=model, max_slots=slots))
 
     @property
     def stats(self) -> BatchStats:

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypedDict, TypeVar
 
 from headrace.batching.batcher import Batcher
-from headrace.batching.cost import CostEstimatorFn, CostRule
-from headrace.batching.dispatch import Dispatcher
+from headrace.batching.dispatch.dispatcher import Dispatcher
 from headrace.batching.options import BatchOptions, Options, function, number, one_of, whole
-from headrace.batching.window import Limits
+from headrace.batching.policy.bucketing import Limits
+from headrace.batching.policy.cost import CostEstimatorFn, CostRule
 from headrace.errors import ConfigError
 from headrace.events import Listener
 

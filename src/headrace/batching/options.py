@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from headrace.batching.callbacks import plain_function
-from headrace.batching.isolation import OnError
-from headrace.batching.window import Limits
+from headrace.batching.callables import plain_function
+from headrace.batching.dispatch.isolation import OnError
+from headrace.batching.policy.bucketing import Limits
 from headrace.errors import ConfigError
 from headrace.events import Listener
 

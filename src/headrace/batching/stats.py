@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 
-from headrace.batching.policy import Batch
+from headrace.batching.policy.waiting_queue import Batch
 from headrace.events import CloseReason
 
 WINDOW_S = 60.0

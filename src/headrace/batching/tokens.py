@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from headrace.batching.cost import CostRule, TokenEstimatorFn
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.options import function, number
+from headrace.batching.policy.cost import CostRule, TokenEstimatorFn
 from headrace.errors import ConfigError
 from headrace.events import Listener
 

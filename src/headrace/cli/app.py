@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 import headrace
-from headrace.cli import ending, inspect, merge, retry, run, serve
+from headrace.cli import inspect, merge, retry, run, serve
+from headrace.cli import outcome as ending
 
 app = typer.Typer(
     name="headrace",

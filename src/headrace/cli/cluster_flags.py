@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.stopping import Stopper
+from headrace.cli.signals import Stopper
 from headrace.errors import ConfigError
-from headrace.jobs.job import JobEnd
+from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.settings import JobSettings
 from headrace.observe.report import Report
 
@@ -49,8 +49,8 @@ def _run_on(on: str, each: dict[str, Any], settings: JobSettings, stopper: Stopp
     if kind != "ray":
         raise ConfigError(f"--on is {on!r}; it must be ray, ray:HOST:PORT or ray://HOST:PORT")
     from headrace.cluster.ray_job import execute
-    from headrace.cluster.ray_workers import Place
+    from headrace.cluster.ray_workers import ClusterResources
 
     address = on if address.startswith("//") else address
-    place = Place(address or None, each["replicas"], each["gpus_per_replica"], each["cpus_per_replica"])
+    place = ClusterResources(address or None, each["replicas"], each["gpus_per_replica"], each["cpus_per_replica"])
     return execute(settings, place, stopper, progress=True)

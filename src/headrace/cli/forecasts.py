@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headrace.cli.ending import say
-from headrace.jobs.forecast import Forecast
-from headrace.jobs.survey import Survey
+from headrace.cli.outcome import say
+from headrace.jobs.planning.forecast import Forecast
+from headrace.jobs.planning.survey import Survey
 
 _SHOWN = 100
 """Characters of an example."""

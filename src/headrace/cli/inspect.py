@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.ending import guarded, say
-from headrace.jobs.inspection import Inspection
-from headrace.jobs.inspection import inspect as look_at
+from headrace.cli.outcome import guarded, say
+from headrace.jobs.state.inspection import Inspection
+from headrace.jobs.state.inspection import inspect as look_at
 
 Output = Annotated[str, typer.Argument(help="The output of a job: its file, folder or address.")]
 Verify = Annotated[

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
 
-class Unheard:
+class SafeStream:
     """A stream to which one may write though nobody reads it, or its disk is full: that is no reason to end a job."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -66,7 +66,7 @@ def main() -> None:
         print('headrace: the command line needs typer: pip install "headrace[cli]"', file=sys.stderr)
         sys.exit(2)
     from headrace.cli.app import app
-    from headrace.cli.leaving import leave_in_time
+    from headrace.cli.exit import leave_in_time
 
     try:
         app()
@@ -81,10 +81,10 @@ def main() -> None:
         sys.exit(status)
 
 
-def _unheard(stream: TextIO | None) -> Unheard:
+def _unheard(stream: TextIO | None) -> SafeStream:
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")  # what it cannot encode, such as half a surrogate pair
-    return Unheard(stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+    return SafeStream(stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.ending import guarded, say
-from headrace.jobs.merging import merge as merge_parts
+from headrace.cli.outcome import guarded, say
+from headrace.jobs.state.merging import merge as merge_parts
 
 Output = Annotated[str, typer.Argument(help="A folder of parts, or the output of a job that is not finished.")]
 Into = Annotated[str, typer.Option("-o", "--output-file", help="The file to write, in the format of the parts.")]

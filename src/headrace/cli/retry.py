@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
+from headrace.app.job import execute
 from headrace.cli.cluster_flags import CpusPerReplica, Execute, GpusPerReplica, On, Replicas, cluster_run
-from headrace.cli.ending import conclude, guarded
-from headrace.cli.stopping import Stopper, stop_on_signals
+from headrace.cli.outcome import conclude, guarded
+from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.errors import ConfigError
-from headrace.jobs.inspection import state_of
-from headrace.jobs.job import Limits
+from headrace.jobs.pipeline.job import Limits
 from headrace.jobs.settings import JobSettings, from_json
-from headrace.wiring import execute
+from headrace.jobs.state.inspection import state_of
 
 _DEFAULTS = Limits()
 

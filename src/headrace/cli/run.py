@@ -10,16 +10,16 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from headrace.app.job import JobSettings, execute, known_tasks, rehearse
 from headrace.cli.cluster_flags import CpusPerReplica, GpusPerReplica, On, Replicas, cluster_run
-from headrace.cli.ending import conclude, guarded, say
 from headrace.cli.engine_flags import engine_options
 from headrace.cli.forecasts import print_forecast, say_survey
-from headrace.cli.stopping import stop_on_signals
+from headrace.cli.outcome import conclude, guarded, say
+from headrace.cli.signals import stop_on_signals
 from headrace.errors import ConfigError
-from headrace.io.opening import known_formats
-from headrace.io.selection import Selection, parse_shard
-from headrace.jobs.job import Limits
-from headrace.wiring import JobSettings, execute, known_tasks, rehearse
+from headrace.io.sources.opening import known_formats
+from headrace.io.sources.selection import Selection, parse_shard
+from headrace.jobs.pipeline.job import Limits
 
 _DEFAULTS = Limits()
 

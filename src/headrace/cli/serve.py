@@ -15,7 +15,7 @@ import typer
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.hosting import ServerSettings
+    from headrace.app.server import ServerSettings
 
 Task = Annotated[
     str,
@@ -158,7 +158,7 @@ def serve(  # noqa: PLR0913 - one parameter per flag
 
 def _settings(given: SimpleNamespace) -> ServerSettings:
     """What the flags say, by their parameters' names."""
-    from headrace.hosting import ServerSettings
+    from headrace.app.server import ServerSettings
     from headrace.serving.auth import read_keys
     from headrace.serving.limits import ServeLimits
 
@@ -187,8 +187,8 @@ def _serve(given: SimpleNamespace) -> int:
     options = {} if given.max_model_len is None else {"max_model_len": given.max_model_len}
     registry.check(given.task, given.model, given.engine, options)
     say(f"loading {given.model or given.engine or 'the default model'} to serve {given.task} ...")
-    from headrace.hosting import build
-    from headrace.serving.server import Server
+    from headrace.app.server import build
+    from headrace.serving.http.server import Server
 
     tls: dict[str, Any] = {
         "ssl_keyfile": given.ssl_keyfile,
@@ -216,7 +216,7 @@ def _serve_on(on: str, given: SimpleNamespace) -> int:
     if given.ssl_certfile is not None:
         raise ConfigError("Ray Serve's own proxy takes the requests: leave out --ssl-certfile, or --on")
     from headrace.cluster.ray_serve import Replicas, serve_until_stopped
-    from headrace.cluster.ray_workers import Place
+    from headrace.cluster.ray_workers import ClusterResources
 
     replicas = Replicas(
         given.min_replicas,
@@ -227,7 +227,7 @@ def _serve_on(on: str, given: SimpleNamespace) -> int:
         cold_retry_after_s=given.cold_retry_after,
     )
     address = on if place.startswith("//") else place
-    cluster = Place(address or None, gpus=given.gpus_per_replica, cpus=given.cpus_per_replica)
+    cluster = ClusterResources(address or None, gpus=given.gpus_per_replica, cpus=given.cpus_per_replica)
     say = functools.partial(print, "headrace:", file=sys.stderr)
     serve_until_stopped(_settings(given), replicas, cluster, (given.host, given.port), say)
     return 0

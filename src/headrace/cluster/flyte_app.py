@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from headrace.app.server import build_app
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.hosting import build_app
 
 try:
     from flyte.app import Scaling
@@ -32,7 +32,7 @@ def app_environment(  # noqa: PLR0913 - keyword-only settings, each one a line i
 
     Args:
         name: of the environment, as Flyte has it: lower case, digits and dashes.
-        task: what the model does; with `model` and `options`, see `headrace.hosting.build_app`.
+        task: what the model does; with `model` and `options`, see `headrace.app.server.build_app`.
         replicas: how many, or from how few to how many: from 0, the first request waits for a model to be loaded.
         concurrency: requests under way in a replica from which on there is to be another one.
         scaledown_after_s: how long a replica that is not needed stays.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import headrace
-from headrace.cluster.desk import Desk, Facts, Spec, unpack
+from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, unpack
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError
 
 
@@ -37,8 +37,8 @@ class Stage:
     ) -> None:
         tokens, size = options.pop("batch_tokens", None), options.pop("batch_size", None)
         self._column = column
-        self._desk = Desk(Spec(task, model, engine, options, tokens, size, headrace.__version__))
-        self._loading: asyncio.Task[Facts] | None = None
+        self._desk = WorkerActor(WorkerSpec(task, model, engine, options, tokens, size, headrace.__version__))
+        self._loading: asyncio.Task[WorkerInfo] | None = None
 
     async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The rows with their outputs.
@@ -66,9 +66,9 @@ class Stage:
             ],
         }
 
-    async def _load(self) -> Facts:
+    async def _load(self) -> WorkerInfo:
         answer = await self._desk.load()
-        if isinstance(answer, Facts):
+        if isinstance(answer, WorkerInfo):
             return answer
         error = answer.unpacked()
         raise error if isinstance(error, HeadraceError) else ConfigError(f"{answer.kind}: {answer.text}") from error

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import headrace
-from headrace import wiring
-from headrace.cluster.crew import Crew
-from headrace.cluster.desk import Facts, Spec
-from headrace.cluster.ray_workers import Place, Staff, connected
+from headrace.app import job as wiring
+from headrace.cluster.ray_workers import ClusterResources, RayWorkers, connected
+from headrace.cluster.worker import WorkerInfo, WorkerSpec
+from headrace.cluster.worker_pool import WorkerPool
 from headrace.engines.base import Prepared
 from headrace.errors import ConfigError, RecordError
-from headrace.jobs.job import JobEnd, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 from headrace.observe.report import Report
 
@@ -24,7 +24,7 @@ class RemoteEngine:
 
     counts_tokens = False
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: WorkerInfo) -> None:
         self._facts = facts
 
     def describe(self) -> Mapping[str, Any]:
@@ -46,7 +46,9 @@ def _packed(value: Any) -> Prepared[bytes] | Exception:
         return RecordError(f"cannot be sent to a worker: {error}")
 
 
-def execute(settings: JobSettings, place: Place, stop: StopRequest, *, progress: bool) -> tuple[JobEnd, Report]:
+def execute(
+    settings: JobSettings, place: ClusterResources, stop: StopRequest, *, progress: bool
+) -> tuple[JobEnd, Report]:
     """`wiring.execute` with workers on a Ray cluster. Blocks.
 
     Raises:
@@ -63,7 +65,7 @@ def execute(settings: JobSettings, place: Place, stop: StopRequest, *, progress:
     chosen = plan.settings
     if not (chosen.engine is None or isinstance(chosen.engine, str)):
         raise ConfigError("workers on a cluster import an engine of your own: name it as module:name")
-    spec = Spec(
+    spec = WorkerSpec(
         task=chosen.task or "",
         model=chosen.model,
         engine=chosen.engine,
@@ -74,9 +76,9 @@ def execute(settings: JobSettings, place: Place, stop: StopRequest, *, progress:
         engine_timeout_s=chosen.engine_timeout_s,
     )
     with connected(place):
-        staff = Staff(spec, place)
+        staff = RayWorkers(spec, place)
         try:
-            crew = functools.partial(Crew, staff.workers, staff.hire, staff.facts.keeps_busy, stop)
+            crew = functools.partial(WorkerPool, staff.workers, staff.hire, staff.facts.keeps_busy, stop)
             return wiring.carry_out(plan, RemoteEngine(staff.facts), stop, progress=progress, batcher=crew)
         finally:
             staff.close()

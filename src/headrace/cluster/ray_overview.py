@@ -11,9 +11,9 @@ from starlette.responses import Response
 from headrace.errors import ConfigError
 from headrace.observe.prometheus import merged
 from headrace.serving.auth import Keys
-from headrace.serving.edge import error_response
 from headrace.serving.errors import ApiError
-from headrace.serving.status_routes import METRICS_TYPE
+from headrace.serving.http.middleware import error_response
+from headrace.serving.routes.status import METRICS_TYPE
 
 try:
     from ray import serve

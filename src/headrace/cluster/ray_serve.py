@@ -15,9 +15,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from headrace.cluster.ray_workers import Place, check_room, connected
+from headrace.app.server import ServerSettings, build
+from headrace.cluster.ray_workers import ClusterResources, check_room, connected
 from headrace.errors import ConfigError, EngineError
-from headrace.hosting import ServerSettings, build
 
 try:
     import ray
@@ -99,7 +99,7 @@ async def _lives_already(_: Any) -> AsyncIterator[None]:
     yield
 
 
-def application(settings: ServerSettings, replicas: Replicas, place: Place, spare: bool = False) -> Any:
+def application(settings: ServerSettings, replicas: Replicas, place: ClusterResources, spare: bool = False) -> Any:
     """The Ray Serve application of a server, for `serve.run`.
 
     Args:
@@ -162,7 +162,7 @@ class Deployed:
         return known is None or known[0] == self.owner
 
 
-def deploy(settings: ServerSettings, replicas: Replicas, place: Place, host: str, port: int) -> Deployed:
+def deploy(settings: ServerSettings, replicas: Replicas, place: ClusterResources, host: str, port: int) -> Deployed:
     """Begin to serve on the cluster this process is connected to; returns when a replica has loaded its model.
 
     What has been deployed before is replaced without losing a request: its replicas finish what they have accepted, and
@@ -194,11 +194,11 @@ def deploy(settings: ServerSettings, replicas: Replicas, place: Place, host: str
     return Deployed(f"http://{host}:{port}", owner)
 
 
-def _run(settings: ServerSettings, replicas: Replicas, place: Place) -> None:
+def _run(settings: ServerSettings, replicas: Replicas, place: ClusterResources) -> None:
     serve.run(application(settings, replicas, place, _spare(place, replicas.most)), name=NAME, route_prefix="/")
 
 
-def _spare(place: Place, most: int) -> bool:
+def _spare(place: ClusterResources, most: int) -> bool:
     """Whether the cluster has room for one more."""
     try:
         check_room(place, most + 1)
@@ -208,7 +208,9 @@ def _spare(place: Place, most: int) -> bool:
 
 
 @contextmanager
-def served(settings: ServerSettings, replicas: Replicas, place: Place, host: str, port: int) -> Iterator[str]:
+def served(
+    settings: ServerSettings, replicas: Replicas, place: ClusterResources, host: str, port: int
+) -> Iterator[str]:
     """Serve while the body runs; gives the address. What another has deployed in its place meanwhile stays.
 
     Raises:
@@ -239,7 +241,11 @@ def _end() -> None:
 
 
 def serve_until_stopped(
-    settings: ServerSettings, replicas: Replicas, place: Place, address: tuple[str, int], say: Callable[[str], None]
+    settings: ServerSettings,
+    replicas: Replicas,
+    place: ClusterResources,
+    address: tuple[str, int],
+    say: Callable[[str], None],
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish what was accepted. Blocks; main thread only.
 

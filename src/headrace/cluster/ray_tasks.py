@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from headrace.batching.callbacks import plain_function
+from headrace.batching.callables import plain_function
 from headrace.errors import ConfigError, MissingExtraError, WorkerDiedError
 
 try:

@@ -14,9 +14,9 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.cluster.crew import NoRoomError, Reply
-from headrace.cluster.desk import Desk, Facts, Spec, unpack
-from headrace.cluster.pieces import IN_FLIGHT
+from headrace.cluster.work_units import IN_FLIGHT
+from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, unpack
+from headrace.cluster.worker_pool import NoRoomError, WorkUnitReply
 from headrace.errors import BrokenOffError, ConfigError, EngineError, HeadraceError, MissingExtraError, WorkerDiedError
 from headrace.processes.portable import Portable
 
@@ -43,7 +43,7 @@ _MISSED_LOADING = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ClusterResources:
     """Where workers are to run, and what each is to have."""
 
     address: str | None = None
@@ -55,7 +55,7 @@ class Place:
 
 
 @contextmanager
-def connected(place: Place) -> Iterator[None]:
+def connected(place: ClusterResources) -> Iterator[None]:
     """Be a client of the cluster; one that was begun here ends here.
 
     Raises:
@@ -131,10 +131,10 @@ def _check_reachable(address: str) -> None:
         raise ConfigError(f"no Ray cluster answers at {address}: {error}") from error
 
 
-class Staff:
+class RayWorkers:
     """The workers of one job: all begin at once, and the first to have loaded says what the engine is."""
 
-    def __init__(self, spec: Spec, place: Place) -> None:
+    def __init__(self, spec: WorkerSpec, place: ClusterResources) -> None:
         """Begin them.
 
         Raises:
@@ -151,7 +151,7 @@ class Staff:
             num_gpus=check_room(place, place.replicas),
             max_restarts=0,
             max_concurrency=IN_FLIGHT + 2,
-        )(Desk)
+        )(WorkerActor)
         self._hired: list[RayWorker] = []
         self.workers = [self.hire() for _ in range(place.replicas)]
         try:
@@ -179,7 +179,7 @@ class Staff:
 
         _within(_LEAVE_S, end)
 
-    def _first_facts(self) -> Facts:
+    def _first_facts(self) -> WorkerInfo:
         """Wait for the first worker.
 
         Raises:
@@ -209,7 +209,7 @@ def _check_connected() -> None:
         )
 
 
-def check_room(place: Place, replicas: int) -> float:
+def check_room(place: ClusterResources, replicas: int) -> float:
     """See that the cluster has room for so many; returns the GPUs each is to have.
 
     Raises:
@@ -252,7 +252,7 @@ class RayWorker:
         there = await self._pulse(_MISSED)
         return (asked + time.monotonic()) / 2 - there
 
-    async def work(self, payloads: list[bytes]) -> Reply:
+    async def work(self, payloads: list[bytes]) -> WorkUnitReply:
         """See `Worker.work`."""
         with self._told():
             return unpack(await self._actor.work.remote(payloads))
@@ -327,8 +327,8 @@ async def _awaited(reference: Any) -> Any:
     return await reference
 
 
-def _facts(answer: Facts | Portable) -> Facts:
-    if isinstance(answer, Facts):
+def _facts(answer: WorkerInfo | Portable) -> WorkerInfo:
+    if isinstance(answer, WorkerInfo):
         return answer
     error = answer.unpacked()
     raise error if isinstance(error, HeadraceError) else EngineError(f"{answer.kind}: {answer.text}") from error

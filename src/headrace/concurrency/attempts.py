@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.batching.callbacks import is_async
+from headrace.batching.callables import is_async
 from headrace.errors import ProcessError
 
 LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How often a call that failed is tried again, and how long one try may take."""
 
     retries: int = 0
@@ -37,7 +37,7 @@ class Attempts:
     returns is awaited where that can be awaited (a Ray reference, a future).
     """
 
-    def __init__(self, fn: Callable[[Any], Any], patience: Patience, threads: int) -> None:
+    def __init__(self, fn: Callable[[Any], Any], patience: RetryPolicy, threads: int) -> None:
         self._fn = fn
         self._patience = patience
         on_loop = is_async(fn)

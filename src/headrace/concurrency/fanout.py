@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from headrace.batching.options import function, number, optional, whole
-from headrace.concurrency.attempts import Attempts, Patience
+from headrace.concurrency.attempts import Attempts, RetryPolicy
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import ConfigError
 
@@ -62,16 +62,16 @@ def map_concurrent(  # noqa: PLR0913 - keyword-only settings, each one a line in
     ahead = 4 * concurrency if look_ahead is None else whole("look_ahead", look_ahead, 1)
     if not isinstance(items, (Iterable, AsyncIterable)):
         raise ConfigError(f"items is {items!r}; it must be iterable")
-    patience = Patience(whole("retries", retries, 0), number("backoff_s", backoff_s, minimum=0), retry_on, timeout_s)
+    patience = RetryPolicy(whole("retries", retries, 0), number("backoff_s", backoff_s, minimum=0), retry_on, timeout_s)
     call = function("fn", fn, needed=True)
     bounds = _Bounds(concurrency, ahead, ordered, fail_fast=not return_exceptions)
-    return FanOut(lambda: _Crew(items, Attempts(call, patience, concurrency), bounds), return_exceptions)
+    return FanOut(lambda: _TaskPool(items, Attempts(call, patience, concurrency), bounds), return_exceptions)
 
 
 class FanOut(Generic[ResultT]):
     """Calls to be made: they begin when the results are asked for."""
 
-    def __init__(self, crew: Callable[[], _Crew], return_exceptions: bool) -> None:
+    def __init__(self, crew: Callable[[], _TaskPool], return_exceptions: bool) -> None:
         self._crew = crew
         self._return_exceptions = return_exceptions
 
@@ -132,7 +132,7 @@ class _Bounds:
     """Take no more items once one has failed."""
 
 
-class _Crew:
+class _TaskPool:
     """Tasks that take items and bring results: at most `ahead` items are begun and not handed out.
 
     Everything but `take` and `has_idle` belongs to the event loop's thread.

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar, Unpack, overload
 from headrace.batching.batcher import Batcher, SubmitOptions
 from headrace.batching.blocking import current_loop
 from headrace.batching.options import optional
-from headrace.batching.replies import own_copy
+from headrace.batching.pending import own_copy
 from headrace.batching.stats import BatchStats
 from headrace.batching.tasks import current_task
 from headrace.errors import ConfigError
@@ -34,14 +34,14 @@ _of_process: dict[str, Reusable[Any, Any]] = {}
 _guard = threading.Lock()
 
 
-class _Held:
+class _LoadedModel:
     """A model that is being loaded, at work or on its way out: a thread with an event loop, and the batcher on it."""
 
     def __init__(
         self,
         factory: Callable[[], Any],
         before: threading.Thread | None,
-        idle_check: Callable[[_Held], float | None] | None,
+        idle_check: Callable[[_LoadedModel], float | None] | None,
     ) -> None:
         self.users = 0
         self.used_at = 0.0
@@ -124,7 +124,7 @@ class Reusable(Generic[RecordT, ResultT]):
         self._idle_timeout_s = optional("idle_timeout_s", idle_timeout_s, above=0)
         self._name = name
         self._lock = threading.Lock()
-        self._held: _Held | None = None
+        self._held: _LoadedModel | None = None
         self._last: threading.Thread | None = None
         self._ended = BatchStats()
 
@@ -196,10 +196,10 @@ class Reusable(Generic[RecordT, ResultT]):
     # -- life ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _used(self) -> Iterator[_Held]:
+    def _used(self) -> Iterator[_LoadedModel]:
         with self._lock:
             if self._held is None:
-                self._held = _Held(self._factory, self._last, self._idle if self._idle_timeout_s else None)
+                self._held = _LoadedModel(self._factory, self._last, self._idle if self._idle_timeout_s else None)
                 self._last = self._held.thread
             held = self._held
             held.users += 1
@@ -212,7 +212,7 @@ class Reusable(Generic[RecordT, ResultT]):
                 if self._held is held and held.ready.done() and not held.is_ready:
                     self._held = None  # it could not be loaded: the next call tries anew
 
-    def _idle(self, held: _Held) -> float | None:
+    def _idle(self, held: _LoadedModel) -> float | None:
         """Drop the model if nobody has used it for long enough; else say in how many seconds to look again."""
         assert self._idle_timeout_s is not None
         with self._lock:
@@ -288,7 +288,7 @@ def _found(name: str, factory: Callable[[], Any], idle_timeout_s: float | None) 
         return _of_process[name]
 
 
-async def _loaded(held: _Held) -> tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]:
+async def _loaded(held: _LoadedModel) -> tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]:
     try:
         return await asyncio.wrap_future(held.ready)
     except Exception as error:

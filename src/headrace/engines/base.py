@@ -92,7 +92,7 @@ class StreamEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, Payl
 class StepEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
     """A model that takes many steps for one request: requests join and leave between steps.
 
-    It is a `StepModel` of `headrace.batching.stepping`, which says what each method promises; all but `span` are called
+    It is a `StepModel` of `headrace.batching.step_model`, which says what each method promises; all but `span` are called
     on one thread.
     """
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from headrace.batching.callbacks import plain_function, unfinished
+from headrace.batching.callables import plain_function, unfinished
 from headrace.engines.base import BatchEngine, Prepared
 from headrace.errors import BadResultError, ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
 

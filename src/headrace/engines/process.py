@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.batching.replies import checked_results
+from headrace.batching.pending import checked_results
 from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Prepared, StepEngine, StreamEngine
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError, WorkerDiedError, text_of
-from headrace.processes.child import Child
-from headrace.processes.culprits import Survivors
+from headrace.processes.child import ChildProcess
+from headrace.processes.culprits import CrashIsolation
 
 _FACTS = (
     "pads",
@@ -64,7 +64,7 @@ class ProcessEngine:
             )
         if engine in _REFUSED:
             raise _no_batches(engine)
-        self._child = Child(_Host, task, model, engine, dict(options or {}))
+        self._child = ChildProcess(_Host, task, model, engine, dict(options or {}))
         self._closed = False
         self._turn = threading.Lock()
         try:
@@ -73,9 +73,9 @@ class ProcessEngine:
             raise EngineError(f"the engine cannot be loaded: {error}") from error
         self._description: Mapping[str, Any] = facts.pop("describe")
         self.__dict__.update(facts)
-        self._prepare = Survivors(lambda rows: self._call("prepare", rows, timeout_s))
+        self._prepare = CrashIsolation(lambda rows: self._call("prepare", rows, timeout_s))
         self._prepare_rows = self.default_batch_size if timeout_s is not None else None
-        self._forward = Survivors(lambda rows: self._call("forward", rows, timeout_s))
+        self._forward = CrashIsolation(lambda rows: self._call("forward", rows, timeout_s))
 
     def describe(self) -> Mapping[str, Any]:
         """As the engine itself does: a job can begin with the engine in this process and go on with it in another."""

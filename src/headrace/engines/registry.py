@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.engines.custom import load
-from headrace.engines.kinds import check_kind, say_what_is_left_out
-from headrace.engines.local_model import DEFAULT_MODEL, ONNX_WEIGHTS, WEIGHTS, named_folder
-from headrace.engines.names import unknown_task
+from headrace.engines.model_folder import DEFAULT_MODEL, ONNX_WEIGHTS, WEIGHTS, named_folder
+from headrace.engines.model_kinds import check_kind, say_what_is_left_out
 from headrace.engines.requests import Sampling
+from headrace.engines.task_names import unknown_task
 from headrace.errors import ConfigError, MissingExtraError, UnknownOptionError
 
 
@@ -33,40 +33,42 @@ class _Entry:
 
 _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
     "embed": {
-        "torch": _Entry("headrace.engines.embedding:EmbeddingEngine", extra="torch", default=DEFAULT_MODEL),
-        "onnx": _Entry("headrace.engines.onnx:embed", extra="onnx", weights=ONNX_WEIGHTS),
-        "endpoint": _Entry("headrace.engines.endpoint:embed", extra="client", weights=None),
+        "torch": _Entry("headrace.engines.text.embedding:EmbeddingEngine", extra="torch", default=DEFAULT_MODEL),
+        "onnx": _Entry("headrace.engines.onnx.engine:embed", extra="onnx", weights=ONNX_WEIGHTS),
+        "endpoint": _Entry("headrace.engines.remote.endpoint:embed", extra="client", weights=None),
     },
     "classify": {
-        "torch": _Entry("headrace.engines.classification:classify", extra="torch"),
-        "onnx": _Entry("headrace.engines.onnx:classify", extra="onnx", weights=ONNX_WEIGHTS),
-        "endpoint": _Entry("headrace.engines.endpoint:classify", extra="client", weights=None),
+        "torch": _Entry("headrace.engines.text.classification:classify", extra="torch"),
+        "onnx": _Entry("headrace.engines.onnx.engine:classify", extra="onnx", weights=ONNX_WEIGHTS),
+        "endpoint": _Entry("headrace.engines.remote.endpoint:classify", extra="client", weights=None),
     },
     "score": {
-        "torch": _Entry("headrace.engines.classification:score", extra="torch"),
-        "onnx": _Entry("headrace.engines.onnx:score", extra="onnx", weights=ONNX_WEIGHTS),
+        "torch": _Entry("headrace.engines.text.classification:score", extra="torch"),
+        "onnx": _Entry("headrace.engines.onnx.engine:score", extra="onnx", weights=ONNX_WEIGHTS),
     },
     "zero-shot": {
-        "torch": _Entry("headrace.engines.classification:zero_shot", extra="torch"),
-        "onnx": _Entry("headrace.engines.onnx:zero_shot", extra="onnx", weights=ONNX_WEIGHTS),
+        "torch": _Entry("headrace.engines.text.classification:zero_shot", extra="torch"),
+        "onnx": _Entry("headrace.engines.onnx.engine:zero_shot", extra="onnx", weights=ONNX_WEIGHTS),
     },
     "image-classify": {
-        "torch": _Entry("headrace.engines.vision:image_classify", extra="vision"),
-        "onnx": _Entry("headrace.engines.onnx:image_classify", extra="onnx", weights=ONNX_WEIGHTS),
+        "torch": _Entry("headrace.engines.vision.engine:image_classify", extra="vision"),
+        "onnx": _Entry("headrace.engines.onnx.engine:image_classify", extra="onnx", weights=ONNX_WEIGHTS),
     },
     "image-embed": {
-        "torch": _Entry("headrace.engines.vision:image_embed", extra="vision"),
-        "onnx": _Entry("headrace.engines.onnx:image_embed", extra="onnx", weights=ONNX_WEIGHTS),
+        "torch": _Entry("headrace.engines.vision.engine:image_embed", extra="vision"),
+        "onnx": _Entry("headrace.engines.onnx.engine:image_embed", extra="onnx", weights=ONNX_WEIGHTS),
     },
     "generate": {
-        "torch": _Entry("headrace.engines.generation:GenerationEngine", extra="torch", default="arithmetic"),
+        "torch": _Entry("headrace.engines.generation.continuous:GenerationEngine", extra="torch", default="arithmetic"),
         "static": _Entry(
-            "headrace.engines.static_generation:StaticGenerationEngine", extra="torch", default="arithmetic"
+            "headrace.engines.generation.static:StaticGenerationEngine", extra="torch", default="arithmetic"
         ),
-        "vllm": _Entry("headrace.engines.vllm:VllmEngine", extra="vllm", default="arithmetic"),
-        "endpoint": _Entry("headrace.engines.endpoint:generate", extra="client", weights=None),
+        "vllm": _Entry("headrace.engines.vllm.engine:VllmEngine", extra="vllm", default="arithmetic"),
+        "endpoint": _Entry("headrace.engines.remote.endpoint:generate", extra="client", weights=None),
     },
-    "custom": {"torchserve": _Entry("headrace.engines.torchserve:TorchServeEngine", extra="torch", weights=None)},
+    "custom": {
+        "torchserve": _Entry("headrace.engines.torchserve.engine:TorchServeEngine", extra="torch", weights=None)
+    },
 }
 """The engines of each task by name; the first is the task's own."""
 

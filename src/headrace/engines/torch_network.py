@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from headrace.device.placement import choose_device, choose_dtype, release, running
-from headrace.engines.local_model import digest
+from headrace.engines.model_folder import digest
 from headrace.engines.network import Arrays, Rows
 from headrace.errors import EngineDeadError, EngineError
 

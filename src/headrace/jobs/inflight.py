@@ -8,8 +8,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.io.locations import is_remote
-from headrace.jobs.output import JobOutput
+from headrace.io.storage.locations import is_remote
+from headrace.jobs.state.output import JobOutput
 
 logger = logging.getLogger("headrace")
 

@@ -10,12 +10,12 @@ from typing import Literal
 
 from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, PartDamaged, StageDone
-from headrace.jobs.feed import Feed
-from headrace.jobs.job import Job, JobEnd, Length, Tally
-from headrace.jobs.memory import Memory
-from headrace.jobs.passes import Finished, Pass
-from headrace.jobs.sink import Sink
-from headrace.jobs.standstill import Standstill
+from headrace.jobs.pipeline.feed import Feed
+from headrace.jobs.pipeline.job import Job, JobEnd, Length, Tally
+from headrace.jobs.pipeline.memory_budget import Memory
+from headrace.jobs.pipeline.sink import Sink
+from headrace.jobs.state.passes import Finished, Pass
+from headrace.jobs.state.stalls import StallDetector
 
 
 async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
@@ -60,7 +60,7 @@ def run(job: Job) -> JobEnd:
             state = "interrupted" if end.state == "interrupted" else "finished"
         except BrokenOffError as error:
             if isinstance(todo, Pass) and not job.stop.requested:
-                Standstill(job.output.work).judge(todo, error)
+                StallDetector(job.output.work).judge(todo, error)
             raise
         except OSError as error:
             raise BrokenOffError(f"cannot write {job.output.target}: {error}; run again to continue") from error

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.errors import ConfigError
-from headrace.io.handing import Receiver
-from headrace.io.jsontext import OnNan
-from headrace.io.selection import Selection
+from headrace.io.formats.strict_json import OnNan
+from headrace.io.sinks.callback_sink import Receiver
+from headrace.io.sources.selection import Selection
 from headrace.io.typed import check_types
-from headrace.jobs.job import Limits
-from headrace.jobs.usercode import WorkerKind
+from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.pipeline.user_code import WorkerKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class JobSettings:
     """What a user says about a job."""
 
     source: Any
-    """A file, folder, glob or address, "-" for stdin, or rows: see `headrace.io.opening.open_source`."""
+    """A file, folder, glob or address, "-" for stdin, or rows: see `headrace.io.sources.opening.open_source`."""
     sink: str | Path | Receiver
-    """A file or a folder of parts, here or in a store: see `headrace.io.targets.find_target`; or a function that is
-    called with lists of rows: see `headrace.io.handing.HandingWriter`."""
+    """A file or a folder of parts, here or in a store: see `headrace.io.sinks.targets.find_target`; or a function that is
+    called with lists of rows: see `headrace.io.sinks.callback_sink.CallbackWriter`."""
     task: str | None = None
     """None: what an OpenAI batch file asks for, else "embed"."""
     model: str | None = None
@@ -78,7 +78,7 @@ class JobSettings:
     selection: Selection = field(default_factory=Selection)
     """Which rows of the input are taken."""
     input_format: str | None = None
-    """For names that do not tell: see `headrace.io.opening.known_formats`."""
+    """For names that do not tell: see `headrace.io.sources.opening.known_formats`."""
     output_format: str | None = None
     batch_tokens: int | None = None
     """Budget of a batch in the engine's unit of cost, padding included; None is the engine's default."""

@@ -21,7 +21,7 @@ _WAYS_OUT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class AdviceInputs:
     """What the advice is made of; times in seconds."""
 
     records: int
@@ -37,7 +37,7 @@ class Numbers:
     """Seconds by host stage: load, prepare, finish, write."""
 
 
-def advise(numbers: Numbers) -> str:
+def advise(numbers: AdviceInputs) -> str:
     """The sentence that fits `numbers` best: what is wrong first, what is slow next, or that nothing is."""
     if numbers.records == 0:
         return "Nothing was left to do."
@@ -60,7 +60,7 @@ def advise(numbers: Numbers) -> str:
     return _about_idle_time(numbers)
 
 
-def _about_idle_time(numbers: Numbers) -> str:
+def _about_idle_time(numbers: AdviceInputs) -> str:
     """Whatever is slow on the host, before the engine or after it, shows as an engine that waits between batches."""
     free = f"The engine was free {1 - numbers.busy:.0%} of the time"
     idle_s = numbers.wall_s * (1 - numbers.busy)

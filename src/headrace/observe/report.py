@@ -19,13 +19,13 @@ from headrace.events import (
     JobStarted,
     PartCommitted,
     PartDamaged,
-    PieceDone,
     RecordFailed,
     StageDone,
     StepDone,
     WorkerLost,
+    WorkUnitDone,
 )
-from headrace.observe.advice import Numbers, advise
+from headrace.observe.advice import AdviceInputs, advise
 from headrace.observe.batches import BusyTime, cost_of_the_ok
 from headrace.records import LeftOut
 
@@ -47,7 +47,7 @@ class StageTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class WorkerRow:
     """What one worker of a cluster did, its replacements after a death included."""
 
     worker: str
@@ -93,7 +93,7 @@ class Report:
     """One sentence: what would make the next run shorter."""
     damaged: tuple[PartDamaged, ...] = ()
     """Parts of earlier runs that were damaged: their records were done again, and are among the ok and failed."""
-    lanes: tuple[Lane, ...] = ()
+    lanes: tuple[WorkerRow, ...] = ()
     """One for each worker of a cluster; none for a job in one process."""
     left_out: tuple[LeftOut, ...] = ()
     """What the input holds that was not read, by reasons."""
@@ -103,12 +103,12 @@ class Report:
     """How many of the skipped records are dead letters."""
 
 
-class _Lane:
+class _WorkerRow:
     def __init__(self) -> None:
         self.records = self.failed = self.batches = self.lost = 0
         self.busy_s = 0.0
 
-    def add(self, event: PieceDone | WorkerLost) -> None:
+    def add(self, event: WorkUnitDone | WorkerLost) -> None:
         if isinstance(event, WorkerLost):
             self.lost += 1
             return
@@ -117,9 +117,9 @@ class _Lane:
         self.batches += event.batches
         self.busy_s += event.busy_s
 
-    def build(self, worker: str, wall: float) -> Lane:
+    def build(self, worker: str, wall: float) -> WorkerRow:
         busy = min(1.0, self.busy_s / wall) if wall > 0 else 0.0
-        return Lane(worker, self.records, self.failed, self.batches, busy, self.lost)
+        return WorkerRow(worker, self.records, self.failed, self.batches, busy, self.lost)
 
 
 class ReportBuilder:
@@ -141,12 +141,12 @@ class ReportBuilder:
         self._cost = self._padded_cost = self._done_cost = self._starved = 0.0
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
-        self._lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+        self._lanes: defaultdict[str, _WorkerRow] = defaultdict(_WorkerRow)
         self._left_out: dict[str, LeftOut] = {}
 
     def __call__(self, event: Event) -> None:
         with self._lock:
-            if isinstance(event, PieceDone | WorkerLost):
+            if isinstance(event, WorkUnitDone | WorkerLost):
                 self._lanes[event.worker].add(event)
             else:
                 self._hear(event)
@@ -235,7 +235,7 @@ class ReportBuilder:
         if lanes:
             busy = sum(lane.busy for lane in lanes) / len(lanes)
         padding_efficiency = self._cost / self._padded_cost if self._padded_cost > 0 else 1.0
-        numbers = Numbers(
+        numbers = AdviceInputs(
             records=records,
             failed=failed,
             batches=self._batches,

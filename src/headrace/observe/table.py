@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from headrace.observe.report import Lane, Report
+from headrace.observe.report import Report, WorkerRow
 
 _PARTS_NAMED = 3
 _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
@@ -71,7 +71,7 @@ def _damaged(report: Report) -> str:
     return f"{records:,} records of damaged parts: {parts}{more}"
 
 
-def _lane(lane: Lane) -> str:
+def _lane(lane: WorkerRow) -> str:
     parts = [f"{lane.records:,} records", f"{lane.batches:,} batches", f"busy {lane.busy:.1%}"]
     if lane.failed:
         parts.insert(1, f"{lane.failed:,} failed")

@@ -40,7 +40,7 @@ _HINTS: dict[int, str] = {
 """What a signal most likely means."""
 
 
-class Child:
+class ChildProcess:
     """A process that calls what `make(*arguments)` returns, made there. Started by its first use; one caller at a time.
 
     Args:

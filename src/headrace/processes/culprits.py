@@ -20,7 +20,7 @@ MOST_IN_A_ROW = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece(Generic[ItemT]):
+class WorkUnit(Generic[ItemT]):
     """Records that go to a process together."""
 
     work: Sequence[ItemT]
@@ -30,7 +30,7 @@ class Piece(Generic[ItemT]):
     """Whether it is a portion of one that killed a process alone."""
 
 
-def after_death(piece: Piece[ItemT], *, alone: bool) -> list[Piece[ItemT]]:
+def after_death(piece: WorkUnit[ItemT], *, alone: bool) -> list[WorkUnit[ItemT]]:
     """What is to be tried now that a process has died with this piece; nothing if its one record is to be given up.
 
     A piece that had company may be innocent: it is tried as it is, alone. One that was alone holds the culprit, if
@@ -44,10 +44,10 @@ def after_death(piece: Piece[ItemT], *, alone: bool) -> list[Piece[ItemT]]:
     if count == 1:
         return [] if deaths >= _DEATHS else [replace(piece, deaths=deaths)]
     size = 1 if piece.cut else math.isqrt(count)
-    return [Piece(piece.work[start : start + size], deaths, cut=True) for start in range(0, count, size)]
+    return [WorkUnit(piece.work[start : start + size], deaths, cut=True) for start in range(0, count, size)]
 
 
-class Survivors:
+class CrashIsolation:
     """Runs groups of records in a process that some of them may kill or block; these alone fail.
 
     Args:
@@ -65,7 +65,7 @@ class Survivors:
             EngineDeadError: record after record ended its process, and none succeeded.
         """
         results: list[Any] = [None] * len(items)
-        todo: deque[Piece[int]] = deque([Piece(range(len(items)))] if items else [])
+        todo: deque[WorkUnit[int]] = deque([WorkUnit(range(len(items)))] if items else [])
         while todo:
             piece = todo.popleft()
             try:

@@ -14,19 +14,21 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from headrace.serving import generation_routes, status_routes, text_routes
-from headrace.serving.direct import DirectRoute
-from headrace.serving.documents import documents_page
-from headrace.serving.edge import Edge, error_response
 from headrace.serving.errors import ApiError, error_body, invalid
-from headrace.serving.host import Host
-from headrace.serving.replies import JsonReply
+from headrace.serving.http.direct import DirectRoute
+from headrace.serving.http.docs_page import documents_page
+from headrace.serving.http.middleware import RequestMiddleware, error_response
+from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.routes import generation as generation_routes
+from headrace.serving.routes import status as status_routes
+from headrace.serving.routes import text as text_routes
 from headrace.serving.service import Service
+from headrace.serving.state import ServerState
 
 logger = logging.getLogger("headrace")
 
 # Which routes a task's model can answer; /generate takes any task that has texts.
-_ROUTES: dict[str, Callable[[Host], APIRouter]] = {
+_ROUTES: dict[str, Callable[[ServerState], APIRouter]] = {
     "generate": generation_routes.router,
     "embed": text_routes.embedding_router,
     "classify": text_routes.classify_router,
@@ -47,7 +49,7 @@ class Background(Protocol):
 
 
 def create_app(
-    host: Host,
+    host: ServerState,
     make_service: Callable[[], Service],
     task: str,
     *,
@@ -101,7 +103,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _bad_request)
     app.add_exception_handler(Exception, _unexpected)
     direct = {route.path: route for router in known for route in router.routes if isinstance(route, DirectRoute)}
-    app.add_middleware(Edge, host=host, direct=direct)
+    app.add_middleware(RequestMiddleware, host=host, direct=direct)
     return app
 
 

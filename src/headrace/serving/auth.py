@@ -48,7 +48,7 @@ EVERYBODY = Tenant()
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class KeyUsage:
     """What was done with a key."""
 
     requests: int
@@ -57,7 +57,7 @@ class Use:
     running: int
 
 
-class Account:
+class KeyAccount:
     """What a key has used."""
 
     def __init__(self, settings: KeySettings, now: float) -> None:
@@ -115,11 +115,11 @@ class Keys:
 
     def __init__(self, keys: Iterable[KeySettings] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._accounts = [Account(key, clock()) for key in keys]
+        self._accounts = [KeyAccount(key, clock()) for key in keys]
         self.required = bool(self._accounts)
         self.has_admin = any(account.settings.admin for account in self._accounts)
 
-    def account(self, headers: Iterable[tuple[bytes, bytes]]) -> Account | None:
+    def account(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyAccount | None:
         """Whose request this is; None where no keys are set.
 
         Raises:
@@ -131,7 +131,7 @@ class Keys:
         if presented is None:
             raise ApiError(401, 'no API key: send "Authorization: Bearer KEY"', code="missing_api_key")
         digest = hashlib.sha256(presented).digest()
-        found: Account | None = None
+        found: KeyAccount | None = None
         for account in self._accounts:  # all of them, whichever it is: the time tells nothing
             if hmac.compare_digest(account.settings.digest, digest):
                 found = account
@@ -149,17 +149,17 @@ class Keys:
         if account is not None and self.has_admin and not account.settings.admin:
             raise ApiError(403, "the metrics are for an admin key", code="admin_only")
 
-    def use(self) -> dict[str, Use]:
+    def use(self) -> dict[str, KeyUsage]:
         """What was done with the keys of each name."""
-        found: dict[str, Use] = {}
+        found: dict[str, KeyUsage] = {}
         for account in self._accounts:
-            sofar = found.get(account.settings.name, Use(0, 0, 0))
-            found[account.settings.name] = Use(
+            sofar = found.get(account.settings.name, KeyUsage(0, 0, 0))
+            found[account.settings.name] = KeyUsage(
                 sofar.requests + account.requests, sofar.refused + account.refused, sofar.running + account.running
             )
         return found
 
-    def enter(self, account: Account) -> None:
+    def enter(self, account: KeyAccount) -> None:
         """Count a request; raises ApiError 429 at the key's limit."""
         account.enter(self._clock())
 

@@ -10,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from headrace.serving.auth import Keys
-from headrace.serving.batches import Batches
-from headrace.serving.host import Host
+from headrace.serving.batches.store import Batches
 from headrace.serving.service import Service
+from headrace.serving.state import ServerState
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class BulkState:
     """Inputs that wait for a gap between requests."""
 
 
-def families(host: Host, bulk: Callable[[], BulkState | None]) -> Iterator[Metric]:
+def families(host: ServerState, bulk: Callable[[], BulkState | None]) -> Iterator[Metric]:
     """Every family of metrics that no event fills."""
     service = host.loaded
     yield _gauge("ready", "Whether requests are taken.", float(host.ready))

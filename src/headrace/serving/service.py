@@ -13,11 +13,11 @@ from headrace.batching.batcher import Batcher
 from headrace.engines.base import BatchEngine, Engine, FollowableEngine, Prepared, StepEngine
 from headrace.errors import EngineDeadError
 from headrace.events import Listener
+from headrace.serving.admission.controller import AdmissionController
+from headrace.serving.admission.waiting import CancelScope, Receive
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
-from headrace.serving.gate import Gate
 from headrace.serving.limits import ServeLimits
 from headrace.serving.tokens import Tokens
-from headrace.serving.waiting import Receive, Wait
 
 ONLINE = 0
 """Priority of what a client waits for."""
@@ -85,7 +85,9 @@ class Service:
         self.batcher = batcher
         self.limits = limits
         full = _full_batch(engine)
-        self.gate = Gate(limits.max_requests, limits.max_cost or _GATE_BATCHES * full, _width(engine), full)
+        self.gate = AdmissionController(
+            limits.max_requests, limits.max_cost or _GATE_BATCHES * full, _width(engine), full
+        )
         self.most_cost = _most_cost(engine)
         """What one record is taken to cost at most, however long it is and whatever answer it allows."""
         self.cancelled = 0
@@ -117,7 +119,7 @@ class Service:
         """
         self.gate.reserve(len(values), size, call.timeout_s)
         done = False
-        wait = Wait(call.receive, call.timeout_s)
+        wait = CancelScope(call.receive, call.timeout_s)
         try:
             prepared = await self.prepare(values, size)
             truncated = [place for place, entry in enumerate(prepared) if entry.truncated]

@@ -145,7 +145,7 @@ def endpoint(place: Place) -> Any:
     """A server of Headrace's own, over a real socket."""
     from tests.integration.serving.running import running
 
-    from headrace.hosting import ServerSettings
+    from headrace.app.server import ServerSettings
 
     server = place.stack.enter_context(running(ServerSettings(engine="headrace.testing:FakeEngine")))
     return create("embed", engine="endpoint", endpoints=[server.url])

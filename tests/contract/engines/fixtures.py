@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.contract.engines.cases import CASES, Case, Place, missing
+from tests.contract.engines.cases import CASES, Case, ClusterResources, missing
 
 from headrace import ContinuousBatcher, DynamicBatcher
-from headrace.batching.streaming import StreamBatcher
+from headrace.batching.passthrough import PassthroughBatcher
 from headrace.engines.base import Prepared, StepEngine, StreamEngine
 
 
@@ -34,7 +34,7 @@ def case(request: pytest.FixtureRequest, device: str) -> Case:
 @pytest.fixture(scope="session")
 def engine(case: Case, device: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with ExitStack() as stack:
-        engine = case.make(Place(tmp_path_factory.mktemp("model"), device, stack))
+        engine = case.make(ClusterResources(tmp_path_factory.mktemp("model"), device, stack))
         stack.callback(engine.close)
         yield engine
 
@@ -51,7 +51,7 @@ def batcher_of(engine: Any) -> Any:
     if isinstance(engine, StepEngine):
         return ContinuousBatcher[Any, Any](engine, max_slots=engine.max_slots, max_cost=engine.max_cost)
     if isinstance(engine, StreamEngine):
-        return StreamBatcher[Any, Any](engine.infer, max_in_flight=engine.max_in_flight)
+        return PassthroughBatcher[Any, Any](engine.infer, max_in_flight=engine.max_in_flight)
     return DynamicBatcher[Any, Any](
         engine.forward,
         cost_estimator=lambda payload: 1,

@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.contract.engines.cases import ASKS, CASES, Case, Place, twins
+from tests.contract.engines.cases import ASKS, CASES, Case, ClusterResources, twins
 from tests.contract.engines.fixtures import alone, assert_same, payloads, together
 
 from headrace.engines.base import BatchEngine, Prepared, StepEngine, StreamEngine
 from headrace.engines.registry import _ENGINES
 from headrace.errors import EngineDeadError, RecordError
-from headrace.io.jsonl import JsonlWriter
+from headrace.io.formats.jsonl import JsonlWriter
 from headrace.records import Ok, Record
 
 pytestmark = [
@@ -123,7 +123,7 @@ def test_inputs_are_prepared_on_several_threads_while_it_runs(case: Case, engine
 
 def test_closed_it_says_so(case: Case, device: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     with ExitStack() as stack:
-        engine = case.make(Place(tmp_path_factory.mktemp("closed"), device, stack))
+        engine = case.make(ClusterResources(tmp_path_factory.mktemp("closed"), device, stack))
         [ready, *_] = payloads(engine, case.good[:2])
         engine.close()
         engine.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.batching.stepping import Done, StepFunction
+from headrace.batching.step_model import Done, StepFunction
 from headrace.testing import FakeStepEngine
 
 
@@ -34,7 +34,7 @@ def _function() -> Case:
 
 def _generation() -> Case:
     pytest.importorskip("transformers")
-    from headrace.engines.generation import GenerationEngine
+    from headrace.engines.generation.continuous import GenerationEngine
 
     engine = GenerationEngine(max_num_seqs=4)
     asks = [{"prompt": "12+34=", "max_tokens": most, "ignore_eos": True} for most in (4, 1, 2)]

@@ -15,16 +15,16 @@ import ray
 from ray.cluster_utils import Cluster
 
 from headrace.cluster import ray_job
-from headrace.cluster.ray_workers import Place, Staff
-from headrace.jobs.job import StopRequest
+from headrace.cluster.ray_workers import ClusterResources, RayWorkers
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings
 
 MEMORY = 80 * 1024 * 1024
 SOURCE, SINK, JOURNALS = "in.jsonl", "out.jsonl", "journals"
-staffs: list[Staff] = []
+staffs: list[RayWorkers] = []
 
 
-class WatchedStaff(Staff):
+class WatchedStaff(RayWorkers):
     """Known to those who kill."""
 
     def __init__(self, *given: Any) -> None:
@@ -66,8 +66,8 @@ def main(folder: Path) -> None:
         engine="tests.integration.cluster.engines:journal",
         model=str(folder / JOURNALS),
     )
-    ray_job.Staff = WatchedStaff  # type: ignore[misc]
-    end, report = ray_job.execute(settings, Place(replicas=3, cpus=1), StopRequest(), progress=False)
+    ray_job.RayWorkers = WatchedStaff  # type: ignore[misc]
+    end, report = ray_job.execute(settings, ClusterResources(replicas=3, cpus=1), StopRequest(), progress=False)
     lost = sum(lane.lost for lane in report.lanes)
     sys.stdout.write(json.dumps({"state": end.state, "records": end.records, "ok": report.ok, "lost": lost}) + "\n")
     ray.shutdown()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.integration.cluster.hosts import Hosts, why_not
 
-from headrace import wiring
-from headrace.jobs.job import JobEnd, StopRequest
+from headrace.app import job as wiring
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 
 pytestmark = [

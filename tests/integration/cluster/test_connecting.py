@@ -22,7 +22,7 @@ def test_no_cluster_at_the_address_is_said_at_once(form: str, monkeypatch: pytes
         address = form.format(f"127.0.0.1:{taken.getsockname()[1]}")
         with (
             pytest.raises(ConfigError, match=f"no Ray cluster answers at {address}"),
-            ray_workers.connected(ray_workers.Place(address)),
+            ray_workers.connected(ray_workers.ClusterResources(address)),
         ):
             pass
 
@@ -34,7 +34,7 @@ def test_what_is_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.cluster.ray_workers.ray.is_initialized", lambda: False)
     with (
         pytest.raises(ConfigError, match="'head-node' is no address"),
-        ray_workers.connected(ray_workers.Place("head-node")),
+        ray_workers.connected(ray_workers.ClusterResources("head-node")),
     ):
         pass
 
@@ -45,11 +45,11 @@ def test_who_is_connected_is_not_asked_for_an_address(monkeypatch: pytest.Monkey
     from headrace.cluster import ray_workers
 
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
-    with ray_workers.connected(ray_workers.Place()):
+    with ray_workers.connected(ray_workers.ClusterResources()):
         pass
     with (
         pytest.raises(ConfigError, match="'head-node' is no address"),
-        ray_workers.connected(ray_workers.Place("head-node")),
+        ray_workers.connected(ray_workers.ClusterResources("head-node")),
     ):
         pass
 
@@ -77,14 +77,14 @@ def test_a_client_server_that_could_not_start_is_asked_once_more(
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"ray://127.0.0.1:{server.getsockname()[1]}"
         if failures == 1:
-            with ray_workers.connected(ray_workers.Place(address)):
+            with ray_workers.connected(ray_workers.ClusterResources(address)):
                 pass
         else:
             with (
                 pytest.raises(
                     ConfigError, match=rf"cannot use .* at {address}: Init\w+ failure from server: Zombie: 7 \("
                 ),
-                ray_workers.connected(ray_workers.Place(address)),
+                ray_workers.connected(ray_workers.ClusterResources(address)),
             ):
                 pass
     assert tried == [address, address]

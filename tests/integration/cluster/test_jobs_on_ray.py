@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace import wiring
+from headrace.app import job as wiring
 from headrace.errors import ConfigError, EngineError, UnknownOptionError
-from headrace.jobs.job import JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.settings import JobSettings
 from headrace.observe.report import Report
 
@@ -37,11 +37,11 @@ def on_ray(
     source: Path, sink: Path, *, replicas: int = 2, stop: StopRequest | None = None, **settings: Any
 ) -> tuple[JobEnd, Report]:
     from headrace.cluster.ray_job import execute
-    from headrace.cluster.ray_workers import Place
+    from headrace.cluster.ray_workers import ClusterResources
 
     settings.setdefault("task", "custom")
     given = JobSettings(source=source, sink=sink, **settings)
-    return execute(given, Place(replicas=replicas, cpus=0.5), stop or StopRequest(), progress=False)
+    return execute(given, ClusterResources(replicas=replicas, cpus=0.5), stop or StopRequest(), progress=False)
 
 
 def here(source: Path, sink: Path, stop: StopRequest | None = None, **settings: Any) -> tuple[JobEnd, Report]:
@@ -199,13 +199,13 @@ def test_a_model_that_cannot_be_loaded_is_told_of_before_anything_is_written(row
 
 def test_more_workers_than_the_cluster_has_room_for_are_refused(rows: Rows, tmp_path: Path) -> None:
     from headrace.cluster.ray_job import execute
-    from headrace.cluster.ray_workers import Place
+    from headrace.cluster.ray_workers import ClusterResources
 
     settings = JobSettings(source=rows(10), sink=tmp_path / "out.jsonl", task="custom", engine=f"{ENGINES}:lengths")
     with pytest.raises(ConfigError, match="5 replicas with 1 CPU each need 5, and the cluster has 4"):
-        execute(settings, Place(replicas=5), StopRequest(), progress=False)
+        execute(settings, ClusterResources(replicas=5), StopRequest(), progress=False)
     with pytest.raises(ConfigError, match="1 replicas with 1 GPU each need 1, and the cluster has 0"):
-        execute(settings, Place(gpus=1), StopRequest(), progress=False)
+        execute(settings, ClusterResources(gpus=1), StopRequest(), progress=False)
 
 
 def test_workers_of_another_version_are_refused(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,10 +215,13 @@ def test_workers_of_another_version_are_refused(rows: Rows, tmp_path: Path, monk
 
 
 def test_the_clocks_are_compared_when_work_begins_not_when_the_model_was_loaded() -> None:
-    from headrace.cluster.desk import Spec
-    from headrace.cluster.ray_workers import Place, Staff
+    from headrace.cluster.ray_workers import ClusterResources, RayWorkers
+    from headrace.cluster.worker import WorkerSpec
 
-    staff = Staff(Spec("custom", None, f"{ENGINES}:lengths", {}, None, None, headrace.__version__), Place(cpus=0.5))
+    staff = RayWorkers(
+        WorkerSpec("custom", None, f"{ENGINES}:lengths", {}, None, None, headrace.__version__),
+        ClusterResources(cpus=0.5),
+    )
     time.sleep(3)
     assert abs(asyncio.run(staff.workers[0].load())) < 2  # on one machine there is one clock
     staff.close()

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace.app.server import ServerSettings
 from headrace.errors import ConfigError, EngineError
-from headrace.hosting import ServerSettings
 from headrace.serving.auth import read_keys
 
 pytestmark = [
@@ -84,9 +84,9 @@ def model_at(address: str) -> str:
 
 def test_an_update_under_load_fails_no_request(free_tcp_port: int) -> None:
     from headrace.cluster.ray_serve import Replicas, deploy, served
-    from headrace.cluster.ray_workers import Place
+    from headrace.cluster.ray_workers import ClusterResources
 
-    place = Place(cpus=0.5)
+    place = ClusterResources(cpus=0.5)
     with served(fake("first"), Replicas(2, 2), place, "127.0.0.1", free_tcp_port) as address:
         with under_load(address) as seen:
             second = deploy(fake("second"), Replicas(2, 2), place, "127.0.0.1", free_tcp_port)
@@ -134,11 +134,11 @@ def test_another_command_takes_the_server_over(cluster: str, free_tcp_port: int)
 
 def test_the_metrics_are_those_of_all_replicas(free_tcp_port: int) -> None:
     from headrace.cluster.ray_serve import Replicas, served
-    from headrace.cluster.ray_workers import Place
+    from headrace.cluster.ray_workers import ClusterResources
 
     key = {"Authorization": "Bearer sesame"}
     settings = fake(keys=read_keys(None, "sesame"))
-    with served(settings, Replicas(2, 2), Place(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
+    with served(settings, Replicas(2, 2), ClusterResources(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
         for _ in range(40):
             ask(address, headers=key).raise_for_status()
         assert page(address, "/metrics").status_code == 401
@@ -153,10 +153,10 @@ def test_the_metrics_are_those_of_all_replicas(free_tcp_port: int) -> None:
 
 def test_a_request_to_no_replica_is_refused_where_that_is_asked_for(free_tcp_port: int) -> None:
     from headrace.cluster.ray_serve import Replicas, served
-    from headrace.cluster.ray_workers import Place
+    from headrace.cluster.ray_workers import ClusterResources
 
     scaling = Replicas(0, 1, scaledown_after_s=5.0, cold_retry_after_s=7.0)
-    with served(fake(), scaling, Place(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
+    with served(fake(), scaling, ClusterResources(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
         wait_for(0)
         for _ in range(3):
             assert "headrace_replicas 0.0" in page(address, "/metrics").text
@@ -174,7 +174,7 @@ def test_a_request_to_no_replica_is_refused_where_that_is_asked_for(free_tcp_por
 
 def test_replicas_come_with_what_waits_rather_than_with_the_number_of_requests(free_tcp_port: int) -> None:
     from headrace.cluster.ray_serve import Replicas, served
-    from headrace.cluster.ray_workers import Place
+    from headrace.cluster.ray_workers import ClusterResources
 
     def ask_for(text: str, enough: Callable[[], bool]) -> None:
         with httpx.Client(timeout=60) as client:
@@ -182,7 +182,7 @@ def test_replicas_come_with_what_waits_rather_than_with_the_number_of_requests(f
                 client.post(f"{address}/v1/embeddings", json={"input": [text]}).raise_for_status()
 
     scaling = Replicas(1, 2, scaleup_after_s=0.5, target_queued_cost=500.0)
-    with served(fake(seconds=0.3), scaling, Place(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
+    with served(fake(seconds=0.3), scaling, ClusterResources(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
         until = time.monotonic() + 8
         small = [threading.Thread(target=ask_for, args=("small", lambda: time.monotonic() > until)) for _ in range(12)]
         for asker in small:
@@ -198,11 +198,11 @@ def test_replicas_come_with_what_waits_rather_than_with_the_number_of_requests(f
 
 def test_replicas_come_and_go_with_the_requests(free_tcp_port: int) -> None:
     from headrace.cluster.ray_serve import Replicas, served
-    from headrace.cluster.ray_workers import Place
+    from headrace.cluster.ray_workers import ClusterResources
 
     settings = ServerSettings(task="embed", engine=FAKE, engine_options={"seconds_per_batch": 0.2})
     scaling = Replicas(0, 2, target_ongoing_requests=2.0, scaledown_after_s=8.0, scaleup_after_s=0.5)
-    with served(settings, scaling, Place(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
+    with served(settings, scaling, ClusterResources(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
         wait_for(0)  # from one, with which it begins
         answer = ask(address)  # waits for a replica
         assert [len(row["embedding"]) for row in answer.json()["data"]] == [8, 8]
@@ -229,22 +229,22 @@ def test_replicas_come_and_go_with_the_requests(free_tcp_port: int) -> None:
 
 def test_a_model_that_cannot_be_loaded_is_told_at_the_start(free_tcp_port: int) -> None:
     from headrace.cluster.ray_serve import Replicas, served
-    from headrace.cluster.ray_workers import Place
+    from headrace.cluster.ray_workers import ClusterResources
 
     settings = ServerSettings(task="embed", engine="tests.integration.cluster.engines:broken", model="/nowhere")
     with (
         pytest.raises(EngineError, match=r"no replica could be started.*no weights in /nowhere"),
-        served(settings, Replicas(), Place(cpus=0.5), "127.0.0.1", free_tcp_port),
+        served(settings, Replicas(), ClusterResources(cpus=0.5), "127.0.0.1", free_tcp_port),
     ):
         pass
 
 
 def test_what_replicas_cannot_share_is_refused(tmp_path: Path) -> None:
     from headrace.cluster.ray_serve import Replicas, application
-    from headrace.cluster.ray_workers import Place
+    from headrace.cluster.ray_workers import ClusterResources
 
     with pytest.raises(ConfigError, match="leave out --state-dir"):
-        application(ServerSettings(state=tmp_path), Replicas(), Place())
+        application(ServerSettings(state=tmp_path), Replicas(), ClusterResources())
     with pytest.raises(ConfigError, match="replicas are 3 to 2"):
         Replicas(3, 2)
 

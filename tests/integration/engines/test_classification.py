@@ -14,7 +14,7 @@ from tests.small_models import NLI, text_model
 from transformers import BertConfig, BertModel, pipeline
 
 from headrace.engines.base import Prepared
-from headrace.engines.local_model import find_folder
+from headrace.engines.model_folder import find_folder
 from headrace.engines.registry import create
 from headrace.errors import ConfigError, EngineError, RecordError
 
@@ -187,7 +187,7 @@ def test_weights_larger_than_memory_end_in_one_line(tmp_path: Path, monkeypatch:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     folder = text_model(tmp_path)
-    monkeypatch.setattr("headrace.engines.classification.AutoModelForSequenceClassification.from_pretrained", full)
+    monkeypatch.setattr("headrace.engines.text.classification.AutoModelForSequenceClassification.from_pretrained", full)
     with pytest.raises(EngineError, match=r"does not fit: 0\.0 GB of weights; use a smaller model"):
         create("classify", folder, device="cpu")
 

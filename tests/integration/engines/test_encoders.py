@@ -12,9 +12,9 @@ import transformers
 from tests.small_models import text_model
 from transformers.activations import GELUActivation
 
-from headrace.engines import packing
-from headrace.engines.encoders import LaidOut, restore, tune
 from headrace.engines.registry import create
+from headrace.engines.text import packing
+from headrace.engines.text.encoders import PrepackedLinear, restore, tune
 
 LENGTHS = (3, 40, 1, 17, 40, 3, 9)
 SIZES = {"vocab_size": 97, "max_position_embeddings": 200, "pad_token_id": 1, "initializer_range": 0.1}
@@ -101,14 +101,14 @@ def test_a_model_that_cannot_be_packed_is_padded_as_before(family: str, sizes: d
     attention = model.config._attn_implementation
     assert "packed" not in tune(model)
     assert model.config._attn_implementation == attention
-    assert not any(isinstance(module, packing.Packed) for module in model.modules())
+    assert not any(isinstance(module, packing.PackedEncoder) for module in model.modules())
     torch.testing.assert_close(states(model, batch()), before, rtol=1e-4, atol=1e-5)
 
 
 def test_a_change_that_gives_other_numbers_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made("Bert", NAMES)
     untouched = copy.deepcopy(model)
-    monkeypatch.setattr(LaidOut, "forward", lambda self, states: torch.zeros(*states.shape[:-1], 256))
+    monkeypatch.setattr(PrepackedLinear, "forward", lambda self, states: torch.zeros(*states.shape[:-1], 256))
     monkeypatch.setattr(packing, "attend", lambda module, query, *_, **__: (query.transpose(1, 2) * 1.01, None))
     assert tune(model) == []
     assert [name for name, _ in model.named_modules()] == [name for name, _ in untouched.named_modules()]
@@ -145,4 +145,4 @@ def test_the_engines_of_texts_run_without_padding(tmp_path: Path) -> None:
         tokens = seen_by(first_layer(base))
         engine.forward([one.payload for one in ready])
         assert tokens == [sum(one.cost for one in ready)]
-        assert any(isinstance(module, LaidOut) for module in base.modules())
+        assert any(isinstance(module, PrepackedLinear) for module in base.modules())

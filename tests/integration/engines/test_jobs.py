@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from tests.small_models import NLI, text_model
 
 import headrace
-from headrace.engines.image_tasks import ImageEngine
+from headrace.engines.vision.tasks import ImageEngine
 from headrace.errors import ConfigError
 
 

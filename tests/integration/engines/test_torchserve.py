@@ -16,13 +16,13 @@ import pytest
 import torch
 
 import headrace
-from headrace import wiring
+from headrace.app import job as wiring
 from headrace.engines.base import Prepared
 from headrace.engines.registry import create
 from headrace.errors import BadResultError, ConfigError, EngineError, RecordError
 from headrace.events import BatchDone, Event
-from headrace.jobs.job import StopRequest
-from headrace.jobs.stages import Work
+from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.pipeline.stages import Work
 from headrace.records import Record
 
 # TorchScript is what TorchServe's users have on disk.

@@ -17,8 +17,8 @@ import pytest
 
 import headrace
 from headrace.errors import ConfigError, JobError, ResumeMismatchError
-from headrace.io import locations
-from headrace.jobs.job import Limits
+from headrace.io.storage import locations
+from headrace.jobs.pipeline.job import Limits
 
 ROWS = [{"id": n, "text": f"text {n}"} for n in range(1000)]
 FAKE = {"engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=100)}

@@ -19,10 +19,10 @@ from tests.acceptance.command import PROGRAM, ROOT
 
 import headrace
 from headrace.errors import ConfigError
-from headrace.io import delimited
-from headrace.io.compression import compress
-from headrace.io.opening import open_source
-from headrace.jobs.job import Limits
+from headrace.io.formats import delimited
+from headrace.io.sources.opening import open_source
+from headrace.io.storage.compression import compress
+from headrace.jobs.pipeline.job import Limits
 from headrace.records import Failed
 
 FAKE = {"engine": "headrace.testing:FakeEngine", "progress": False}

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import ConfigError, JobError
-from headrace.io import files
 from headrace.io.base import Chunk, Source
-from headrace.io.compression import compress
-from headrace.io.opening import open_source
+from headrace.io.sources.opening import open_source
+from headrace.io.storage import files
+from headrace.io.storage.compression import compress
 
 pa: Any = pytest.importorskip("pyarrow")
 pq: Any = pytest.importorskip("pyarrow.parquet")

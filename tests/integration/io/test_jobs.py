@@ -18,9 +18,9 @@ from tests.acceptance.command import headrace as command
 
 import headrace
 from headrace.errors import ConfigError, JobError, ResumeMismatchError
-from headrace.io import ids
-from headrace.io.opening import open_source
-from headrace.jobs.job import Limits
+from headrace.io.sources import unique_ids as ids
+from headrace.io.sources.opening import open_source
+from headrace.jobs.pipeline.job import Limits
 from headrace.testing import FakeEngine
 
 ROWS = [{"id": f"r{n}", "question": f"what is {n}?", "n": n, "tags": ["a", n], "text": f"text {n}"} for n in range(400)]
@@ -261,7 +261,7 @@ def test_many_runs_are_merged_and_equal_digests_are_no_proof(tmp_path: Path, mon
     monkeypatch.setattr(ids, "MERGED_RUNS", 3)
     digest = ids._digest
     monkeypatch.setattr(ids, "_digest", lambda value: digest(int(value) // 2 * 2))  # pairs of ids are alike
-    monkeypatch.setattr("headrace.io.memory.CHUNK_ROWS", 7)
+    monkeypatch.setattr("headrace.io.sources.in_memory.CHUNK_ROWS", 7)
     monkeypatch.setattr(ids, "_BLOCK", 16)
     source = ids.UniqueIds(open_source([{"id": n} for n in range(500)]), "id", lambda: tmp_path / "runs")
     assert sum(len(chunk.records) for chunk in source.chunks(lambda position: position)) == 500
@@ -338,7 +338,7 @@ def test_rows_of_50_mb_in_bounded_memory(tmp_path: Path) -> None:
         for number in range(3):
             file.write(json.dumps({"id": number, "text": "short " + "x" * 50_000_000}) + "\n")
     code = (
-        "import pathlib, headrace; from headrace.jobs.job import Limits\n"
+        "import pathlib, headrace; from headrace.jobs.pipeline.job import Limits\n"
         "report = headrace.run('in.jsonl', sink='out.jsonl', engine='headrace.testing:FakeEngine', max_model_len=1, "
         "progress=False, limits=Limits(workers=1))\n"
         # not getrusage: its peak counts what the process was before exec, a copy of this one

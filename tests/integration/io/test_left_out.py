@@ -16,9 +16,9 @@ from tests.acceptance import command
 
 import headrace
 from headrace.errors import ConfigError
-from headrace.io import folders
-from headrace.io.opening import open_source
-from headrace.jobs.job import Limits
+from headrace.io.sources import folders
+from headrace.io.sources.opening import open_source
+from headrace.jobs.pipeline.job import Limits
 
 FAKE = {"engine": "headrace.testing:FakeEngine", "progress": False}
 ROW = '{"text": "x"}\n'

@@ -19,13 +19,13 @@ from tests.integration.io.faulty import KINDS, every_tenth, faulty_way
 import headrace
 from headrace.engines.base import Prepared
 from headrace.errors import ConfigError, JobError, OutputLockedError, ResumeMismatchError
-from headrace.io import lease
-from headrace.io.lease import Lease
-from headrace.io.locations import locate
-from headrace.io.opening import open_source
-from headrace.jobs.inspection import inspect
-from headrace.jobs.job import Limits
-from headrace.jobs.output import JobOutput
+from headrace.io.sources.opening import open_source
+from headrace.io.storage import lease
+from headrace.io.storage.lease import Lease
+from headrace.io.storage.locations import locate
+from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.state.inspection import inspect
+from headrace.jobs.state.output import JobOutput
 from headrace.observe.report import Report
 from headrace.testing import FakeEngine
 

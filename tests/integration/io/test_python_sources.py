@@ -14,10 +14,10 @@ from tests.acceptance.command import PROGRAM, ROOT
 
 import headrace
 from headrace.errors import ConfigError, JobError, ResumeMismatchError
-from headrace.io.hub import DatasetSource
-from headrace.io.memory import IterableSource, SequenceSource
-from headrace.io.opening import open_source
-from headrace.jobs.job import Limits
+from headrace.io.sources.hf_datasets import DatasetSource
+from headrace.io.sources.in_memory import IterableSource, SequenceSource
+from headrace.io.sources.opening import open_source
+from headrace.jobs.pipeline.job import Limits
 
 ROWS = [{"id": f"r{n}", "text": f"text {n}"} for n in range(300)]
 FAKE = {"engine": "headrace.testing:FakeEngine", "progress": False, "limits": Limits(part_records=50)}

@@ -16,9 +16,9 @@ import pytest
 
 import headrace
 from headrace.errors import ConfigError, JobError, ResumeMismatchError
-from headrace.io import frames
-from headrace.io.opening import open_source
-from headrace.jobs.job import Limits
+from headrace.io.sources import dataframes as frames
+from headrace.io.sources.opening import open_source
+from headrace.jobs.pipeline.job import Limits
 from headrace.testing import FakeEngine
 
 pa: Any = pytest.importorskip("pyarrow")

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.batching.stepping import Done, StepFunction
+from headrace.batching.step_model import Done, StepFunction
 from headrace.engines.base import Prepared
 from headrace.errors import RecordError, StoppedError, TooManyErrorsError, TransientError
 

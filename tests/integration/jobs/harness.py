@@ -10,12 +10,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from headrace import wiring
+from headrace.app import job as wiring
+from headrace.app.job import JobSettings
 from headrace.events import Event
 from headrace.jobs import run as main_path
-from headrace.jobs.job import Job, JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import Job, JobEnd, Limits, StopRequest
 from headrace.testing import FakeEngine
-from headrace.wiring import JobSettings
 
 
 def texts(count: int) -> list[dict[str, Any]]:

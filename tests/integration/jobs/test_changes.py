@@ -14,7 +14,7 @@ from tests.integration.jobs.harness import Runner, read_rows, texts, write_rows
 from tests.integration.jobs.test_resume import stop_after
 
 from headrace.errors import ResumeMismatchError
-from headrace.jobs.job import JobEnd, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.testing import FakeEngine
 
 

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.jobs import chaos
 
-from headrace import wiring
+from headrace.app import job as wiring
+from headrace.app.job import JobSettings
 from headrace.engines.custom import FunctionEngine
 from headrace.jobs import run as main_path
-from headrace.jobs.job import JobEnd, Limits, StopRequest
-from headrace.wiring import JobSettings
+from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 
 ENGINES = {
     "function": lambda: FunctionEngine(chaos.engine, "chaos"),

@@ -18,11 +18,11 @@ from tests.integration.jobs.test_retry import refusing
 
 from headrace.errors import BrokenOffError, ConfigError, JobError
 from headrace.events import BatchDone, Event, PartCommitted, PartDamaged
-from headrace.io import parts as parts_module
-from headrace.io.parts import PartFolder
-from headrace.jobs.inspection import inspect
-from headrace.jobs.job import JobEnd, Limits, StopRequest
-from headrace.jobs.merging import merge
+from headrace.io.storage import parts as parts_module
+from headrace.io.storage.parts import PartFolder
+from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.state.inspection import inspect
+from headrace.jobs.state.merging import merge
 from headrace.observe.report import ReportBuilder
 
 ROWS = 120

@@ -10,7 +10,7 @@ import pytest
 import typer
 from tests.acceptance.command import FAKE, ROOT, headrace
 
-from headrace.cli import ending
+from headrace.cli import outcome as ending
 from headrace.cli.app import app
 
 PAGE = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from headrace.engines import endpoint
+from headrace.engines.remote import endpoint
 
 
 def test_what_a_job_waits_for_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

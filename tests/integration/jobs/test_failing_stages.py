@@ -14,9 +14,9 @@ from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts
 from headrace.errors import EngineDeadError, JobError, TooManyErrorsError
 from headrace.events import BatchDone, JobDone, StageDone
 from headrace.io.base import Chunk
-from headrace.io.files import FileSource
-from headrace.io.parts import Interval, PartFolder
-from headrace.jobs.job import JobEnd, Limits, StopRequest
+from headrace.io.storage.files import FileSource
+from headrace.io.storage.parts import Interval, PartFolder
+from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.testing import FakeEngine
 
 
@@ -81,7 +81,7 @@ def test_a_disk_that_is_full_at_the_merge(runner: Runner, monkeypatch: pytest.Mo
     def full(self: Any, parts: Any, target: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("headrace.io.jsonl.JsonlWriter.merge", full)
+    monkeypatch.setattr("headrace.io.formats.jsonl.JsonlWriter.merge", full)
     with pytest.raises(JobError, match=r"cannot write .*out\.jsonl: .*No space left"):
         runner.run()
     monkeypatch.undo()

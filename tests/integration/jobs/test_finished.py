@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace import wiring
+from headrace.app import job as wiring
 from headrace.errors import ResumeMismatchError
 from headrace.testing import FakeEngine
 

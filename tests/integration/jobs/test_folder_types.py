@@ -118,7 +118,7 @@ def test_one_file_widens_as_ever(tmp_path: Path) -> None:
 
 
 def test_a_damaged_first_part_is_named(tmp_path: Path) -> None:
-    from headrace.io.parquet import ParquetWriter
+    from headrace.io.formats.parquet import ParquetWriter
     from headrace.records import Ok, Record
 
     (tmp_path / "part-000000000000-000000000003.parquet").write_bytes(b"PAR1")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from headrace.app.job import JobSettings, execute, rehearse
 from headrace.cli.run import _rehearse as tell_forecast
 from headrace.errors import ConfigError
-from headrace.jobs.job import StopRequest
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.testing import FakeEngine
-from headrace.wiring import JobSettings, execute, rehearse
 
 FAKE = "headrace.testing:FakeEngine"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import OutputLockedError
-from headrace.jobs.lock import exclusive
+from headrace.jobs.state.lock import exclusive
 
 
 def test_there_is_one_holder_and_the_error_names_it(tmp_path: Path) -> None:

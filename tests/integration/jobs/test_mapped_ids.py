@@ -10,8 +10,8 @@ from tests.integration.jobs.harness import Runner, read_errors, texts, write_row
 
 from headrace.errors import JobError
 from headrace.events import PartCommitted
-from headrace.io import ids
-from headrace.jobs.job import StopRequest
+from headrace.io.sources import unique_ids as ids
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.testing import FakeEngine
 
 ROWS = 12_000

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.jobs.harness import Runner, read_errors, read_rows, write_rows
 
 from headrace.errors import RecordError
-from headrace.jobs.job import JobEnd, Limits
+from headrace.jobs.pipeline.job import JobEnd, Limits
 from headrace.testing import FakeEngine
 
 

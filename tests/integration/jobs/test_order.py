@@ -9,7 +9,7 @@ from tests.integration.jobs.harness import Runner, read_rows, write_rows
 
 from headrace.errors import EngineOutOfMemoryError
 from headrace.events import BatchFormed, BatchSplit
-from headrace.jobs.job import JobEnd
+from headrace.jobs.pipeline.job import JobEnd
 from headrace.testing import FakeEngine
 
 ROWS = [{"id": n, "text": " ".join(["word"] * (1 + n * 7919 % 60))} for n in range(500)]

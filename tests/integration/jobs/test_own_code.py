@@ -11,7 +11,7 @@ from tests.integration.jobs import own
 from tests.integration.jobs.harness import Runner, read_errors, write_rows
 
 from headrace.errors import ConfigError, ResumeMismatchError
-from headrace.jobs.job import JobEnd
+from headrace.jobs.pipeline.job import JobEnd
 from headrace.testing import FakeEngine
 
 ROWS = [{"id": f"q{n}", "question": "how many", "n": n} for n in range(40)]

@@ -15,12 +15,12 @@ from tests.integration.jobs.harness import Runner, read_rows, texts, write_rows
 
 from headrace.errors import ConfigError, JobError, OutputLockedError, ResumeMismatchError
 from headrace.events import BatchDone, Event, JobDone, JobStarted, PartCommitted
-from headrace.io import parts
-from headrace.io.parts import PartFolder
-from headrace.jobs import sink
-from headrace.jobs.job import JobEnd, Limits, StopRequest
-from headrace.jobs.output import Beginning, JobOutput
-from headrace.jobs.passes import Pass
+from headrace.io.storage import parts
+from headrace.io.storage.parts import PartFolder
+from headrace.jobs.pipeline import sink
+from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.state.output import JobOutput, StartMode
+from headrace.jobs.state.passes import Pass
 from headrace.testing import FakeEngine
 
 
@@ -247,7 +247,7 @@ def test_parts_that_contradict_each_other_are_refused(runner: Runner) -> None:
 def test_a_gap_is_never_merged(runner: Runner) -> None:
     output: JobOutput = runner.job().output
     with output.locked():
-        todo = output.begin(Beginning({}))
+        todo = output.begin(StartMode({}))
         assert isinstance(todo, Pass)
         output.parts.commit(parts.Interval(0, 10), b"", b"")
         output.parts.commit(parts.Interval(11, 15), b"", b"")

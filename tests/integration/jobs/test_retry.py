@@ -16,8 +16,8 @@ from tests.integration.jobs.test_resume import Killed, Reaper
 
 from headrace.errors import ConfigError, RecordError
 from headrace.events import JobStarted, StageDone
-from headrace.jobs.job import JobEnd, Limits
-from headrace.jobs.retrying import Letters
+from headrace.jobs.pipeline.job import JobEnd, Limits
+from headrace.jobs.state.retrying import DeadLetters
 from headrace.testing import FakeEngine
 
 ROWS = 120
@@ -153,7 +153,7 @@ def test_dead_letters_that_were_changed_are_not_trusted(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"out\.errors\.jsonl \(its content is not what was written"):
             runner.run(retry=True)
         with pytest.raises(ConfigError, match=message):
-            Letters(errors, 2)  # what a retry has to go by where no checksum was kept
+            DeadLetters(errors, 2)  # what a retry has to go by where no checksum was kept
     errors.write_bytes(before)
     runner.engine = FakeEngine()
     assert runner.run(retry=True) == JobEnd("finished", 20, 0)

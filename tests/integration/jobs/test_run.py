@@ -13,7 +13,7 @@ from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts
 import headrace
 from headrace.errors import ConfigError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, PartCommitted, RecordFailed, StageDone
-from headrace.jobs.job import JobEnd, Limits
+from headrace.jobs.pipeline.job import JobEnd, Limits
 from headrace.testing import FakeEngine
 
 
@@ -120,7 +120,7 @@ def test_a_few_errors_are_judged_at_the_end(runner: Runner) -> None:
 
 
 def test_the_front_door_runs_a_job_and_reports(runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
-    def call() -> headrace.wiring.Report:  # type: ignore[name-defined]
+    def call() -> headrace.app.job.Report:  # type: ignore[name-defined]
         return headrace.run(runner.source, sink=runner.sink, engine="headrace.testing:FakeEngine", progress=False)
 
     report = call()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import headrace
+from headrace.app.job import JobSettings, check
 from headrace.errors import ConfigError
-from headrace.io.selection import Selection
-from headrace.jobs.job import Limits
-from headrace.wiring import JobSettings, check
+from headrace.io.sources.selection import Selection
+from headrace.jobs.pipeline.job import Limits
 
 NEVER = object()
 """Of no setting's type."""

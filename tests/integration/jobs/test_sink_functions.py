@@ -10,7 +10,7 @@ import pytest
 
 import headrace
 from headrace.errors import ConfigError, JobError
-from headrace.io.handing import HandingWriter
+from headrace.io.sinks.callback_sink import CallbackWriter
 
 ROWS = [{"id": n, "text": f"text {n}"} for n in range(300)]
 
@@ -98,6 +98,6 @@ def test_whatever_it_raises_ends_the_job_with_one_error(kind: type[BaseException
 
 
 def test_closing_it_twice_is_safe() -> None:
-    writer = HandingWriter(Collected(), "output")
+    writer = CallbackWriter(Collected(), "output")
     writer.close()
     writer.close()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import headrace
+from headrace.app.job import JobSettings, execute
 from headrace.errors import EngineDeadError, JobError
-from headrace.jobs.job import StopRequest
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.testing import FakeStepEngine
-from headrace.wiring import JobSettings, execute
 
 ENGINE = f"{__name__}:make"
 _hooks: dict[str, Any] = {}

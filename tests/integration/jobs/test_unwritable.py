@@ -18,13 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace import wiring
+from headrace.app import job as wiring
+from headrace.app.job import JobSettings
 from headrace.engines.base import Prepared
-from headrace.io.compression import decompressed
+from headrace.io.storage.compression import decompressed
 from headrace.jobs import run as main_path
-from headrace.jobs.job import JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.observe.report import ReportBuilder
-from headrace.wiring import JobSettings
 
 
 class Echo:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import BadResultError, BrokenOffError, ConfigError, RecordError, WorkerDiedError, text_of
-from headrace.jobs import usercode
-from headrace.jobs.usercode import UserCode, WorkerKind
+from headrace.jobs.pipeline import user_code as usercode
+from headrace.jobs.pipeline.user_code import UserCode, WorkerKind
 from headrace.processes import culprits
 from headrace.records import Record
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from headrace.hosting import ServerSettings, build
-from headrace.serving.host import Host
-from headrace.serving.server import Server
+from headrace.app.server import ServerSettings, build
+from headrace.serving.http.server import Server
+from headrace.serving.state import ServerState
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Running:
     """A server under test."""
 
     url: str
-    host: Host
+    host: ServerState
     server: Server
     engine: Any
     client: httpx.Client = field(init=False)

@@ -14,8 +14,8 @@ import pytest
 from tests.integration.serving.running import running, until
 from tests.integration.serving.test_batches import ENGINES, batch, begin, ended, line, rows_of, upload
 
-from headrace.hosting import ServerSettings
-from headrace.io.parts import PartFolder
+from headrace.app.server import ServerSettings
+from headrace.io.storage.parts import PartFolder
 from headrace.serving.limits import ServeLimits
 from headrace.testing import FakeEngine
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.integration.serving.running import Running, running, until
 
-from headrace.hosting import ServerSettings
+from headrace.app.server import ServerSettings
 from headrace.serving.limits import ServeLimits
 from headrace.testing import FakeEngine
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from tests.integration.serving.running import Running, running, until
 
-from headrace.hosting import ServerSettings
+from headrace.app.server import ServerSettings
 from headrace.serving.limits import ServeLimits
 
 ENGINES = "tests.integration.serving.engines"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.integration.serving.running import Running, running
 
-from headrace.hosting import ServerSettings
+from headrace.app.server import ServerSettings
 from headrace.testing import FakeEngine
 
 ENGINES = "tests.integration.serving.engines"

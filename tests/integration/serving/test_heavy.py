@@ -15,10 +15,10 @@ import pytest
 from tests.integration.serving.running import Running, running, until
 from tests.integration.serving.test_batches import begin, ended, rows_of
 
-from headrace.hosting import ServerSettings
+from headrace.app.server import ServerSettings
 from headrace.serving.errors import ApiError
 from headrace.serving.limits import ServeLimits
-from headrace.serving.requests import MOST_VALUES, check_values
+from headrace.serving.protocol.requests import MOST_VALUES, check_values
 
 ENGINES = "tests.integration.serving.engines"
 JSON = {"content-type": "application/json"}

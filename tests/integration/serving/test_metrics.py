@@ -15,7 +15,7 @@ from tests.integration.serving.running import Running, running, until
 from tests.integration.serving.test_batches import ENGINES, begin, ended, line
 
 import headrace
-from headrace.hosting import ServerSettings
+from headrace.app.server import ServerSettings
 from headrace.serving.auth import read_keys
 
 DOCS = Path(__file__).parents[3] / "docs" / "serving.md"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tests.integration.serving.running import Running, running, until
 
-from headrace.hosting import ServerSettings
+from headrace.app.server import ServerSettings
 from headrace.serving.auth import read_keys
 from headrace.serving.limits import ServeLimits
 

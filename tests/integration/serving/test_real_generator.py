@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.integration.serving.running import Running, running
 
-from headrace.hosting import ServerSettings
+from headrace.app.server import ServerSettings
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from tests.integration.serving.running import Running, running
 
-from headrace.hosting import ServerSettings, build_app
+from headrace.app.server import ServerSettings, build_app
 from headrace.serving.limits import ServeLimits
-from headrace.serving.replies import JsonReply, as_base64
+from headrace.serving.protocol.responses import JsonReply, as_base64
 from headrace.testing import FakeEngine
 
 ENGINES = "tests.integration.serving.engines"

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.serving.running import Running, running, until
 from tests.integration.serving.test_batches import ENGINES, line, rows_of
 
-from headrace.hosting import ServerSettings
+from headrace.app.server import ServerSettings
 from headrace.serving.auth import read_keys
 from headrace.serving.limits import ServeLimits
 

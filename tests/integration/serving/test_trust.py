@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from tests.integration.serving.running import running
 
-from headrace.engines.local_model import find_folder, pickled_weights
+from headrace.app.server import ServerSettings, build
+from headrace.engines.model_folder import find_folder, pickled_weights
 from headrace.errors import ConfigError, EngineError
-from headrace.hosting import ServerSettings, build
 
 CODE = """
 from pathlib import Path

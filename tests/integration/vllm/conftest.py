@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def engine(model: Path) -> Iterator[Any]:
     """One engine for all tests that do not kill it."""
-    from headrace.engines.vllm import VllmEngine
+    from headrace.engines.vllm.engine import VllmEngine
 
     engine = VllmEngine(model, max_tokens=12, chat=False, seed=0, **OPTIONS)
     yield engine

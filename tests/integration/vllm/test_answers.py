@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.batching.streaming import StreamBatcher
+from headrace.batching.passthrough import PassthroughBatcher
 from headrace.errors import RecordError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
@@ -29,7 +29,7 @@ def answers(engine: Any, inputs: list[Any]) -> list[Any]:
     prepared = engine.prepare(inputs)
 
     async def main() -> list[Any]:
-        async with StreamBatcher(engine.infer, max_in_flight=engine.max_in_flight) as batcher:
+        async with PassthroughBatcher(engine.infer, max_in_flight=engine.max_in_flight) as batcher:
             good = [item.payload for item in prepared if not isinstance(item, Exception)]
             results = [result async for result in batcher.map(good, return_exceptions=True)]
         left = iter(results)

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from tests.integration.vllm.conftest import FLAGS
 
-from headrace import wiring
-from headrace.batching.streaming import StreamBatcher
+from headrace.app import job as wiring
+from headrace.batching.passthrough import PassthroughBatcher
 from headrace.jobs import run as main_path
-from headrace.jobs.job import StopRequest
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.observe.report import ReportBuilder
 
 PROGRAM = (sys.executable, "-c", "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()")
@@ -38,7 +38,7 @@ def run_job(engine: Any, source: Path, sink: Path, column: str = "prompt") -> An
     settings = wiring.JobSettings(source=source, sink=sink, task="generate", engine="vllm", text_column=column)
     report = ReportBuilder()
     job = wiring.build(wiring.check(settings), engine, StopRequest(), report)
-    assert isinstance(job.batcher, StreamBatcher)
+    assert isinstance(job.batcher, PassthroughBatcher)
     return main_path.run(job), report.build()
 
 

@@ -56,7 +56,7 @@ def test_the_engine_serves_one_event_loop_after_the_other(engine: Any) -> None:
 
 
 def test_an_engine_made_where_an_event_loop_runs_answers_another(model: Path) -> None:
-    from headrace.engines.vllm import VllmEngine
+    from headrace.engines.vllm.engine import VllmEngine
 
     async def made() -> Any:
         return VllmEngine(model, chat=False, **OPTIONS)
@@ -86,14 +86,14 @@ def test_an_answer_can_be_followed_while_it_grows(engine: Any) -> None:
     ],
 )
 def test_options_that_vllm_does_not_take_are_refused(model: Path, options: dict[str, Any], message: str) -> None:
-    from headrace.engines.vllm import VllmEngine
+    from headrace.engines.vllm.engine import VllmEngine
 
     with pytest.raises(ConfigError, match=message):
         VllmEngine(model, **options)
 
 
 def test_a_model_that_cannot_be_loaded_is_an_error_with_its_folder(model: Path, tmp_path: Path) -> None:
-    from headrace.engines.vllm import VllmEngine
+    from headrace.engines.vllm.engine import VllmEngine
 
     for file in model.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -103,7 +103,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_its_folder(model: Path, 
 
 
 def test_a_killed_core_ends_every_request_at_once_and_closing_returns(model: Path) -> None:
-    from headrace.engines.vllm import VllmEngine
+    from headrace.engines.vllm.engine import VllmEngine
 
     others = core_processes()
     engine = VllmEngine(model, **OPTIONS)
@@ -124,7 +124,7 @@ def test_a_killed_core_ends_every_request_at_once_and_closing_returns(model: Pat
 
 
 def test_closing_ends_what_is_under_way_and_may_be_done_twice(model: Path) -> None:
-    from headrace.engines.vllm import VllmEngine
+    from headrace.engines.vllm.engine import VllmEngine
 
     engine = VllmEngine(model, **OPTIONS)
     long, short = payloads(engine, LONG, SHORT)

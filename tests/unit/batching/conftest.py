@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from tests.unit.virtual_time import virtual as virtual
 
-from headrace.batching import offload
+from headrace.batching.dispatch import offload
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,10 +13,10 @@ from tests.unit.batching.doubles import Engine, Waiting, outcomes
 from tests.unit.virtual_time import VirtualTime, now
 
 from headrace import DynamicBatcher
-from headrace.batching.admission import Admission
-from headrace.batching.policy import Lineup
-from headrace.batching.wakeup import Wakeup
-from headrace.batching.window import Limits
+from headrace.batching.dispatch.admission import Admission
+from headrace.batching.dispatch.wakeup import Wakeup
+from headrace.batching.policy.bucketing import Limits
+from headrace.batching.policy.waiting_queue import WaitingQueue
 from headrace.errors import DeadlineExceededError, QueueFullError, StoppedError
 
 TINY: dict[str, Any] = {"max_batch_size": 1, "max_queue_size": 1, "prefetch_batches": 0}
@@ -84,8 +84,8 @@ def test_a_cancelled_wait_for_room_leaves_nothing_behind(virtual: VirtualTime) -
     assert engine.batches == [[0], [1], [2], [4]]
 
 
-def room(capacity: int = 3, max_cost: float | None = None) -> tuple[Lineup, Admission]:
-    lineup = Lineup(Limits(target_batch_cost=1000, max_batch_size=1000))
+def room(capacity: int = 3, max_cost: float | None = None) -> tuple[WaitingQueue, Admission]:
+    lineup = WaitingQueue(Limits(target_batch_cost=1000, max_batch_size=1000))
     return lineup, Admission(lineup, Wakeup(), capacity, max_cost)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace import ContinuousBatcher, DynamicBatcher, StepFunction, TokenBatcher
-from headrace.batching.callbacks import is_async, plain_function, unfinished
+from headrace.batching.callables import is_async, plain_function, unfinished
 from headrace.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from tests.unit.batching.doubles import double, outcomes
 from tests.unit.virtual_time import VirtualTime, now
 
 from headrace import BlockedLoopWarning, DynamicBatcher
-from headrace.batching import offload
+from headrace.batching.dispatch import offload
 from headrace.errors import ProcessError
 
 

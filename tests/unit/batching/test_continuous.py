@@ -23,19 +23,19 @@ from headrace.errors import (
     StoppedError,
 )
 from headrace.events import BatchSplit, Event, StepDone
-from headrace.testing import FakeAsk, FakeStepEngine
+from headrace.testing import FakeRequest, FakeStepEngine
 
 
-def words(count: int, name: str = "w") -> FakeAsk:
+def words(count: int, name: str = "w") -> FakeRequest:
     """A text whose answer takes so many steps."""
-    return FakeAsk(" ".join([f"{name}{count}"] + ["x"] * (count - 1)))
+    return FakeRequest(" ".join([f"{name}{count}"] + ["x"] * (count - 1)))
 
 
 def first(texts: list[str]) -> list[str]:
     return [text.split()[0] for text in texts]
 
 
-def batcher_of(engine: FakeStepEngine, **options: Any) -> ContinuousBatcher[FakeAsk, str]:
+def batcher_of(engine: FakeStepEngine, **options: Any) -> ContinuousBatcher[FakeRequest, str]:
     return ContinuousBatcher(engine, **{"max_slots": engine.max_slots, "max_cost": engine.max_cost, **options})
 
 
@@ -170,12 +170,12 @@ def test_turning_away_from_a_mapped_stream_empties_the_engine(virtual: VirtualTi
 
 def test_what_cannot_join_fails_alone(virtual: VirtualTime) -> None:
     class Picky(FakeStepEngine):
-        def add(self, key: int, record: FakeAsk) -> None:
+        def add(self, key: int, record: FakeRequest) -> None:
             if record.text.startswith("bad"):
                 raise ArithmeticError("not this one")
             super().add(key, record)
 
-        def span(self, record: FakeAsk) -> tuple[float, float]:
+        def span(self, record: FakeRequest) -> tuple[float, float]:
             if record.text.startswith("worse"):
                 raise ValueError("how long is it?")
             return super().span(record)

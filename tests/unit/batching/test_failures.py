@@ -18,7 +18,7 @@ from tests.unit.batching.doubles import Engine, double, outcomes
 from tests.unit.virtual_time import VirtualTime, VirtualTimeLoop, now
 
 from headrace import DynamicBatcher
-from headrace.batching import offload
+from headrace.batching.dispatch import offload
 from headrace.errors import BadResultError, CostError, EngineDeadError, ProcessError, ProcessTimeoutError
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.batching.doubles import Waiting
 
-from headrace.batching.growth import Growth
-from headrace.batching.slots import Seat, Slots
+from headrace.batching.policy.growth import Growth
+from headrace.batching.policy.slots import SlotEntry, Slots
 
 
 def learned(shares: list[float]) -> Growth:
@@ -53,11 +53,11 @@ def test_a_record_that_cannot_grow_teaches_nothing() -> None:
     assert growth.expected(0, 100, 0) == 100
 
 
-def seats(slots: Slots, *spans: tuple[float, float]) -> list[Seat]:
-    joined: list[Seat] = []
+def seats(slots: Slots, *spans: tuple[float, float]) -> list[SlotEntry]:
+    joined: list[SlotEntry] = []
     for number, (start, most) in enumerate(spans):
         entry: Any = Waiting(number)
-        joined.append(Seat(entry, number, start, most))
+        joined.append(SlotEntry(entry, number, start, most))
         slots.join(joined[-1])
     return joined
 

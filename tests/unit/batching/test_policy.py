@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.batching.doubles import Waiting, numbers
 
-from headrace.batching.policy import PRIORITY_AGE_S, Batch, Lineup
-from headrace.batching.window import Limits
+from headrace.batching.policy.bucketing import Limits
+from headrace.batching.policy.waiting_queue import PRIORITY_AGE_S, Batch, WaitingQueue
 
 costs = st.one_of(st.integers(0, 12), st.floats(0, 12, allow_nan=False), st.just(50))
 limits = st.builds(
@@ -44,7 +44,7 @@ def check_limits(batch: Batch, limits: Limits) -> None:
 def test_any_history_of_arrivals_and_departures_is_served_whole_and_within_the_limits(
     limits: Limits, history: list[tuple[Any, ...]]
 ) -> None:
-    lineup = Lineup(limits)
+    lineup = WaitingQueue(limits)
     every: list[Waiting] = []
     homes: list[tuple[int, str]] = []  # by number: priority and caller
     left: list[int] = []
@@ -87,7 +87,7 @@ def test_any_history_of_arrivals_and_departures_is_served_whole_and_within_the_l
 @given(limits, st.lists(costs, min_size=1, max_size=30))
 def test_no_batch_stops_while_the_next_record_would_fit(limits: Limits, costs: list[float]) -> None:
     """Of one caller without bucketing: the next record in line is left behind only where a limit demands it."""
-    lineup = Lineup(Limits(limits.target_batch_cost, limits.max_batch_size, padded=limits.padded))
+    lineup = WaitingQueue(Limits(limits.target_batch_cost, limits.max_batch_size, padded=limits.padded))
     for number, cost in enumerate(costs):
         lineup.add(Waiting(number, cost))
     while lineup.size:
@@ -106,7 +106,7 @@ def test_no_batch_stops_while_the_next_record_would_fit(limits: Limits, costs: l
 
 
 def test_a_record_that_alone_costs_too_much_goes_alone() -> None:
-    lineup = Lineup(Limits(target_batch_cost=10, max_batch_size=8))
+    lineup = WaitingQueue(Limits(target_batch_cost=10, max_batch_size=8))
     for number, cost in enumerate([4, 50, 4]):
         lineup.add(Waiting(number, cost))
     assert [numbers(lineup.take("idle").entries) for _ in range(3)] == [[0], [1], [2]]
@@ -114,13 +114,13 @@ def test_a_record_that_alone_costs_too_much_goes_alone() -> None:
 
 @pytest.mark.parametrize(("padded", "sizes"), [(False, [4, 1]), (True, [2, 3])])
 def test_what_a_batch_costs_depends_on_whether_the_engine_pads(padded: bool, sizes: list[int]) -> None:
-    lineup = Lineup(Limits(target_batch_cost=10, max_batch_size=8, padded=padded))
+    lineup = WaitingQueue(Limits(target_batch_cost=10, max_batch_size=8, padded=padded))
     for number, cost in enumerate([4, 3, 1, 2, 1]):
         lineup.add(Waiting(number, cost))
     assert [lineup.take("idle").size for _ in sizes] == sizes
 
 
-def batches_until(lineup: Lineup, number: int) -> int:
+def batches_until(lineup: WaitingQueue, number: int) -> int:
     """How many batches it takes until this record is in one."""
     for count in range(1, 1000):
         if number in numbers(lineup.take("idle").entries):
@@ -131,7 +131,7 @@ def batches_until(lineup: Lineup, number: int) -> int:
 @pytest.mark.parametrize("window", [0, 64])
 @pytest.mark.parametrize("count", [1, 2000])
 def test_one_caller_with_2000_records_does_not_hold_up_another_with_one(window: int, count: int) -> None:
-    lineup = Lineup(Limits(target_batch_cost=32, max_batch_size=32, window=window))
+    lineup = WaitingQueue(Limits(target_batch_cost=32, max_batch_size=32, window=window))
     for first in range(0, 2000, count):
         lineup.add(Waiting(first, count=count), caller="bulk")
     lineup.take("idle")
@@ -141,7 +141,7 @@ def test_one_caller_with_2000_records_does_not_hold_up_another_with_one(window: 
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_callers_share_by_cost_not_by_records(window: int) -> None:
-    lineup = Lineup(Limits(target_batch_cost=30, max_batch_size=30, window=window))
+    lineup = WaitingQueue(Limits(target_batch_cost=30, max_batch_size=30, window=window))
     for number in range(300):
         lineup.add(Waiting(number, cost=10), caller="long")
         lineup.add(Waiting(1000 + number, cost=1), caller="short")
@@ -154,7 +154,7 @@ def test_callers_share_by_cost_not_by_records(window: int) -> None:
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_an_endless_stream_of_newcomers_does_not_starve_a_caller_with_many_records(window: int) -> None:
-    lineup = Lineup(Limits(target_batch_cost=8, max_batch_size=8, window=window))
+    lineup = WaitingQueue(Limits(target_batch_cost=8, max_batch_size=8, window=window))
     for number in range(100):
         lineup.add(Waiting(number), caller="bulk")
     served: list[int] = []
@@ -171,7 +171,7 @@ def test_callers_that_have_been_served_are_forgotten_while_others_still_wait(siz
     class Caller:
         pass
 
-    lineup = Lineup(Limits(target_batch_cost=100, max_batch_size=size, window=window))
+    lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=size, window=window))
     callers: list[weakref.ref[Caller]] = []
     for at in range(400):
         for number in range(size + (at < 5)):  # a few are always left waiting
@@ -186,7 +186,7 @@ def test_callers_that_have_been_served_are_forgotten_while_others_still_wait(siz
 
 
 def test_a_record_that_left_is_forgotten_while_others_still_wait() -> None:
-    lineup = Lineup(Limits(target_batch_cost=100, max_batch_size=4))
+    lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4))
     left: list[weakref.ref[Waiting]] = []
     for number in range(1000):
         entry = Waiting(number)
@@ -201,7 +201,7 @@ def test_a_record_that_left_is_forgotten_while_others_still_wait() -> None:
 
 def test_a_higher_priority_goes_first_until_the_lower_has_waited_long_enough() -> None:
     def order(gap_s: float) -> list[int]:
-        lineup = Lineup(Limits(target_batch_cost=100, max_batch_size=1))
+        lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=1))
         lineup.add(Waiting(1, arrival=0), priority=0)
         lineup.add(Waiting(2, arrival=gap_s), priority=3)
         return [*numbers(lineup.take("idle").entries), *numbers(lineup.take("idle").entries)]
@@ -212,7 +212,7 @@ def test_a_higher_priority_goes_first_until_the_lower_has_waited_long_enough() -
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_an_endless_stream_of_high_priority_does_not_starve_the_low(window: int) -> None:
-    lineup = Lineup(Limits(target_batch_cost=100, max_batch_size=4, window=window))
+    lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4, window=window))
     lineup.add(Waiting(0, arrival=0), priority=0)
     for second in range(40):
         for number in range(4):
@@ -224,20 +224,20 @@ def test_an_endless_stream_of_high_priority_does_not_starve_the_low(window: int)
 
 
 def test_a_batch_mixes_priorities_rather_than_go_half_empty() -> None:
-    lineup = Lineup(Limits(target_batch_cost=100, max_batch_size=4))
+    lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4))
     for number in range(3):
         lineup.add(Waiting(number), priority=-number)
     assert numbers(lineup.take("idle").entries) == [0, 1, 2]
 
 
 def test_taking_from_nobody_is_an_error() -> None:
-    lineup = Lineup(Limits(target_batch_cost=100, max_batch_size=4))
+    lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4))
     with pytest.raises(IndexError, match="no record waits"):
         lineup.take("idle")
 
 
 def test_clear_gives_back_everything_that_waits_once() -> None:
-    lineup = Lineup(Limits(target_batch_cost=100, max_batch_size=2, window=3))
+    lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=2, window=3))
     for number in range(5):
         lineup.add(Waiting(number, count=2 if number == 4 else 1), priority=number % 2, caller=number)
     taken = numbers(lineup.take("idle").entries)

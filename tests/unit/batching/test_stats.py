@@ -16,7 +16,7 @@ from tests.unit.batching.doubles import Engine, outcomes
 from tests.unit.virtual_time import VirtualTime
 
 from headrace import BatchStats, DynamicBatcher
-from headrace.batching.policy import Batch
+from headrace.batching.policy.waiting_queue import Batch
 from headrace.batching.stats import WINDOW_S, Durations, Meter
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.virtual_time import VirtualTime
 
-from headrace.batching.streaming import StreamBatcher
+from headrace.batching.passthrough import PassthroughBatcher
 from headrace.errors import ConfigError, DeadlineExceededError, EngineDeadError, RecordError
 
 
@@ -45,7 +45,7 @@ async def _settle() -> None:
 def test_one_that_ends_makes_room_for_the_next_while_the_others_go_on(virtual: VirtualTime) -> None:
     async def main() -> None:
         engine = Engine()
-        async with StreamBatcher[int, int](engine.infer, max_in_flight=3) as batcher:
+        async with PassthroughBatcher[int, int](engine.infer, max_in_flight=3) as batcher:
             futures = [await batcher.submit(number) for number in range(5)]
             await _settle()
             assert list(engine.gates) == [0, 1, 2]
@@ -74,7 +74,7 @@ def test_a_stream_is_read_no_further_than_the_bounds(virtual: VirtualTime) -> No
                 yield read
                 read += 1
 
-        async with StreamBatcher[int, int](engine.infer, max_in_flight=2, max_queue_size=4) as batcher:
+        async with PassthroughBatcher[int, int](engine.infer, max_in_flight=2, max_queue_size=4) as batcher:
             results = batcher.as_completed(endless())
             reader = asyncio.ensure_future(anext(results))
             await _settle()
@@ -91,7 +91,7 @@ def test_a_stream_is_read_no_further_than_the_bounds(virtual: VirtualTime) -> No
 def test_cancelling_takes_a_running_request_out_and_gives_its_place_to_the_next(virtual: VirtualTime) -> None:
     async def main() -> None:
         engine = Engine()
-        async with StreamBatcher[int, int](engine.infer, max_in_flight=1) as batcher:
+        async with PassthroughBatcher[int, int](engine.infer, max_in_flight=1) as batcher:
             first, second = await batcher.submit(1), await batcher.submit(2)
             await _settle()
             first.cancel()
@@ -109,7 +109,7 @@ def test_cancelling_takes_a_running_request_out_and_gives_its_place_to_the_next(
 def test_cancelling_before_the_request_has_begun_leaves_nothing_behind(virtual: VirtualTime) -> None:
     async def main() -> None:
         engine = Engine()
-        async with StreamBatcher[int, int](engine.infer, max_in_flight=1) as batcher:
+        async with PassthroughBatcher[int, int](engine.infer, max_in_flight=1) as batcher:
             for turns in range(4):
                 future = await batcher.submit(turns)
                 for _ in range(turns):
@@ -129,7 +129,7 @@ def test_cancelling_before_the_request_has_begun_leaves_nothing_behind(virtual: 
 def test_a_deadline_counts_only_until_the_request_has_begun(virtual: VirtualTime) -> None:
     async def main() -> None:
         engine = Engine()
-        async with StreamBatcher[int, int](engine.infer, max_in_flight=1) as batcher:
+        async with PassthroughBatcher[int, int](engine.infer, max_in_flight=1) as batcher:
             running = await batcher.submit(1, deadline_s=0.001)
             waiting = await batcher.submit(2, deadline_s=0.001)
             with pytest.raises(DeadlineExceededError):
@@ -149,7 +149,7 @@ def test_an_error_is_the_request_s_own(virtual: VirtualTime) -> None:
                 raise RecordError("two is refused")
             return record
 
-        async with StreamBatcher[int, int](infer, max_in_flight=4) as batcher:
+        async with PassthroughBatcher[int, int](infer, max_in_flight=4) as batcher:
             results = [result async for result in batcher.map(range(5), return_exceptions=True)]
         assert [result for result in results if not isinstance(result, Exception)] == [0, 1, 3, 4]
         assert isinstance(results[2], RecordError)
@@ -162,7 +162,7 @@ def test_a_dead_engine_fails_each_request_and_nobody_hangs(virtual: VirtualTime)
         async def infer(record: int) -> int:
             raise EngineDeadError("it is gone")
 
-        async with StreamBatcher[int, int](infer, max_in_flight=4) as batcher:
+        async with PassthroughBatcher[int, int](infer, max_in_flight=4) as batcher:
             results = [result async for result in batcher.map(range(50), return_exceptions=True)]
         assert all(isinstance(result, EngineDeadError) for result in results)
         assert len(results) == 50
@@ -172,6 +172,6 @@ def test_a_dead_engine_fails_each_request_and_nobody_hangs(virtual: VirtualTime)
 
 def test_a_wrong_parameter_is_named() -> None:
     with pytest.raises(ConfigError, match="max_in_flight is 0"):
-        StreamBatcher[int, int](Engine().infer, max_in_flight=0)
+        PassthroughBatcher[int, int](Engine().infer, max_in_flight=0)
     with pytest.raises(ConfigError, match="infer_fn is 3"):
-        StreamBatcher[int, int](3, max_in_flight=1)  # type: ignore[arg-type]
+        PassthroughBatcher[int, int](3, max_in_flight=1)  # type: ignore[arg-type]

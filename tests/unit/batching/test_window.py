@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.batching.doubles import Waiting, numbers
 
-from headrace.batching.window import MAX_STRETCH, Limits, Window
+from headrace.batching.policy.bucketing import MAX_STRETCH, BucketWindow, Limits
 
 limits = st.builds(
     Limits,
@@ -25,7 +25,7 @@ arrivals = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3)), min_size=1
 def test_the_oldest_record_of_the_window_is_in_the_next_batch_or_the_one_after(
     limits: Limits, arrivals: list[tuple[int, int]], chance: random.Random
 ) -> None:
-    window = Window(limits)
+    window = BucketWindow(limits)
     coming = [(Waiting(number, cost), caller) for number, (cost, caller) in enumerate(arrivals)]
     served: list[int] = []
     promised: list[tuple[int, int]] = []  # record, number of the batch it is in at the latest
@@ -51,7 +51,7 @@ def test_the_oldest_record_of_the_window_is_in_the_next_batch_or_the_one_after(
 
 def test_records_of_like_length_share_a_batch() -> None:
     """A padded batch's shortest is at least half its longest, whatever the order of arrival."""
-    window = Window(Limits(target_batch_cost=400, max_batch_size=32, padded=True, window=256))
+    window = BucketWindow(Limits(target_batch_cost=400, max_batch_size=32, padded=True, window=256))
     lengths = list(range(1, 257))
     random.Random(7).shuffle(lengths)
     for number, length in enumerate(lengths):
@@ -67,7 +67,7 @@ def test_records_of_like_length_share_a_batch() -> None:
 
 @pytest.mark.parametrize(("min_batch_size", "batch", "reason"), [(1, [9], "boundary"), (2, [9, 1], None)])
 def test_min_batch_size_lets_a_batch_stretch_further(min_batch_size: int, batch: list[int], reason: str | None) -> None:
-    window = Window(Limits(100, 8, min_batch_size=min_batch_size, padded=True, window=8))
+    window = BucketWindow(Limits(100, 8, min_batch_size=min_batch_size, padded=True, window=8))
     for number, cost in enumerate([9, 1]):
         window.add(Waiting(number, cost), "caller")
     entries, met = window.take()
@@ -79,14 +79,14 @@ def test_min_batch_size_lets_a_batch_stretch_further(min_batch_size: int, batch:
     [(100, 2, [3, 3, 3], "full_size"), (6, 8, [3, 3, 3], "full_cost"), (100, 8, [3, 3, 3], None)],
 )
 def test_a_window_says_which_limit_ended_the_batch(target: int, size: int, costs: list[int], reason: str) -> None:
-    window = Window(Limits(target, size, window=8))
+    window = BucketWindow(Limits(target, size, window=8))
     for number, cost in enumerate(costs):
         window.add(Waiting(number, cost), "caller")
     assert window.take()[1] == reason
 
 
 def test_what_left_is_neither_served_nor_counted_once_swept() -> None:
-    window = Window(Limits(100, 8, window=3))
+    window = BucketWindow(Limits(100, 8, window=3))
     entries = [Waiting(number) for number in range(3)]
     for entry in entries:
         window.add(entry, "caller")
@@ -99,7 +99,7 @@ def test_what_left_is_neither_served_nor_counted_once_swept() -> None:
 
 
 def test_what_was_taken_is_not_found_again_though_it_has_another_home() -> None:
-    window = Window(Limits(100, 1, window=8))
+    window = BucketWindow(Limits(100, 1, window=8))
     for number in range(6):
         window.add(Waiting(number), caller=number % 2)
     served = []
@@ -113,4 +113,4 @@ def test_what_was_taken_is_not_found_again_though_it_has_another_home() -> None:
 
 def test_an_empty_window_has_nothing_to_give() -> None:
     with pytest.raises(IndexError, match="empty"):
-        Window(Limits(100, 8, window=3)).take()
+        BucketWindow(Limits(100, 8, window=3)).take()

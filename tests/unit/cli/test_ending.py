@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli.ending import guarded
+from headrace.cli.outcome import guarded
 
 
 def test_a_bug_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.cli import stopping
+from headrace.cli import signals as stopping
 from headrace.errors import StoppedEarly
 
 

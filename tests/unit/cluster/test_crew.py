@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tests.unit.virtual_time import VirtualTime, now
 
-from headrace.cluster.crew import Crew, NoRoomError, Reply
+from headrace.cluster.worker_pool import NoRoomError, WorkerPool, WorkUnitReply
 from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, StoppedError, WorkerDiedError
-from headrace.events import BatchDone, Event, PieceDone, WorkerLost
-from headrace.jobs.job import StopRequest
-from headrace.jobs.stages import Work
+from headrace.events import BatchDone, Event, WorkerLost, WorkUnitDone
+from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.pipeline.stages import Work
 from headrace.records import Record
 
 
@@ -55,7 +55,7 @@ class FakeWorker:
         await asyncio.sleep(found)
         return 100.0
 
-    async def work(self, payloads: list[bytes]) -> Reply:
+    async def work(self, payloads: list[bytes]) -> WorkUnitReply:
         numbers = [pickle.loads(payload) for payload in payloads]
         self.pieces.append(numbers)
         self.together += 1
@@ -70,7 +70,7 @@ class FakeWorker:
                 raise WorkerDiedError(f"worker {self.index} died")
             results = [self.workers.answer(number) for number in numbers]
             events = [BatchDone(0, len(numbers), 0, 1, 1, 0.5, at=now())]
-            return Reply(results, [number + 1 for number in numbers], events, batches=1, busy_s=0.25)
+            return WorkUnitReply(results, [number + 1 for number in numbers], events, batches=1, busy_s=0.25)
         finally:
             self.together -= 1
             at_work.cancel()
@@ -126,7 +126,7 @@ async def carry(
     workers: Workers, count: int = 1000, *, replicas: int = 2, stop: StopRequest | None = None, pause: float = 0.0
 ) -> Outcome:
     outcome = Outcome()
-    crew = Crew(
+    crew = WorkerPool(
         [workers.hire() for _ in range(replicas)], workers.hire, 10, stop or StopRequest(), outcome.events.append
     )
     async with crew:
@@ -181,7 +181,7 @@ def test_what_a_dead_worker_had_goes_to_others_and_nothing_is_lost_or_doubled(vi
         assert lost.worker == "1"
         assert 0 < lost.records <= 3 * 50
         assert all(piece in workers.hired[2].pieces for piece in workers.hired[0].pieces[-3:]), "cut up without need"
-        assert sum(event.records for event in outcome.events if isinstance(event, PieceDone)) == 1000
+        assert sum(event.records for event in outcome.events if isinstance(event, WorkUnitDone)) == 1000
         assert len([number for number, times in workers.done.items() if times > 1]) <= lost.records
 
     virtual(main())
@@ -341,7 +341,7 @@ def test_events_come_on_this_side_s_clock(virtual: VirtualTime) -> None:
     async def main() -> None:
         outcome = await carry(Workers(), 20)
         [batch, *_] = [event for event in outcome.events if isinstance(event, BatchDone)]
-        [piece, *_] = [event for event in outcome.events if isinstance(event, PieceDone)]
+        [piece, *_] = [event for event in outcome.events if isinstance(event, WorkUnitDone)]
         assert batch.at == piece.at + 100
         assert (piece.batches, piece.busy_s, piece.failed) == (1, 0.25, 0)
 
@@ -359,7 +359,7 @@ def test_the_input_is_read_no_further_than_workers_can_use(virtual: VirtualTime)
                 read += 1
 
         workers = Workers()
-        crew = Crew([workers.hire(), workers.hire()], workers.hire, 10, StopRequest(), lambda _: None)
+        crew = WorkerPool([workers.hire(), workers.hire()], workers.hire, 10, StopRequest(), lambda _: None)
         async with crew:
             results = crew.runs_as_completed(endless())
             await anext(results)

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cluster.pieces import MOST, PieceSize
-from headrace.jobs.stages import Work
-from headrace.processes.culprits import Piece, after_death
+from headrace.cluster.work_units import MOST, WorkUnitSize
+from headrace.jobs.pipeline.stages import Work
+from headrace.processes.culprits import WorkUnit, after_death
 from headrace.records import Record
 
 
-def piece(count: int) -> Piece[Work]:
-    return Piece([Work(Record(index, index, None), None, b"", 1) for index in range(count)])
+def piece(count: int) -> WorkUnit[Work]:
+    return WorkUnit([Work(Record(index, index, None), None, b"", 1) for index in range(count)])
 
 
-def positions(pieces: list[Piece[Work]]) -> list[int]:
+def positions(pieces: list[WorkUnit[Work]]) -> list[int]:
     return [work.record.position for piece in pieces for work in piece.work]
 
 
@@ -63,7 +63,7 @@ def test_a_bad_record_costs_four_workers_at_most_and_nobody_else_anything(count:
 
 
 def test_pieces_are_as_long_as_half_a_second_and_bounded() -> None:
-    size = PieceSize(32)
+    size = WorkUnitSize(32)
     assert size.full == 32
     size.learn(200, 1.0)
     assert size.full == 100
@@ -78,6 +78,6 @@ def test_pieces_are_as_long_as_half_a_second_and_bounded() -> None:
 
 @pytest.mark.parametrize(("waiting", "expected"), [(10_000, 500), (1_000, 250), (100, 25), (10, 20), (1, 20)])
 def test_where_few_wait_pieces_are_smaller(waiting: int, expected: int) -> None:
-    size = PieceSize(20)
+    size = WorkUnitSize(20)
     size.learn(1000, 1.0)
     assert size.now(waiting, 2) == expected

@@ -16,8 +16,8 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from headrace.engines.base import Prepared
-from headrace.engines.cutting import Cutter
-from headrace.engines.text import TextTokens
+from headrace.engines.text.tokenizing import TextTokens
+from headrace.engines.text.truncation import TextTruncator
 from headrace.errors import RecordError
 
 RUNS = st.tuples(st.sampled_from(PIECES) | st.characters(exclude_categories=["Cs"]), st.sampled_from((1, 2, 40, 700)))
@@ -68,7 +68,7 @@ def test_the_same_tokens_as_of_the_whole_pair(kind: str, takes: str, first: str,
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", ["wordpiece", "bytes", "regex", "unigram", "words"])
 def test_most_of_a_long_text_is_not_looked_at(kind: str, side: Any) -> None:
-    cutter = Cutter(KINDS[kind](), side)
+    cutter = TextTruncator(KINDS[kind](), side)
     counting: Any = Counting(cutter._tokenizer)
     cutter._tokenizer = counting
     text = WORDS * 15_000
@@ -81,7 +81,7 @@ def test_most_of_a_long_text_is_not_looked_at(kind: str, side: Any) -> None:
 def test_a_word_that_is_too_long_for_wordpiece_is_cut_too(piece: str) -> None:
     tokenizer = Tokenizer(WordPiece({"<unk>": 0, "the": 1, "mill": 2}, unk_token="<unk>"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
-    cutter = Cutter(tokenizer)
+    cutter = TextTruncator(tokenizer)
     text = "the " + piece * 1_000_000 + " mill"
     part = cutter.cut(text, 256)
     assert len(part) < 2_000
@@ -90,7 +90,7 @@ def test_a_word_that_is_too_long_for_wordpiece_is_cut_too(piece: str) -> None:
 
 @pytest.mark.parametrize(("kind", "piece"), [("unigram", "水"), ("bytes", "漢字")])
 def test_a_text_without_words_is_cut_too(kind: str, piece: str) -> None:
-    cutter = Cutter(KINDS[kind]())
+    cutter = TextTruncator(KINDS[kind]())
     counting: Any = Counting(cutter._tokenizer)
     cutter._tokenizer = counting
     cutter.cut(piece * (1_000_000 // len(piece)), 256)
@@ -104,7 +104,7 @@ def test_spaces_that_a_special_token_takes_are_not_taken_for_tokens() -> None:
 
 
 def test_where_the_tokens_are_few_the_whole_text_is_taken() -> None:
-    cutter = Cutter(KINDS["whole-text"]())
+    cutter = TextTruncator(KINDS["whole-text"]())
     text = "\u0301" * 5_000
     assert cutter.cut(text, 300) == text
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engines.kinds import check_kind, say_what_is_left_out, with_own_settings
+from headrace.engines.model_kinds import check_kind, say_what_is_left_out, with_own_settings
 from headrace.engines.registry import create
 from headrace.errors import ConfigError
 

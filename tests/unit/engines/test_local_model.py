@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engines.local_model import digest, find_folder, own_models
+from headrace.engines.model_folder import digest, find_folder, own_models
 from headrace.errors import ConfigError, MissingExtraError
 
 

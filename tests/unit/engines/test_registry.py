@@ -29,7 +29,7 @@ def test_an_unknown_engine_lists_those_of_the_task() -> None:
 
 @pytest.mark.parametrize("missing", ["torch", "sentence_transformers"])
 def test_a_missing_library_names_the_extra(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("headrace.engines.embedding", missing):
+    for name in ("headrace.engines.text.embedding", missing):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(MissingExtraError, match=rf'needs {missing}.*pip install "headrace\[torch\]"'):

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError, JobError
-from headrace.io import files
-from headrace.io import lines as lines_module
 from headrace.io.base import Chunk
-from headrace.io.jsonl import JsonlWriter
-from headrace.io.letters import encode_failures
-from headrace.io.opening import open_source
+from headrace.io.formats.dead_letters import encode_failures
+from headrace.io.formats.jsonl import JsonlWriter
+from headrace.io.sources.opening import open_source
+from headrace.io.storage import files
+from headrace.io.storage import lines as lines_module
 from headrace.records import Failed, Ok, Record
 
 

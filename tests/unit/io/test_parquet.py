@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headrace.errors import JobError
-from headrace.io import parquet
-from headrace.io.parquet import ParquetWriter
-from headrace.io.rowgroups import row_bytes
+from headrace.io.formats import parquet
+from headrace.io.formats.parquet import ParquetWriter
+from headrace.io.formats.row_groups import row_bytes
 from headrace.records import Ok, Record
 
 pa: Any = pytest.importorskip("pyarrow")

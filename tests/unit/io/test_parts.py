@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BrokenOffError
-from headrace.io import parts as parts_module
-from headrace.io.jsonl import JsonlWriter
-from headrace.io.parquet import ParquetWriter
-from headrace.io.parts import Interval, PartFolder, atomic_file
-from headrace.io.seals import Seal
+from headrace.io.formats.jsonl import JsonlWriter
+from headrace.io.formats.parquet import ParquetWriter
+from headrace.io.storage import parts as parts_module
+from headrace.io.storage.checksums import Seal
+from headrace.io.storage.parts import Interval, PartFolder, atomic_file
 from headrace.records import Ok, Record
 
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
-from headrace.io.memory import SequenceSource
-from headrace.io.selection import SelectedSource, Selection, parse_shard
+from headrace.io.sources.in_memory import SequenceSource
+from headrace.io.sources.selection import SelectedSource, Selection, parse_shard
 
 ROWS = [{"text": str(n)} for n in range(1500)]
 

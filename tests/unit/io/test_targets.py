@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.io.locations import locate, store
-from headrace.io.targets import find_target, refuse_output_in_input
+from headrace.io.sinks.targets import find_target, refuse_output_in_input
+from headrace.io.storage.locations import locate, store
 
 
 @pytest.mark.parametrize(

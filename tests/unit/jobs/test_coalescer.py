@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.io.parts import Interval
-from headrace.jobs.coalescer import Coalescer
+from headrace.io.storage.parts import Interval
+from headrace.jobs.pipeline.coalescer import Coalescer
 from headrace.records import Ok, Outcome, Record
 
 FOREVER = float("inf")

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.errors import ConfigError, RecordError
 from headrace.io.base import Source
-from headrace.io.opening import open_source
-from headrace.jobs.columns import Columns, resolve
+from headrace.io.sources.opening import open_source
+from headrace.jobs.pipeline.columns import Columns, resolve
 from headrace.records import Record
 
 

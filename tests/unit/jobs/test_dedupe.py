@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headrace.jobs.dedupe import Once, key_of
+from headrace.jobs.pipeline.dedupe import Deduplicator, key_of
 
 
 class Item(NamedTuple):
@@ -15,8 +15,8 @@ class Item(NamedTuple):
 
 
 @pytest.fixture
-def once() -> Iterator[Once[Item]]:
-    made: Once[Item] = Once()
+def once() -> Iterator[Deduplicator[Item]]:
+    made: Deduplicator[Item] = Deduplicator()
     yield made
     made.close()
 
@@ -32,17 +32,17 @@ def test_keys_tell_inputs_apart_and_nothing_else() -> None:
     assert key_of(b"bytes") is key_of(object()) is None
 
 
-def scenario(steps: Callable[[Once[Item]], Coroutine[Any, Any, None]]) -> Callable[[Once[Item]], None]:
+def scenario(steps: Callable[[Deduplicator[Item]], Coroutine[Any, Any, None]]) -> Callable[[Deduplicator[Item]], None]:
     """A test that awaits."""
 
-    def test(once: Once[Item]) -> None:
+    def test(once: Deduplicator[Item]) -> None:
         asyncio.run(steps(once))
 
     return test
 
 
 @scenario
-async def test_an_item_is_computed_waits_or_is_known(once: Once[Item]) -> None:
+async def test_an_item_is_computed_waits_or_is_known(once: Deduplicator[Item]) -> None:
     first = [item(0, "a"), item(1, "b"), item(2, "a"), Item(3, None), Item(4, None)]
     to_do, known = await once.sort_out(first)
     assert [found.number for found in to_do] == [0, 1, 3, 4]
@@ -57,7 +57,7 @@ async def test_an_item_is_computed_waits_or_is_known(once: Once[Item]) -> None:
 
 
 @scenario
-async def test_a_result_that_comes_while_the_file_is_asked_is_seen(once: Once[Item]) -> None:
+async def test_a_result_that_comes_while_the_file_is_asked_is_seen(once: Deduplicator[Item]) -> None:
     await once.sort_out([item(0, "a")])
     asked = asyncio.create_task(once.sort_out([item(1, "a")]))
     await asyncio.sleep(0)
@@ -68,7 +68,7 @@ async def test_a_result_that_comes_while_the_file_is_asked_is_seen(once: Once[It
 
 
 @scenario
-async def test_thousands_of_outputs_leave_memory_and_come_back(once: Once[Item]) -> None:
+async def test_thousands_of_outputs_leave_memory_and_come_back(once: Deduplicator[Item]) -> None:
     for start in range(0, 3000, 600):
         items = [item(number, f"text {number}") for number in range(start, start + 600)]
         to_do, _ = await once.sort_out(items)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import JobError
-from headrace.io.parts import Interval
-from headrace.jobs.ledger import Ledger
+from headrace.io.storage.parts import Interval
+from headrace.jobs.state.ledger import Ledger
 
 done_sets = st.sets(st.integers(0, 60))
 

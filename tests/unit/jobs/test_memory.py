@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs.memory import Memory
-from headrace.jobs.sizes import ROW_BYTES, rows_bytes, value_bytes
+from headrace.jobs.pipeline.memory_budget import Memory
+from headrace.jobs.pipeline.sizes import ROW_BYTES, rows_bytes, value_bytes
 from headrace.records import Record
 
 

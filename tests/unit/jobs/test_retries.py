@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import EngineDeadError, ProcessTimeoutError, RecordError, TransientError
-from headrace.jobs.retries import LONGEST_WAIT_S, Retries
+from headrace.jobs.pipeline.retries import LONGEST_WAIT_S, RetryQueue
 from headrace.records import Record
 
 
@@ -19,7 +19,7 @@ def longest(low: float, high: float) -> float:
 
 @pytest.mark.parametrize("error", [TransientError("x"), ConnectionResetError("x"), TimeoutError("x")])
 def test_what_may_pass_is_known_by_its_type(error: Exception) -> None:
-    assert Retries(2, 1.0).wants(error, 1)
+    assert RetryQueue(2, 1.0).wants(error, 1)
 
 
 @pytest.mark.parametrize(
@@ -34,16 +34,16 @@ def test_what_may_pass_is_known_by_its_type(error: Exception) -> None:
     ],
 )
 def test_what_lasts_is_not_tried_again_whatever_it_says(error: object) -> None:
-    assert not Retries(9, 1.0).wants(error, 1)
+    assert not RetryQueue(9, 1.0).wants(error, 1)
 
 
 def test_the_last_attempt_is_the_last() -> None:
-    retries = Retries(3, 1.0)
+    retries = RetryQueue(3, 1.0)
     assert [retries.wants(TransientError("x"), attempt) for attempt in (1, 2, 3, 4)] == [True, True, False, False]
 
 
 def test_each_wait_may_be_twice_as_long_up_to_a_minute() -> None:
-    retries = Retries(99, 0.5, dice=longest)
+    retries = RetryQueue(99, 0.5, dice=longest)
     waits = []
     for attempt in (1, 2, 3, 20):
         retries.add(record(attempt), attempt, now=100.0)
@@ -53,7 +53,7 @@ def test_each_wait_may_be_twice_as_long_up_to_a_minute() -> None:
 
 
 def test_waits_differ_so_that_those_who_failed_together_do_not_come_back_together() -> None:
-    retries = Retries(9, 1.0)
+    retries = RetryQueue(9, 1.0)
     for position in range(200):
         retries.add(record(position), 1, now=0.0)
     early = retries.take(0.5, 1000)
@@ -62,7 +62,7 @@ def test_waits_differ_so_that_those_who_failed_together_do_not_come_back_togethe
 
 
 def test_those_due_come_in_input_order_and_no_more_than_asked_for() -> None:
-    retries = Retries(9, 1.0, dice=longest)
+    retries = RetryQueue(9, 1.0, dice=longest)
     for position in (5, 3, 4):
         retries.add(record(position), 1, now=0.0)
     assert retries.take(0.9, 9) == []

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.jobs.stages import MAX_RUN, Work, longest_first
+from headrace.jobs.pipeline.stages import MAX_RUN, Work, longest_first
 from headrace.records import Record
 
 

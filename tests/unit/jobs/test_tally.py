@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import TooManyErrorsError
-from headrace.jobs.job import Length, Limits, Tally
+from headrace.jobs.pipeline.job import Length, Limits, Tally
 from headrace.records import Failed, Record
 
 FAILED = Failed(Record(7, 7, None), "RecordError", "column 'text' is null")

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.observe.advice import Numbers, advise
+from headrace.observe.advice import AdviceInputs, advise
 
 QUIET = {"load": 0.1, "prepare": 0.1, "finish": 0.1, "write": 0.1}
-GOOD = Numbers(
+GOOD = AdviceInputs(
     records=1_000,
     failed=0,
     batches=50,
@@ -40,7 +40,7 @@ GOOD = Numbers(
         ),
     ],
 )
-def test_advice(numbers: Numbers, expected: str) -> None:
+def test_advice(numbers: AdviceInputs, expected: str) -> None:
     advice = advise(numbers)
     assert expected in advice
     assert advice.endswith(".")

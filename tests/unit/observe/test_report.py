@@ -16,11 +16,11 @@ from headrace.events import (
     JobStarted,
     PartCommitted,
     PartDamaged,
-    PieceDone,
     RecordFailed,
     StageDone,
     StepDone,
     WorkerLost,
+    WorkUnitDone,
 )
 from headrace.observe.batches import BusyTime
 from headrace.observe.report import Lane, Report, ReportBuilder
@@ -209,10 +209,10 @@ def test_workers_have_a_lane_each_and_busy_is_the_mean_of_theirs() -> None:
         JobStarted(None, 100, 0, at=0.0),
         formed(0),
         done(4.0, 4.0),  # what both observed side by side
-        PieceDone("2", 30, 1, 4, 5.0, at=5.0),
+        WorkUnitDone("2", 30, 1, 4, 5.0, at=5.0),
         WorkerLost("2", 10, "killed", at=6.0),
-        PieceDone("1", 40, 0, 5, 4.0, at=7.0),
-        PieceDone("2", 30, 0, 4, 4.0, at=9.0),
+        WorkUnitDone("1", 40, 0, 5, 4.0, at=7.0),
+        WorkUnitDone("2", 30, 0, 4, 4.0, at=9.0),
         PartCommitted(0, 100, 1, 500, at=9.5),
         JobDone("finished", at=10.0),
     )

@@ -14,8 +14,8 @@ from headrace.batching.dynamic import DynamicBatcher
 from headrace.engines.base import Prepared
 from headrace.errors import StoppedError
 from headrace.events import Event, RequestDone
-from headrace.serving.backfill import Backfill
-from headrace.testing import FakeAsk, FakeEngine, FakeStepEngine
+from headrace.serving.admission.backfill import Backfill
+from headrace.testing import FakeEngine, FakeRequest, FakeStepEngine
 
 BASE_S, UNIT_S = 0.010, 0.001
 
@@ -180,7 +180,7 @@ def test_slots_stay_free_for_as_many_requests_as_there_lately_were(
         batcher: ContinuousBatcher[Any, Any] = ContinuousBatcher(engine, max_slots=8)
         fill = Backfill(engine, batcher, target_s, lambda: held[0])
         async with batcher:
-            asks = [Prepared(FakeAsk("one two three"), 3) for _ in range(40)]
+            asks = [Prepared(FakeRequest("one two three"), 3) for _ in range(40)]
             await asyncio.gather(*(fill.run(ask, "job") for ask in asks))
 
     virtual(main())

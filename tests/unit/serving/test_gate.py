@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.serving.admission.controller import LONGEST_RETRY_S, AdmissionController
 from headrace.serving.errors import ApiError
-from headrace.serving.gate import LONGEST_RETRY_S, Gate
 
 
 class Clock:
@@ -15,7 +15,7 @@ class Clock:
         return self.now
 
 
-def refused(gate: Gate, requests: int, cost: float, timeout_s: float = 1e9) -> ApiError:
+def refused(gate: AdmissionController, requests: int, cost: float, timeout_s: float = 1e9) -> ApiError:
     with pytest.raises(ApiError) as caught:
         gate.reserve(requests, cost, timeout_s)
     return caught.value
@@ -27,7 +27,7 @@ def retry_after(error: ApiError) -> int:
 
 
 def test_records_and_cost_are_bounded_each_on_its_own() -> None:
-    gate = Gate(3, 100)
+    gate = AdmissionController(3, 100)
     gate.reserve(2, 10, 1)
     assert refused(gate, 2, 1).status_code == 429
     assert refused(gate, 1, 91).status_code == 429
@@ -36,7 +36,7 @@ def test_records_and_cost_are_bounded_each_on_its_own() -> None:
 
 
 def test_what_is_given_back_is_free_again() -> None:
-    gate = Gate(2, 100)
+    gate = AdmissionController(2, 100)
     gate.reserve(2, 0.1 + 0.2, 1)
     gate.release(2, 0.3, done=True)
     assert (gate.requests, gate.cost) == (0, 0.0)
@@ -44,7 +44,7 @@ def test_what_is_given_back_is_free_again() -> None:
 
 
 def test_what_alone_is_more_than_allowed_goes_alone() -> None:
-    gate = Gate(10, 100)
+    gate = AdmissionController(10, 100)
     gate.reserve(1, 500, 1)
     assert refused(gate, 1, 1).status_code == 429
     gate.release(1, 500, done=True)
@@ -52,10 +52,10 @@ def test_what_alone_is_more_than_allowed_goes_alone() -> None:
     assert refused(gate, 1, 500).status_code == 429
 
 
-def busy_gate(per_s: float, held: float) -> Gate:
+def busy_gate(per_s: float, held: float) -> AdmissionController:
     """A gate that has measured a rate, and holds so much."""
     clock = Clock()
-    gate = Gate(1000, held, clock=clock)
+    gate = AdmissionController(1000, held, clock=clock)
     gate.reserve(1, per_s, 1e9)
     clock.now = 1.0
     gate.release(1, per_s, done=True)
@@ -78,7 +78,7 @@ def test_what_cannot_be_finished_in_its_time_is_told_at_once() -> None:
 
 def test_idle_time_is_no_slow_rate() -> None:
     clock = Clock()
-    gate = Gate(10, 1000, clock=clock)
+    gate = AdmissionController(10, 1000, clock=clock)
     for start in (0.0, 100.0):
         clock.now = start
         gate.reserve(1, 50, 1e9)
@@ -90,7 +90,7 @@ def test_idle_time_is_no_slow_rate() -> None:
 
 def test_what_was_given_up_is_no_work_done() -> None:
     clock = Clock()
-    gate = Gate(10, 1000, clock=clock)
+    gate = AdmissionController(10, 1000, clock=clock)
     gate.reserve(2, 100, 1e9)
     clock.now = 1.0
     gate.release(1, 50, done=True)
@@ -102,7 +102,7 @@ def test_what_was_given_up_is_no_work_done() -> None:
 def test_an_engine_that_could_do_more_says_nothing_of_how_much() -> None:
     """One request at a time, of which the engine takes four in the same time."""
     clock = Clock()
-    gate = Gate(100, 10_000, width=4, clock=clock)
+    gate = AdmissionController(100, 10_000, width=4, clock=clock)
     for _ in range(3):
         gate.reserve(1, 10, 1e9)
         clock.now += 1.0
@@ -123,7 +123,7 @@ def test_an_engine_that_could_do_more_says_nothing_of_how_much() -> None:
 
 def test_a_batch_is_also_full_by_its_cost() -> None:
     clock = Clock()
-    gate = Gate(100, 10_000, width=64, width_cost=100, clock=clock)
+    gate = AdmissionController(100, 10_000, width=64, width_cost=100, clock=clock)
     gate.reserve(3, 300, 1e9)
     clock.now = 1.0
     gate.release(1, 100, done=True)
@@ -135,7 +135,7 @@ class Slots:
 
     def __init__(self, slots: int, step_s: float) -> None:
         self.clock = Clock()
-        self.gate = Gate(4_096, 1e9, slots, 1e9, clock=self.clock)
+        self.gate = AdmissionController(4_096, 1e9, slots, 1e9, clock=self.clock)
         self.refused = 0
         self._slots, self._step_s = slots, step_s
         self._held: list[list[int]] = []  # steps taken and steps to leave after, the oldest first

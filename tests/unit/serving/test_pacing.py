@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.serving.pacing import Margin, Recent, TimeModel
+from headrace.serving.admission.pacing import Margin, Recent, TimeModel
 
 
 @given(st.floats(1e-5, 0.1), st.floats(0, 1), st.lists(st.integers(1, 4096), min_size=5, max_size=200))

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.virtual_time import VirtualTime, now
 
 from headrace.errors import DeadlineExceededError
+from headrace.serving.admission.waiting import LOOK_AFTER_S, CancelScope
 from headrace.serving.errors import ClientGoneError
-from headrace.serving.waiting import LOOK_AFTER_S, Wait
 
 
 class Client:
@@ -33,7 +33,7 @@ def test_results_come_in_order_and_nobody_asked_for_the_client(virtual: VirtualT
         futures = [asyncio.get_running_loop().create_future() for _ in range(2)]
         futures[1].set_result(2)
         asyncio.get_running_loop().call_later(LOOK_AFTER_S / 2, futures[0].set_result, 1)
-        return await Wait(client, 10).all(futures)
+        return await CancelScope(client, 10).all(futures)
 
     assert virtual(main()) == [1, 2]
     assert client.asked == 0
@@ -48,7 +48,7 @@ def test_a_wait_ends_with_its_time_or_its_client(
     async def main() -> list[bool]:
         futures = [asyncio.get_running_loop().create_future() for _ in range(2)]
         with pytest.raises(error):
-            await Wait(Client(leaves_after), 10).all(futures)
+            await CancelScope(Client(leaves_after), 10).all(futures)
         assert now() == pytest.approx(at)
         return [future.cancelled() for future in futures]
 
@@ -61,7 +61,7 @@ def test_the_first_error_ends_it_for_all(virtual: VirtualTime) -> None:
         futures[0].set_exception(ValueError("bad"))
         futures[1].set_exception(ValueError("worse"))
         with pytest.raises(ValueError, match="bad"):
-            await Wait(Client(), 10).all(futures)
+            await CancelScope(Client(), 10).all(futures)
         return futures[2].cancelled()
 
     assert virtual(main())
@@ -69,7 +69,7 @@ def test_the_first_error_ends_it_for_all(virtual: VirtualTime) -> None:
 
 def test_time_that_is_up_before_there_is_anything_to_wait_for_counts_too(virtual: VirtualTime) -> None:
     async def main() -> None:
-        wait = Wait(Client(), 1)
+        wait = CancelScope(Client(), 1)
         await asyncio.sleep(2)
         with pytest.raises(DeadlineExceededError):
             await wait.all([asyncio.get_running_loop().create_future()])

@@ -1,0 +1,392 @@
+"""The one place that builds a job from settings, and `headrace.run`, its front door."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.app.plan import Plan as Plan
+from headrace.app.plan import changes, engine_identity, fingerprint, finished_before
+from headrace.app.plan import check as check
+from headrace.batching.batcher import Batcher
+from headrace.batching.continuous import ContinuousBatcher
+from headrace.batching.dynamic import DynamicBatcher
+from headrace.batching.passthrough import PassthroughBatcher
+from headrace.engines import registry
+from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
+from headrace.engines.process import ProcessEngine
+from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedEarly, text_of
+from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
+from headrace.io.formats.strict_json import OnNan
+from headrace.io.sinks.callback_sink import CallbackWriter, Receiver
+from headrace.io.sources.selection import Selection
+from headrace.io.sources.unique_ids import UniqueIds
+from headrace.jobs import run as main_path
+from headrace.jobs.inflight import InFlight, tell_of_a_crash
+from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.mapped_ids import MappedIds
+from headrace.jobs.pipeline.stages import Work, infer, infer_one
+from headrace.jobs.pipeline.stepping import WorkSteps
+from headrace.jobs.pipeline.user_code import WorkerKind
+from headrace.jobs.planning.forecast import Forecast, Shape, forecast
+from headrace.jobs.planning.survey import Survey, survey
+from headrace.jobs.settings import JobSettings as JobSettings
+from headrace.jobs.settings import as_json
+from headrace.jobs.settings import known_tasks as known_tasks
+from headrace.jobs.state.output import StartMode
+from headrace.observe.progress import Progress
+from headrace.observe.report import Report, ReportBuilder
+
+logger = logging.getLogger("headrace")
+
+T = TypeVar("T")
+
+
+def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
+    source: Any,
+    model: str | Path | None = None,
+    *,
+    sink: str | Path | Receiver,
+    task: str | None = None,
+    engine: str | Callable[..., Any] | None = None,
+    engine_process: bool = False,
+    engine_timeout_s: float | None = None,
+    text_column: str | None = None,
+    text_pair_column: str | None = None,
+    id_column: str | None = None,
+    prompt_template: str | None = None,
+    keep_columns: Sequence[str] = (),
+    on_nan: OnNan = "null",
+    limit: int | None = None,
+    sample: float | None = None,
+    sample_seed: int = 0,
+    shard: tuple[int, int] | None = None,
+    input_format: str | None = None,
+    output_format: str | None = None,
+    batch_tokens: int | None = None,
+    batch_size: int | None = None,
+    limits: Limits | None = None,
+    overwrite: bool = False,
+    ignore_changes: bool = False,
+    retry: bool = False,
+    prepare: Callable[[Any], Any] | str | None = None,
+    finish: Callable[[Any, Any], Any] | str | None = None,
+    worker_kind: WorkerKind = "auto",
+    dedupe: bool = False,
+    progress: bool = True,
+    **engine_options: Any,
+) -> Report:
+    """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
+
+    Args:
+        source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
+            returns one, a `datasets.Dataset`, a table of pandas, polars, Arrow or DuckDB (docs/formats.md).
+        model: a local folder; None for the task's default model.
+        sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
+            Or a function that is called with lists of rows.
+        engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
+            outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
+        shard, sample, sample_seed, limit: which rows, as `Selection` has them.
+        progress: show a progress bar on stderr.
+        engine_options: options of the engine, such as `max_model_len` or `on_too_long`.
+
+    All others are as `JobSettings` has them.
+
+    Raises:
+        ConfigError: a parameter, file, column or model cannot be used; nothing was written.
+        JobError: the job cannot start or go on; what it has finished is kept.
+    """
+    given = dict(locals())
+    given |= _as_settings(model, limits, keep_columns)
+    given["selection"] = Selection(shard, sample, sample_seed, limit)
+    for name in ("progress", "shard", "sample", "sample_seed", "limit"):
+        del given[name]
+    return _off_loop(functools.partial(execute, JobSettings(**given), StopRequest(), progress=progress))[1]
+
+
+def _as_settings(model: object, limits: Limits | None, keep_columns: Sequence[str]) -> dict[str, object]:
+    """The arguments that callers may give in other forms; what is of no such form is left for the check of types."""
+    is_list = hasattr(keep_columns, "__iter__") and not isinstance(keep_columns, str)
+    return {
+        "model": str(model) if isinstance(model, Path) else model,
+        "limits": Limits() if limits is None else limits,
+        "keep_columns": tuple(keep_columns) if is_list else keep_columns,
+    }
+
+
+def execute(
+    settings: JobSettings,
+    stop: StopRequest,
+    *,
+    progress: bool,
+    on_survey: Callable[[Survey], None] | None = None,
+    on_load: Callable[[JobSettings], None] | None = None,
+) -> tuple[JobEnd, Report]:
+    """Build the job and run it to its end, or until it is asked to stop. Blocks.
+
+    Args:
+        settings: what to do.
+        stop: how to be asked.
+        progress: show a progress bar on stderr.
+        on_survey: told what the first rows are like, if there is anything to do.
+        on_load: told what is to be done before a model is loaded for it.
+
+    Raises:
+        ConfigError: a parameter, file, column or model cannot be used; nothing was written.
+        JobError: the job cannot start or go on; what it has finished is kept.
+    """
+    plan = check(settings)
+    if (end := already_finished(plan)) is not None:
+        return end
+    tell_of_a_crash(plan.output, overwrite=plan.settings.overwrite)
+    if on_load is not None:
+        on_load(plan.settings)
+    return carry_out(plan, build_engine(plan.settings), stop, progress=progress, on_survey=on_survey)
+
+
+def carry_out(
+    plan: Plan,
+    engine: Engine[Any, Any],
+    stop: StopRequest,
+    *,
+    progress: bool,
+    on_survey: Callable[[Survey], None] | None = None,
+    batcher: Callable[[Listener], BatcherPort] | None = None,
+) -> tuple[JobEnd, Report]:
+    """Run what `check` has planned, then close the engine; `batcher` makes what feeds one that is elsewhere. Blocks.
+
+    Raises:
+        JobError: the job cannot start or go on; what it has finished is kept.
+    """
+    report = ReportBuilder()
+    listeners: list[Listener] = [report]
+    fan = Broadcast(listeners)
+    try:
+        job = build(plan, engine, stop, fan, batcher(fan) if batcher is not None else None)
+        if on_survey is not None and not (plan.settings.retry or plan.output.is_finished):
+            on_survey(_survey(plan, job, spread=False))
+        for left_out in plan.left_out:
+            fan(InputLeftOut(left_out, time.monotonic()))
+        if not progress:
+            end = main_path.run(job)
+        else:
+            with Progress() as bar:
+                listeners.append(bar)
+                end = main_path.run(job)
+    finally:
+        _close(engine)
+        if isinstance(plan.output.writer, CallbackWriter):
+            plan.output.writer.close()
+    return end, report.build()
+
+
+def _close(engine: Engine[Any, Any]) -> None:
+    """What an engine raises when it is closed does not undo a job."""
+    try:
+        engine.close()
+    except StoppedEarly:
+        raise
+    except BaseException as error:  # noqa: BLE001 - an engine's own code may raise anything
+        logger.warning("headrace: closing the engine raised %s: %s", type(error).__name__, text_of(error))
+
+
+def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
+    """How a job ended that is known to have, without its engine: see `planning.finished_before`."""
+    started = time.monotonic()
+    ended = finished_before(plan)
+    if ended is None:
+        return None
+    report = ReportBuilder()
+    report(JobStarted(plan.source.total_bytes, plan.source.total_records, ended.records, started, ended.failed))
+    report(JobDone("finished", time.monotonic()))
+    return JobEnd("already_finished", ended.records, ended.failed), report.build()
+
+
+def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
+    """What the job would be, without running it: nothing is written. Blocks for some batches.
+
+    Raises:
+        ConfigError: a parameter, file, column or model cannot be used.
+        JobError: the input cannot be read.
+    """
+    plan = check(settings)
+    engine = build_engine(plan.settings)
+    try:
+        job = build(plan, engine, StopRequest(), Broadcast(()))
+        found = _survey(plan, job, spread=True)
+        return found, forecast(job, found, shape_of(plan.settings, engine), is_folder=plan.output.is_folder)
+    finally:
+        plan.user.close()
+        _close(engine)
+
+
+def build(
+    plan: Plan,
+    engine: Engine[Any, Any],
+    stop: StopRequest,
+    listener: Listener,
+    batcher: BatcherPort | None = None,
+) -> Job:
+    """Put the parts together; `batcher` is for an engine that is shared with others."""
+    settings = plan.settings
+    # Ids that come twice would leave it open which output belongs to which record; a retry knows that none does.
+    identity = None if settings.retry else plan.columns.id
+    source, ids = plan.source, None
+    if identity and settings.prepare:
+        ids = MappedIds(plan.source, plan.columns, plan.user, lambda: plan.output.scratch)
+    elif identity:
+        source = UniqueIds(plan.source, identity, lambda: plan.output.scratch)
+    in_flight = None if settings.engine_process or batcher is not None else InFlight(plan.output.work)
+    return Job(
+        source=source,
+        columns=plan.columns,
+        engine=engine,
+        batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
+        output=plan.output,
+        begun=StartMode(
+            fingerprint(plan, _description(engine)), as_json(settings), changes(settings), engine_identity(settings)
+        ),
+        listener=listener,
+        limits=settings.limits,
+        stop=stop,
+        user=plan.user,
+        ids=ids,
+        engine_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
+        dedupe=settings.dedupe,
+        retry=settings.retry,
+        in_flight=in_flight,
+    )
+
+
+def _description(engine: Engine[Any, Any]) -> Mapping[str, Any]:
+    """What decides an engine's outputs, as JSON gives it back.
+
+    Raises:
+        ConfigError: JSON cannot hold it, or it is no mapping.
+    """
+    described = engine.describe()
+    try:
+        if isinstance(described, Mapping):
+            return dict(json.loads(json.dumps(dict(described))))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the engine's describe() must return what JSON can hold: {error}") from error
+    raise ConfigError(f"the engine's describe() returned {type(described).__name__}; it must return a dict")
+
+
+def build_batcher(
+    settings: JobSettings,
+    engine: Engine[Any, Any],
+    stop: StopRequest,
+    listener: Listener,
+    in_flight: InFlight | None = None,
+) -> Batcher[Work, Any]:
+    """What feeds an engine of this type."""
+    if isinstance(engine, StreamEngine):
+        return PassthroughBatcher(
+            functools.partial(infer_one, engine=engine, stop=stop),
+            max_in_flight=engine.max_in_flight,
+            cost_estimator=lambda work: work.cost,
+            process_timeout_s=settings.engine_timeout_s,
+            listener=listener,
+        )
+    if isinstance(engine, StepEngine):
+        return ContinuousBatcher(
+            WorkSteps(engine, stop),
+            max_slots=engine.max_slots,
+            max_cost=settings.batch_tokens or engine.max_cost,
+            max_queue_size=max(2 * engine.max_slots, 64),
+            on_error="isolate",
+            process_timeout_s=settings.engine_timeout_s,
+            listener=listener,
+        )
+    assert isinstance(engine, BatchEngine), "there is no fourth kind"
+    shape = shape_of(settings, engine)
+    window = _window(shape.budget, shape.size)
+    return DynamicBatcher(
+        functools.partial(
+            infer, engine=engine, stop=stop, max_attempts=settings.limits.max_attempts, in_flight=in_flight
+        ),
+        cost_estimator=lambda work: work.cost,
+        target_batch_cost=shape.budget,
+        max_batch_size=shape.size,
+        batch_timeout_s=getattr(engine, "default_batch_delay_s", 0.05),  # of those whose own files set one
+        max_queue_size=window,
+        prefetch_batches=0,
+        padded=engine.pads,
+        length_bucketing=window if engine.pads else False,  # without padding, company of like length is no gain
+        on_error="isolate",
+        process_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
+        listener=listener,
+    )
+
+
+def shape_of(settings: JobSettings, engine: Any) -> Shape:
+    """What a batch may be; where an engine batches by itself, nothing that says anything."""
+    size: int = getattr(engine, "default_batch_size", 1) if settings.batch_size is None else settings.batch_size
+    # An engine that counts records has as many as its budget: a larger batch is a larger budget.
+    budget = settings.batch_tokens or max(getattr(engine, "default_batch_cost", 1), settings.batch_size or 0)
+    return Shape(budget, size, getattr(engine, "pads", False))
+
+
+def _window(budget: float, batch_size: int) -> int:
+    """How many records length bucketing may reorder: about 16 batches of short texts.
+
+    More would pad a little less. But what finishes is scattered over the window, and only runs of neighbours can be
+    committed: the wider the window, the more of a slow engine's work is lost by a kill.
+    """
+    typical_cost = 16
+    return max(16 * min(batch_size, int(budget / typical_cost)), 256)
+
+
+def build_engine(settings: JobSettings) -> Engine[Any, Any]:
+    """Load the model. Blocks.
+
+    Raises:
+        ConfigError: no such task, engine, model or option.
+        EngineError: the model cannot be loaded, or an engine's own code raised something when it was called for one.
+    """
+    task, name, options = settings.task or "", settings.engine, settings.engine_options
+    if settings.engine_process:
+        return ProcessEngine(task, settings.model, engine=name, options=options, timeout_s=settings.engine_timeout_s)
+    try:
+        engine: Engine[Any, Any] = registry.create(task, settings.model, engine=name, **options)
+    except (HeadraceError, OSError, KeyboardInterrupt, StoppedEarly):
+        raise
+    except BaseException as error:
+        words = " ".join(text_of(error).split())
+        raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
+    return engine
+
+
+def _survey(plan: Plan, job: Job, *, spread: bool) -> Survey:
+    found = survey(replace(job, source=plan.source), spread=spread)
+    return replace(found, left_out=plan.left_out + found.left_out)
+
+
+class Broadcast:
+    """One listener that tells several."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = listeners
+
+    def __call__(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+
+def _off_loop(call: Callable[[], T]) -> T:
+    """Call here, or on a thread where this one runs an event loop already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(1, "headrace-run") as pool:
+        return pool.submit(call).result()

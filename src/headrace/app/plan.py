@@ -1,0 +1,225 @@
+"""What can be known of a job before a model is loaded: what is asked for, what is there, whether it is done already."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import decimal
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.engines import registry
+from headrace.engines.custom import load_factory
+from headrace.engines.identity import identity
+from headrace.errors import ConfigError
+from headrace.io.base import PartWriter, Source
+from headrace.io.formats import openai_batch as openai
+from headrace.io.sinks.callback_sink import CallbackWriter
+from headrace.io.sinks.targets import Target, find_target, openai_writer, refuse_output_in_input
+from headrace.io.sources.images import ImageSource
+from headrace.io.sources.opening import open_source
+from headrace.io.sources.selection import SelectedSource
+from headrace.io.storage.files import FileSource
+from headrace.jobs.pipeline import columns
+from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.planning.forecast import check_room
+from headrace.jobs.settings import TASKS, JobSettings, Task, as_json, check_values
+from headrace.jobs.state.output import JobOutput, StartMode
+from headrace.jobs.state.passes import Finished
+from headrace.records import LeftOut
+
+_TRIED_ROWS = 64
+_NOT_IN_JSON = (bytes, bytearray, memoryview, datetime.timedelta, decimal.Decimal)
+
+_OPENAI_TASKS = {openai.EMBEDDINGS: "embed", openai.COMPLETIONS: "generate", openai.CHAT: "generate"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What can be checked before a model is loaded."""
+
+    settings: JobSettings
+    """With the task that the input decided."""
+    source: Source
+    columns: columns.Columns
+    output: JobOutput
+    user: UserCode
+    left_out: tuple[LeftOut, ...]
+    """What the input holds that is not read, as far as a listing tells."""
+
+
+def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
+    """Open the input and look at its first rows, and see that the output may be written. Writes nothing.
+
+    Args:
+        settings: what to do.
+        own_engine: whether the job will load the engine that the settings name; False where it is given one.
+
+    Raises:
+        ConfigError: a file, column or format cannot be used.
+    """
+    check_values(settings)
+    target = _target(settings)
+    if isinstance(settings.source, (str, Path)):
+        refuse_output_in_input(settings.source, target)
+    source = open_source(settings.source, settings.input_format)
+    left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
+    url = openai.url_of(source)
+    own = "custom" if callable(settings.engine) else "embed"
+    settings = replace(settings, task=settings.task or _OPENAI_TASKS.get(url or "", own))
+    if own_engine:
+        registry.check(settings.task or "", settings.model, settings.engine, settings.engine_options)
+    task = TASKS[settings.task or ""]
+    if task.pairs == ("always" if settings.text_pair_column is None else "never"):
+        need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
+        raise ConfigError(f"task {settings.task!r} {need} the second text (text_pair_column)")
+    if not settings.selection.is_all:
+        source = SelectedSource(source, settings.selection)
+    output = JobOutput(target, _writer(settings, target, task, url))
+    id_column = settings.id_column
+    if url and id_column is None:
+        id_column = "id"  # each request has one, though the first is refused
+    named = columns.Columns(
+        settings.text_column or ("body" if url and not task.text_only else task.input),
+        id_column,
+        task.text_only,
+        settings.text_pair_column,
+        settings.prompt_template,
+        ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
+    )
+    user = UserCode(
+        _function(settings.prepare),
+        _function(settings.finish),
+        settings.worker_kind,
+        settings.limits.workers,
+        settings.engine_timeout_s,
+    )
+    found = columns.resolve(source, named, user if settings.prepare else None)
+    if task.output in found.keep:
+        raise ConfigError(f"cannot keep column {task.output!r}: the output of task {settings.task!r} is named so")
+    if target.format == "jsonl" and url is None and settings.prepare is None:
+        _check_kept(source, found.keep)
+    _check_output(settings, output)
+    return Plan(settings, source, found, output, user, left_out)
+
+
+def _check_output(settings: JobSettings, output: JobOutput) -> None:
+    """See that the output may be written, and is not somebody else's.
+
+    Raises:
+        ConfigError: it may not, or is.
+    """
+    try:
+        if settings.overwrite or not output.is_finished:
+            check_room(output.target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {output.target}: {error.strerror or error}") from error
+    if not (settings.overwrite or settings.retry):
+        output.refuse_foreign_files()
+
+
+def _check_kept(source: Source, names: Sequence[str]) -> None:
+    """See that the columns to be kept are of types that JSON has a form for, by the first rows.
+
+    A single value that cannot be written is its record's failure, and not the column's.
+
+    Raises:
+        ConfigError: all values of a column are of such a type.
+    """
+    if not names:
+        return
+    rows = next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
+    for name in names:
+        kinds = {type(value) for record in rows[:_TRIED_ROWS] if (value := record.data.get(name)) is not None}
+        if kinds and all(issubclass(kind, _NOT_IN_JSON) for kind in kinds):
+            raise ConfigError(
+                f"cannot keep column {name!r}: JSON Lines cannot hold its values, of type {kinds.pop().__name__}; "
+                "write to a .parquet file, or turn them into text with a function of your own (--map)"
+            )
+
+
+def _target(settings: JobSettings) -> Target:
+    if isinstance(settings.sink, (str, Path)):
+        return find_target(settings.sink, settings.output_format)
+    if not callable(settings.sink):
+        raise ConfigError(
+            f"the sink is of type {type(settings.sink).__name__}; give the name of a file or folder, or a function"
+        )
+    # What a job knows of itself has to be somewhere, though nothing can be resumed from it.
+    place = Path(tempfile.mkdtemp(prefix="headrace-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return Target(place, is_folder=True, format="rows")
+
+
+def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) -> PartWriter:
+    if callable(settings.sink):
+        return CallbackWriter(settings.sink, task.output)
+    if url is None:
+        return target.writer(task.output, settings.on_nan)
+    if settings.task != _OPENAI_TASKS[url]:
+        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url]!r}, not {settings.task!r}")
+    if settings.keep_columns:
+        raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
+    return openai_writer(target, url, settings.on_nan)
+
+
+def finished_before(plan: Plan) -> Finished | None:
+    """How the job ended, where that is known without its engine; None where it has not, or the engine must be asked.
+
+    The engine is told by its name, its options and the files of both; all else that the job was begun with is compared
+    as ever.
+
+    Raises:
+        ConfigError: what the finished job wrote is not there as it left it.
+        ResumeMismatchError: the output was begun with something else.
+    """
+    settings, output = plan.settings, plan.output
+    state = output.read_state() if output.is_finished else None
+    if state is None or changes(settings) != "refuse":
+        return None
+    made_of = engine_identity(settings)
+    facts = state["fingerprint"].get("engine")
+    if made_of is None or made_of != state.get("made_of") or not isinstance(facts, dict):
+        return None
+    begun = StartMode(fingerprint(plan, facts), as_json(settings), made_of=made_of)
+    if settings.retry and state["finished"]["failed"]:
+        return None
+    with output.locked():
+        ended = output.begin_retry(begun) if settings.retry else output.begin(begun)
+    if not isinstance(ended, Finished):
+        return None
+    plan.user.close()
+    return ended
+
+
+def engine_identity(settings: JobSettings) -> str | None:
+    """See `engines.identity`."""
+    return identity(settings.task or "", settings.model, settings.engine, settings.engine_options)
+
+
+def fingerprint(plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the output."""
+    return {
+        "source": plan.source.describe(),
+        "engine": engine,
+        "task": plan.settings.task,
+        "text_column": plan.columns.text,
+        "text_pair_column": plan.columns.pair,
+        "id_column": plan.columns.id,
+        "prompt_template": plan.columns.template,
+        "keep_columns": list(plan.columns.keep),
+        **plan.user.describe(),
+    }
+
+
+def changes(settings: JobSettings) -> Literal["refuse", "ignore", "overwrite"]:
+    """What to do where the output was begun with something else."""
+    return "overwrite" if settings.overwrite else "ignore" if settings.ignore_changes else "refuse"
+
+
+def _function(given: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
+    return load_factory(given) if isinstance(given, str) else given

@@ -1,0 +1,99 @@
+"""How a command ends: one line that says what is not as asked, and an exit status that a supervisor can act on."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from headrace.app.job import JobSettings
+from headrace.cli.engine_flags import as_flag, as_typed, suggestion
+from headrace.cli.signals import Stopper
+from headrace.errors import (
+    BrokenOffError,
+    ConfigError,
+    EngineError,
+    HeadraceError,
+    OutputLockedError,
+    ResumeMismatchError,
+    StoppedEarly,
+    UnknownOptionError,
+    text_of,
+)
+from headrace.io.sinks.targets import find_target
+from headrace.jobs.pipeline.job import JobEnd
+from headrace.observe.report import Report
+from headrace.observe.table import print_report
+
+STATUSES = """Exit status:
+
+0 - finished, or had finished before
+
+1 - failed, and would most likely fail again: too many errors, or an unexpected one; finished work is kept
+
+2 - not started: wrong usage, or a problem with a file, the model or a column
+
+3 - finished, or had finished before, but some records failed
+
+75 - the engine, input or output failed; finished work is kept, and the same command continues from there
+
+130, 143 - stopped by Ctrl-C or SIGTERM; finished work is kept
+"""
+
+TRY_AGAIN = 75
+"""EX_TEMPFAIL of sysexits.h: a supervisor may start the same command again."""
+# An EngineError that comes this far is one of loading: later ones belong to records or are the job's.
+_NOT_STARTED = (ConfigError, EngineError, ResumeMismatchError, OutputLockedError)
+
+
+def guarded(command: Callable[[], int], flags: Sequence[str] = ()) -> int:
+    """The exit status of a command; an error is one line, and never a traceback.
+
+    Args:
+        flags: the command's own, one of which may be meant where an engine has no such option.
+    """
+    try:
+        return command()
+    except UnknownOptionError as error:
+        typed = as_typed(sys.argv, error.option)
+        say(f"{typed}: {error}{suggestion(typed, [*flags, *(as_flag(name) for name in error.known)])}")
+        return 2
+    except HeadraceError as error:
+        say(str(error))
+        if isinstance(error, _NOT_STARTED):
+            return 2
+        return TRY_AGAIN if isinstance(error, BrokenOffError) else 1
+    except OSError as error:  # a job's own are BrokenOffError by now
+        say(f"cannot go on: {error}")
+        return 2
+    except StoppedEarly:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the edge of the program: a user is never shown a traceback
+        place, words = traceback.extract_tb(error.__traceback__)[-1], " ".join(text_of(error).split())
+        say(f"unexpected {type(error).__name__} at {place.filename}:{place.lineno}: {words}; what is committed is kept")
+        return 1
+
+
+def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report) -> int:
+    """Say how a job has ended; returns the exit status."""
+    sink = str(settings.sink)
+    failed = f", {end.failed:,} failed, see {_errors(settings)}" if end.failed else ""
+    if end.state == "already_finished":
+        say(f"{sink} is already finished: {end.records:,} records{failed}; nothing to do")
+        return 3 if end.failed else 0
+    print_report(report, sys.stderr)
+    if end.state == "interrupted":
+        say(f"stopped; {end.records:,} records are done and kept: run the same command again to continue")
+        return 128 + (stopper.signal or 0)
+    say(f"wrote {sink}: {end.records - end.failed:,} of {end.records:,} records{failed}")
+    return 3 if end.failed else 0
+
+
+def _errors(settings: JobSettings) -> Path:
+    return find_target(str(settings.sink), settings.output_format).errors
+
+
+def say(line: str) -> None:
+    """One line to stderr."""
+    print(f"headrace: {line}", file=sys.stderr)

@@ -1,0 +1,211 @@
+"""Language models from Hugging Face folders: requests to tokens, tokens to answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from headrace.device.placement import release
+from headrace.engines.base import Prepared
+from headrace.engines.chat import rendered
+from headrace.engines.generation.sampling import TokenSampler
+from headrace.engines.model_folder import check_tokenizer, digest, find_folder
+from headrace.engines.requests import Generation, Request, Sampling, parse
+from headrace.engines.text.tokenizing import choose_length, usable_positions
+from headrace.engines.text.truncation import TextTruncator
+from headrace.engines.torch_network import load_pretrained, loading
+from headrace.errors import EngineError, RecordError
+
+ARITHMETIC = Path(__file__).resolve().parent.parent / "models" / "arithmetic"
+"""The default: a tiny model, made here, that adds two numbers and can do nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedRequest:
+    """A request as the model takes it."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    """`max_tokens` cut to what the context leaves."""
+    listener: Callable[[str], None] | None = None
+    """Told the answer so far whenever it has grown."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSettings:
+    """How a record becomes a request, where it does not say so itself."""
+
+    sampling: Sampling
+    system_prompt: str | None
+    chat: bool
+    """A plain text is a user's message, not a prompt to go on from."""
+    seed: int
+
+
+class CausalLM:
+    """A model with its tokenizer, and what both engines do with them.
+
+    Raises:
+        ConfigError: no such folder, or a parameter the model cannot follow.
+        EngineError: the files cannot be loaded.
+    """
+
+    def __init__(
+        self, model: str | Path | None, prompting: PromptSettings, device: str, dtype: str, max_model_len: int | None
+    ) -> None:
+        name = None if model is None else str(model)
+        self._folder = ARITHMETIC if name in (None, "arithmetic") else find_folder(name)
+        check_tokenizer(self._folder)
+        self.model, self.device, missing = load_pretrained(AutoModelForCausalLM, self._folder, device, dtype)
+        if missing:
+            raise EngineError(f"the model in {self._folder} holds no weights for {', '.join(sorted(missing)[:3])}")
+        with loading(self._folder):
+            self._words = AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
+        if not getattr(self._words, "is_fast", False):
+            raise EngineError(f"the model in {self._folder} has no fast tokenizer (tokenizer.json)")
+        self.dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        positions = usable_positions(self.model.config.get_text_config().to_dict())
+        self.max_model_len = choose_length((), positions, 2, max_model_len)
+        self.prompting = prompting
+        self.ends = frozenset(_end_tokens(self.model.generation_config, self._words))
+        self.pad_token = self._words.pad_token_id if self._words.pad_token_id is not None else min(self.ends, default=0)
+        # A private copy: the tokenizer object sets truncation and padding on each call, which two threads must not do
+        # at once. This one is never changed again.
+        self._tokenizer = Tokenizer.from_str(self._words.backend_tokenizer.to_str())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._cutter = TextTruncator(self._tokenizer)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+    def describe(self) -> Mapping[str, Any]:
+        """Model digest and every parameter that changes an answer. Reads the model's files once."""
+        prompting = self.prompting
+        sampling = {name: getattr(prompting.sampling, name) for name in Sampling.__slots__}
+        return {
+            "model_digest": digest(self._folder),
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "system_prompt": prompting.system_prompt,
+            "chat": prompting.chat,
+            "engine_seed": prompting.seed,
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()},
+        }
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[TokenizedRequest] | Exception]:
+        """Each request in tokens; a RecordError where it is none, or is longer than the context."""
+        prepared: list[Prepared[TokenizedRequest] | Exception] = []
+        for value in inputs:
+            try:
+                ask = self._ask(value)
+            except RecordError as error:
+                prepared.append(error)
+            else:
+                prepared.append(Prepared(ask, cost=len(ask.prompt)))
+        return prepared
+
+    def _ask(self, value: Any) -> TokenizedRequest:
+        prompting = self.prompting
+        request = parse(value, prompting.sampling, system_prompt=prompting.system_prompt, chat=prompting.chat)
+        text = self._text(request)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RecordError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from None
+        if self._cutter.cut(text, self.max_model_len) != text:
+            raise RecordError(
+                f"the prompt has {self.max_model_len} tokens or more, which leaves no room for an answer in a context "
+                f"of {self.max_model_len}; shorten it"
+            )
+        # A chat template writes the special tokens itself.
+        # In a batch of one: a single `encode` keeps all other threads of Python waiting until it is done.
+        [words] = self._tokenizer.encode_batch_fast([text], add_special_tokens=request.messages is None)
+        ids = tuple(words.ids)
+        if not ids:
+            raise RecordError("the prompt is empty; there is nothing to answer")
+        room = self.max_model_len - len(ids)
+        if room < 1:
+            raise RecordError(
+                f"the prompt has {len(ids)} tokens, which leaves no room for an answer in a context of "
+                f"{self.max_model_len}; shorten it"
+            )
+        sampling = request.sampling
+        if sampling.max_tokens > room:
+            sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
+        return TokenizedRequest(ids, sampling)
+
+    def _text(self, request: Request) -> str:
+        if request.prompt is not None:
+            return request.prompt
+        if not self._words.chat_template:
+            raise RecordError("the model has no chat template; give a prompt instead of messages", param="messages")
+        apply = partial(self._words.apply_chat_template, tokenize=False, add_generation_prompt=True)
+        try:
+            return str(rendered(request.messages or (), str(self._words.chat_template), apply))
+        except RecordError:
+            raise
+        except (TemplateError, TypeError, ValueError) as error:
+            raise RecordError(f"the model's chat template refuses this chat: {error}", param="messages") from error
+
+    def draw(self, ask: TokenizedRequest) -> TokenSampler:
+        """How the tokens of an answer are chosen."""
+        return TokenSampler(ask.sampling, ask.prompt, self.prompting.seed, self.ends)
+
+    def ends_of(self, ask: TokenizedRequest) -> frozenset[int]:
+        """The tokens that end this answer."""
+        return frozenset() if ask.sampling.ignore_eos else self.ends
+
+    def stopped(self, ask: TokenizedRequest, generated: Sequence[int]) -> bool:
+        """Whether a stop string ends what was generated."""
+        stops = ask.sampling.stop
+        if not stops or len(generated) < max(ask.sampling.min_tokens, 1):
+            return False
+        # The last token may complete a stop string with more text behind it. A character is at most 4 tokens.
+        tail = self._decode(generated[-4 * max(map(len, stops)) - 8 :])
+        return any(stop in tail for stop in stops) and self._stop_at(ask, generated) is not None
+
+    def grown(self, ask: TokenizedRequest, generated: Sequence[int]) -> str:
+        """As much of an unfinished answer as later tokens cannot change."""
+        text = self._decode(generated).rstrip("\ufffd")  # the first bytes of a character that is not whole yet
+        held_back = max(map(len, ask.sampling.stop), default=1) - 1  # what may turn out to begin a stop string
+        return text[: len(text) - held_back] if held_back else text
+
+    def answer(self, ask: TokenizedRequest, generated: Sequence[int]) -> Generation:
+        """What is given back for the tokens of a finished answer."""
+        ended = bool(generated) and generated[-1] in self.ends_of(ask)
+        cut = self._stop_at(ask, generated)
+        return Generation(
+            text=self._decode(generated)[:cut],
+            finish_reason="stop" if ended or cut is not None else "length",
+            prompt_tokens=len(ask.prompt),
+            completion_tokens=len(generated),
+        )
+
+    def _stop_at(self, ask: TokenizedRequest, generated: Sequence[int]) -> int | None:
+        """Where the first stop string begins that counts: one that ends after the first `min_tokens` tokens."""
+        text, ignored = self._decode(generated), self._decode(generated[: max(ask.sampling.min_tokens - 1, 0)])
+        places = (text.find(stop, max(len(ignored) - len(stop) + 1, 0)) for stop in ask.sampling.stop)
+        return min((place for place in places if place >= 0), default=None)
+
+    def close(self) -> None:
+        """Free the model's memory. Safe to call twice."""
+        self.model = None
+        release(self.device)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+def _end_tokens(config: GenerationConfig | None, words: Any) -> set[int]:
+    """The model's own end tokens: those of its generation_config.json, else the tokenizer's."""
+    ends = None if config is None else config.eos_token_id
+    if ends is None:
+        ends = words.eos_token_id
+    return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)

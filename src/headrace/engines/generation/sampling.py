@@ -1,0 +1,83 @@
+"""Which token comes next: greedy, or drawn with each request's own parameters and random numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from headrace.engines.requests import Sampling
+
+Ids: TypeAlias = Sequence[int]
+
+_COLDEST = 1e-6
+"""A lower temperature is as good as greedy, and would make logits infinite."""
+_HIGHEST = 1e30
+"""Of a logit after penalties: with it, and `_COLDEST`, all stay within float32."""
+
+
+class TokenSampler:
+    """One request's way of choosing tokens. The choice depends on its own logits and numbers, not on its company."""
+
+    def __init__(self, sampling: Sampling, prompt: Ids, engine_seed: int, ends: frozenset[int]) -> None:
+        self._sampling = sampling
+        self._ends = sorted(ends)
+        self._prompt = torch.tensor(sorted(set(prompt)), dtype=torch.long)
+        self._penalises = (
+            sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+        )
+        self._random: torch.Generator | None = None
+        if sampling.temperature > 0:
+            self._random = torch.Generator()  # on the CPU, so that every device draws the same numbers
+            self._random.manual_seed(_seed(engine_seed, prompt) if sampling.seed is None else sampling.seed)
+
+    def changes(self, generated: int) -> bool:
+        """Whether the next token may be another than that of the highest logit."""
+        return self._random is not None or self._penalises or generated < self._sampling.min_tokens
+
+    def next_token(self, logits: torch.Tensor, generated: Ids) -> int:
+        """The next token for logits of shape (vocabulary,), after the tokens generated so far."""
+        scores = logits.float().cpu().clone()
+        if self._penalises:
+            self._penalise(scores, generated)
+        if len(generated) < self._sampling.min_tokens:
+            scores[self._ends] = -torch.inf
+        if self._random is None:
+            return int(scores.argmax())
+        probabilities = (scores / max(self._sampling.temperature, _COLDEST)).softmax(-1)
+        probabilities = self._restrict(probabilities)
+        return int(torch.multinomial(probabilities, 1, generator=self._random))
+
+    def _penalise(self, scores: torch.Tensor, generated: Ids) -> None:
+        """As OpenAI (presence, frequency: of generated tokens) and Keskar et al., 2019 (repetition: of all) define."""
+        sampling = self._sampling
+        made, counts = torch.tensor(list(generated), dtype=torch.long).unique(return_counts=True)
+        seen = torch.cat([self._prompt, made]).unique()
+        factor = sampling.repetition_penalty
+        scores[seen] = torch.where(scores[seen] > 0, scores[seen] / factor, scores[seen] * factor)
+        scores[made] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+        scores.clamp_(-_HIGHEST, _HIGHEST)
+
+    def _restrict(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Zero where top_k, min_p and top_p leave nothing."""
+        sampling = self._sampling
+        if 0 < sampling.top_k < len(probabilities):
+            least = probabilities.topk(sampling.top_k).values[-1]
+            probabilities = probabilities.where(probabilities >= least, 0.0)
+        if sampling.min_p > 0:
+            probabilities = probabilities.where(probabilities >= sampling.min_p * probabilities.max(), 0.0)
+        if sampling.top_p < 1:
+            ordered, places = (probabilities / probabilities.sum()).sort(descending=True)
+            beyond = ordered.cumsum(0) - ordered >= sampling.top_p
+            beyond[0] = False  # float32 has no top_p of 1e-300
+            probabilities = probabilities.clone()
+            probabilities[places[beyond]] = 0.0
+        return probabilities
+
+
+def _seed(engine_seed: int, prompt: Ids) -> int:
+    """The same for the same prompt, wherever it stands in the input and whatever runs beside it."""
+    text = f"{engine_seed}:{','.join(map(str, prompt))}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

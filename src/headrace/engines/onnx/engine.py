@@ -1,0 +1,262 @@
+"""The tasks on texts and images with ONNX models, on onnxruntime's execution providers; PyTorch is not needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as failures
+from transformers import AutoConfig, AutoTokenizer
+
+from headrace.engines.heads import VectorHead
+from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
+from headrace.engines.model_kinds import with_own_settings
+from headrace.engines.network import Arrays, Rows
+from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
+from headrace.engines.text.tokenizing import Takes, TextTokens, TooLong, tokens_for
+from headrace.engines.vision.images import MAX_PIXELS, images_for
+from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
+from headrace.errors import ConfigError, EngineDeadError, EngineError
+
+# Where a folder holds several: the plain export before the optimised and quantised ones of the same model.
+_NAMES = ("model.onnx", "onnx/model.onnx")
+_LOADING = (
+    failures.Fail,
+    failures.InvalidProtobuf,
+    failures.InvalidGraph,
+    failures.NoSuchFile,
+    failures.NotImplemented,
+)
+# Outputs that are vectors as they are; without one of these, token states are pooled as the folder's files say.
+_STATES = ("last_hidden_state", "token_embeddings")
+_VECTORS = ("sentence_embedding", "image_embeds", "pooler_output")
+
+
+class OnnxNetwork:
+    """An ONNX model in a session.
+
+    Args:
+        folder: holds the model as `model.onnx` or `onnx/model.onnx`, or under one other name.
+        providers: onnxruntime's names, such as `CUDAExecutionProvider`; empty for all that this build has.
+        outputs: names to look for, in order; the model's first output where it has none of them.
+        pooling: makes vectors of (rows, tokens, components) and the attention mask.
+
+    Raises:
+        ConfigError: a provider this build of onnxruntime does not have.
+        EngineError: the file cannot be loaded.
+    """
+
+    def __init__(
+        self, folder: Path, providers: Sequence[str], outputs: Sequence[str], pooling: Pooling | None = None
+    ) -> None:
+        self._folder = folder
+        self._file = _model_file(folder)
+        available = onnxruntime.get_available_providers()
+        if unknown := [name for name in providers if name not in available]:
+            raise ConfigError(f"onnxruntime has no execution provider {unknown[0]!r}; here: {', '.join(available)}")
+        try:
+            session = onnxruntime.InferenceSession(self._file, providers=list(providers) or available)
+        except _LOADING as error:
+            raise EngineError(f"the model {self._file} cannot be loaded: {str(error).splitlines()[0]}") from error
+        self._session: Any = session
+        self.inputs = frozenset(one.name for one in session.get_inputs())
+        # A quantised model scales its numbers by those of the whole batch; a file does not say that it is one.
+        self.tolerance = 3e-2
+        self.by_length = False
+        names = [one.name for one in session.get_outputs()]
+        self._output = next((name for name in outputs if name in names), names[0])
+        if self._output in (_VECTORS + _STATES if "logits" in outputs else ("logits",)):
+            raise EngineError(
+                f"the model {self._file} gives {', '.join(names)}, and not {' or '.join(outputs)}: it was exported for "
+                "another task"
+            )
+        self._pooling = None if self._output in outputs else pooling
+        self._providers = session.get_providers()
+        self.kind = "cuda" if any("CUDA" in name or "Tensorrt" in name for name in self._providers) else "cpu"
+
+    def describe(self) -> Mapping[str, Any]:
+        """Digest of the model's files, which are read once, and which output is taken how."""
+        beside = [self._file, *sorted(self._file.parent.glob(self._file.name + ".*"))]  # weights kept outside it
+        facts = {"runtime": "onnx", "model_digest": digest(self._folder, beside), "output": self._output}
+        return facts | ({"pooling": self._pooling.describe()} if self._pooling else {})
+
+    def run(self, arrays: Arrays) -> Rows:
+        """See `Network.run`. What a device fails with has no type of its own here, so it counts as the batch's."""
+        session = self._session
+        if session is None:
+            raise EngineDeadError("the engine is closed; create a new one")
+        rows: Rows = session.run([self._output], dict(arrays))[0].astype(np.float32, copy=False)
+        if self._pooling:
+            return self._pooling(rows, np.asarray(arrays["attention_mask"]))
+        return rows.reshape(len(rows), -1) if rows.ndim == 4 else rows
+
+    def close(self) -> None:
+        """See `Network.close`."""
+        self._session = None
+
+
+class Pooling:
+    """Makes a vector of a text's token states, as the files of a sentence-transformers folder say; else their mean.
+
+    Raises:
+        EngineError: the folder asks for layers that are not done here.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        modules = json.loads(_read(folder / "modules.json") or "[]")
+        kinds = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
+        if unknown := kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
+            raise EngineError(
+                f"the model in {folder} has a layer {min(unknown)} outside its ONNX file; export it with that inside, "
+                "as an output named sentence_embedding"
+            )
+        found = json.loads(_read(kinds["Pooling"] / "config.json") or "{}") if "Pooling" in kinds else {}
+        old = [name.removeprefix("pooling_mode_") for name, on in found.items() if on is True and "mode_" in name]
+        mode = found.get("pooling_mode") or "+".join(old) or "mean"
+        self._mode = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}.get(mode, mode)
+        if self._mode not in ("mean", "cls", "max"):
+            raise EngineError(f"the model in {folder} pools by {self._mode!r}; with ONNX it may be mean, cls or max")
+        self._normalize = "Normalize" in kinds
+
+    def describe(self) -> str:
+        """What is done."""
+        return self._mode + (", normalised" if self._normalize else "")
+
+    def __call__(self, states: Rows, mask: np.ndarray[Any, Any]) -> Rows:
+        """Vectors of shape (texts, components)."""
+        real = mask[..., None].astype(np.float32)
+        if self._mode == "cls":
+            vectors = states[:, 0]
+        elif self._mode == "max":
+            vectors = np.where(real > 0, states, -np.inf).max(axis=1)
+        else:
+            vectors = (states * real).sum(axis=1) / np.maximum(real.sum(axis=1), 1e-9)
+        if self._normalize:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return np.asarray(vectors, dtype=np.float32)
+
+
+def embed(
+    model: str | Path | None = None,
+    *,
+    providers: Sequence[str] = (),
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+) -> TextEngine:
+    """One vector per text: the model's output `sentence_embedding`, else its pooled token states.
+
+    Args:
+        model: a folder with an ONNX model, its config.json and tokenizer.
+        providers: onnxruntime's execution providers, in order; none for all that this build has.
+        max_model_len: in tokens; None for the model's own limit.
+        on_too_long: cut a longer text, or fail its record.
+
+    Raises:
+        ConfigError: no such folder, or a parameter the model cannot follow.
+        EngineError: the files cannot be loaded.
+    """
+    folder = named_folder(model, ONNX_WEIGHTS)
+    network = OnnxNetwork(folder, providers, _VECTORS[:1], Pooling(folder))
+    tokens = _tokens(folder, "text", max_model_len, on_too_long)
+    return TextEngine(network, tokens, VectorHead(None), {"engine": "embedding"})
+
+
+def classify(
+    model: str | Path | None = None,
+    *,
+    providers: Sequence[str] = (),
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+    top_labels: int | None = None,
+) -> TextEngine:
+    """A classifier of texts, or of pairs of texts; `top_labels` lists so many labels. Others as `embed`."""
+    folder = named_folder(model, ONNX_WEIGHTS)
+    network = OnnxNetwork(folder, providers, ["logits"])
+    return classifier(network, _tokens(folder, "either", max_model_len, on_too_long), _config(folder), top_labels)
+
+
+def score(
+    model: str | Path | None = None,
+    *,
+    providers: Sequence[str] = (),
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+) -> TextEngine:
+    """A cross-encoder: one score per pair of texts. Parameters and errors as `embed`."""
+    folder = named_folder(model, ONNX_WEIGHTS)
+    network = OnnxNetwork(folder, providers, ["logits"])
+    return scorer(network, _tokens(folder, "pair", max_model_len, on_too_long), _config(folder))
+
+
+def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
+    model: str | Path | None = None,
+    *,
+    labels: str | Sequence[str] = (),
+    hypothesis_template: str = "This example is {}.",
+    multi_label: bool = False,
+    providers: Sequence[str] = (),
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+) -> ZeroShotEngine:
+    """A classifier by `labels` of one's own; `multi_label` if several may hold at once. Others as `embed`."""
+    candidates = Candidates(labels, hypothesis_template, multi_label)
+    folder = named_folder(model, ONNX_WEIGHTS)
+    network = OnnxNetwork(folder, providers, ["logits"])
+    tokens = _tokens(folder, "premise", max_model_len, on_too_long)
+    return ZeroShotEngine(network, tokens, candidates, _config(folder))
+
+
+def image_classify(
+    model: str | Path | None = None,
+    *,
+    providers: Sequence[str] = (),
+    top_labels: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> ImageEngine:
+    """A classifier of images; a larger image than `max_pixels` fails before it is decoded. Others as `embed`."""
+    folder = named_folder(model, ONNX_WEIGHTS)
+    network = OnnxNetwork(folder, providers, ["logits"])
+    return image_classifier(network, images_for(folder, max_pixels), _config(folder), top_labels)
+
+
+def image_embed(
+    model: str | Path | None = None, *, providers: Sequence[str] = (), max_pixels: int = MAX_PIXELS
+) -> ImageEngine:
+    """One vector per image: the output `image_embeds` or `pooler_output`, else the first. Others as `embed`."""
+    folder = named_folder(model, ONNX_WEIGHTS)
+    return image_embedder(OnnxNetwork(folder, providers, _VECTORS), images_for(folder, max_pixels))
+
+
+def _model_file(folder: Path) -> Path:
+    for name in _NAMES:
+        if (folder / name).is_file():
+            return folder / name
+    found = sorted(folder.rglob("*.onnx"))
+    if len(found) > 1:
+        names = ", ".join(str(path.relative_to(folder)) for path in found)
+        raise ConfigError(f"the model in {folder} has several ONNX files ({names}); call the one to use model.onnx")
+    return found[0]
+
+
+def _tokens(folder: Path, takes: Takes, max_model_len: int | None, on_too_long: TooLong) -> TextTokens:
+    check_tokenizer(folder)
+    return tokens_for(_loaded(AutoTokenizer, folder), _config(folder), takes, max_model_len, on_too_long)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return with_own_settings(folder, _loaded(AutoConfig, folder).to_dict())
+
+
+def _loaded(kind: Any, folder: Path) -> Any:
+    try:
+        return kind.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(f"the model in {folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None

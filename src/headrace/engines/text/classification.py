@@ -1,0 +1,108 @@
+"""Labels of texts, scores of pairs and labels of one's own, with sequence classification models that PyTorch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from headrace.engines.model_folder import check_tokenizer, named_folder
+from headrace.engines.model_kinds import with_own_settings
+from headrace.engines.text.encoders import by_length, tune
+from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
+from headrace.engines.text.tokenizing import TooLong, tokens_for
+from headrace.engines.torch_network import TorchNetwork, load_pretrained, loading
+from headrace.errors import EngineError
+
+
+def classify(
+    model: str | Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+    top_labels: int | None = None,
+) -> TextEngine:
+    """A classifier of texts, or of pairs of texts.
+
+    Args:
+        model: the folder of a sequence classification model.
+        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
+        dtype: "auto" (float32 on CPU, the weights' own on CUDA), "float32", "float16" or "bfloat16".
+        max_model_len: in tokens; None for the model's own limit.
+        on_too_long: cut a longer text, or fail its record.
+        top_labels: list so many labels with their scores, beside the best.
+
+    Raises:
+        ConfigError: no such folder, or a parameter the model cannot follow.
+        EngineError: the files cannot be loaded, or are of another kind of model.
+    """
+    network, tokenizer, config = _load(model, device, dtype)
+    return classifier(network, tokens_for(tokenizer, config, "either", max_model_len, on_too_long), config, top_labels)
+
+
+def score(
+    model: str | Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+) -> TextEngine:
+    """A cross-encoder: one score per pair of texts. Parameters and errors as `classify`."""
+    network, tokenizer, config = _load(model, device, dtype)
+    return scorer(network, tokens_for(tokenizer, config, "pair", max_model_len, on_too_long), config)
+
+
+def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
+    model: str | Path | None = None,
+    *,
+    labels: str | Sequence[str] = (),
+    hypothesis_template: str = "This example is {}.",
+    multi_label: bool = False,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+) -> ZeroShotEngine:
+    """A classifier by labels of one's own, with a model of natural language inference.
+
+    Args:
+        labels: what a text may be; a text is split at its commas.
+        hypothesis_template: makes a sentence of a label.
+        multi_label: whether several labels may hold at once.
+
+    The others, and the errors, are those of `classify`.
+    """
+    candidates = Candidates(labels, hypothesis_template, multi_label)
+    network, tokenizer, config = _load(model, device, dtype)
+    tokens = tokens_for(tokenizer, config, "premise", max_model_len, on_too_long)
+    return ZeroShotEngine(network, tokens, candidates, config)
+
+
+def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwork, Any, dict[str, Any]]:
+    """The network, its tokenizer and its config.json."""
+    folder = named_folder(model)
+    check_tokenizer(folder)
+    module, place, missing = load_pretrained(AutoModelForSequenceClassification, folder, device, dtype)
+    if missing:
+        raise EngineError(
+            f"the model in {folder} is no sequence classifier: its weights lack {', '.join(sorted(missing)[:3])} "
+            f"(it says it is a {', '.join(module.config.architectures or ['model of an unknown kind'])})"
+        )
+    tune(module)
+    with loading(folder):
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
+    network = TorchNetwork(folder, module, place, partial(_logits, module), inputs, by_length(module))
+    return network, tokenizer, with_own_settings(folder, module.config.to_dict())
+
+
+def _logits(module: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    logits: torch.Tensor = module(**tensors).logits
+    return logits

@@ -1,0 +1,253 @@
+"""Tasks on texts over any network: one row per text or pair, or one row per candidate label."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.engines.base import Prepared
+from headrace.engines.heads import (
+    Classification,
+    Function,
+    Head,
+    LabelHead,
+    ScoreHead,
+    apply,
+    label_function,
+    label_names,
+)
+from headrace.engines.network import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
+from headrace.engines.text.padding import TextRows
+from headrace.engines.text.tokenizing import TextTokens, Tokens
+from headrace.errors import ConfigError
+
+# How cross-encoders name what makes their score; without a name it is the sigmoid.
+_ACTIVATIONS: Mapping[str, Function] = {"Identity": "none", "Sigmoid": "sigmoid"}
+
+
+class TextEngine:
+    """One output per text, or per pair of texts.
+
+    Args:
+        network: gives one row per text.
+        tokens: makes what the network takes.
+        head: makes outputs of rows.
+        facts: what else decides the output, such as the engine's name and parameters.
+    """
+
+    pads = True
+
+    def __init__(self, network: Network, tokens: TextTokens, head: Head, facts: Mapping[str, Any]) -> None:
+        self.network = network
+        self.tokens = tokens
+        self._rows = TextRows(network, tokens)
+        self._head = head
+        self._facts = facts
+        self.max_model_len = tokens.max_model_len
+        self.default_batch_cost = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
+        self.default_batch_size = BATCH_TEXTS[network.kind]
+
+    def describe(self) -> Mapping[str, Any]:
+        """Model digest and every parameter that changes an output. Reads the model's files once."""
+        return {
+            **self._facts,
+            **self.network.describe(),
+            **self._rows.describe(),
+            "max_model_len": self.max_model_len,
+            "on_too_long": self.tokens.on_too_long,
+        }
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Exception]:
+        """See `TextTokens.prepare`."""
+        return self.tokens.prepare(inputs)
+
+    def forward(self, batch: list[Tokens]) -> list[Any]:
+        """One output per text.
+
+        Raises:
+            EngineOutOfMemoryError: the batch is too large for the device.
+            EngineDeadError: the device failed, or the engine is closed.
+        """
+        if not batch:
+            return []
+        return self._head(self._rows(batch))
+
+    def close(self) -> None:
+        """Free the model's memory. Safe to call twice."""
+        self.network.close()
+
+
+class ZeroShotEngine:
+    """Which of the user's labels fits a text best, by a model of natural language inference.
+
+    Every text makes one row per label: does the text entail "This example is about LABEL."? A text costs all of them,
+    padded to its longest.
+
+    Args:
+        network: gives logits with a column for entailment and one for contradiction.
+        tokens: made with `takes="premise"`.
+        candidates: see `Candidates`.
+        config: the model's config.json.
+    """
+
+    pads = True
+
+    def __init__(self, network: Network, tokens: TextTokens, candidates: Candidates, config: Mapping[str, Any]) -> None:
+        self.network = network
+        self.tokens = tokens
+        self._rows = TextRows(network, tokens)
+        self._candidates = candidates
+        self._entailment, self._contradiction = _entailment_columns(config)
+        self._head = LabelHead(candidates.labels, "none", len(candidates.labels))
+        candidates.check_length(tokens)
+        self._row_tokens = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
+        self.max_model_len = tokens.max_model_len
+        # A text with all its labels fits, so that the budget does not decide which texts may go together.
+        self.default_batch_cost = max(self._row_tokens, len(candidates.labels) * tokens.max_model_len)
+        self.default_batch_size = BATCH_TEXTS[network.kind]
+
+    def describe(self) -> Mapping[str, Any]:
+        """Model digest and every parameter that changes an output. Reads the model's files once."""
+        return {
+            "engine": "zero-shot",
+            **self.network.describe(),
+            **self._rows.describe(),
+            "max_model_len": self.max_model_len,
+            "on_too_long": self.tokens.on_too_long,
+            "labels": list(self._candidates.labels),
+            "template": self._candidates.template,
+            "multi_label": self._candidates.multi_label,
+        }
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[list[Tokens]] | Exception]:
+        """Tokens of each text with each label; a RecordError where the input is no text."""
+        return [self._prepare(value) for value in inputs]
+
+    def _prepare(self, value: Any) -> Prepared[list[Tokens]] | Exception:
+        rows: list[Tokens] = []
+        truncated = False
+        for pair in self.tokens.prepare([(value, hypothesis) for hypothesis in self._candidates.hypotheses]):
+            if isinstance(pair, Exception):
+                return pair
+            rows.append(pair.payload)
+            truncated = truncated or pair.truncated
+        return Prepared(rows, cost=len(rows) * max(row.shape[1] for row in rows), truncated=truncated)
+
+    def forward(self, batch: list[list[Tokens]]) -> list[Classification]:
+        """All labels of each text, likeliest first.
+
+        Raises:
+            EngineOutOfMemoryError: the batch is too large for the device.
+            EngineDeadError: the device failed, or the engine is closed.
+        """
+        if not batch:
+            return []
+        rows = [row for text in batch for row in text]
+        logits = np.concatenate([self._rows(some) for some in _within(rows, self._row_tokens)])
+        return self._head(self._scores(logits.reshape(len(batch), len(self._candidates.labels), -1)))
+
+    def _scores(self, logits: Rows) -> Rows:
+        """One score per text and label, from logits of shape (texts, labels, columns)."""
+        entailed = logits[..., self._entailment]
+        if self._candidates.multi_label or len(self._candidates.labels) == 1:
+            return apply("sigmoid", entailed - logits[..., self._contradiction])
+        return apply("softmax", entailed)
+
+    def close(self) -> None:
+        """Free the model's memory. Safe to call twice."""
+        self.network.close()
+
+
+class Candidates:
+    """The labels a text may have.
+
+    Args:
+        labels: at least one, none twice; a text is split at its commas.
+        template: makes a sentence of a label, in place of `{}`.
+        multi_label: whether several may hold at once; each is then scored for itself.
+
+    Raises:
+        ConfigError: no label, one twice, or a template without `{}`.
+    """
+
+    def __init__(self, labels: str | Sequence[str], template: str, multi_label: bool) -> None:
+        if isinstance(labels, str):
+            labels = [label.strip() for label in labels.split(",")]
+        if not labels or len(set(labels)) != len(labels) or not all(labels):
+            raise ConfigError(f"labels is {labels!r}; it must be a list of at least one text, none empty or twice")
+        if "{}" not in template:
+            raise ConfigError(f"hypothesis_template is {template!r}; it must have {{}} where the label goes")
+        self.labels = list(labels)
+        self.template = template
+        self.multi_label = multi_label
+        self.hypotheses = [template.replace("{}", label) for label in labels]
+
+    def check_length(self, tokens: TextTokens) -> None:
+        """See that every hypothesis leaves room for a text.
+
+        Raises:
+            ConfigError: one does not.
+        """
+        for label, hypothesis in zip(self.labels, self.hypotheses, strict=True):
+            if tokens.length("", hypothesis) >= tokens.max_model_len:
+                raise ConfigError(
+                    f"the label {label!r} leaves no room for a text in the model's {tokens.max_model_len} tokens"
+                )
+
+
+def classifier(
+    network: Network, tokens: TextTokens, config: Mapping[str, Any], top_labels: int | None = None
+) -> TextEngine:
+    """Labels of texts, or of pairs of texts."""
+    names = label_names(config)
+    function = label_function(config, len(names))
+    return TextEngine(
+        network,
+        tokens,
+        LabelHead(names, function, top_labels),
+        {"engine": "classification", "labels": names, "scores": function, "top_labels": top_labels},
+    )
+
+
+def scorer(network: Network, tokens: TextTokens, config: Mapping[str, Any]) -> TextEngine:
+    """One score per pair, as cross-encoders give.
+
+    Raises:
+        ConfigError: the model has more outputs than one, or names a function that is not known.
+    """
+    outputs = len(config.get("id2label") or {}) or 2
+    if outputs != 1:
+        raise ConfigError(f"the model gives {outputs} outputs per pair, not one score; use the task classify")
+    own = config.get("sentence_transformers") or {}
+    name = str(own.get("activation_fn") or config.get("sbert_ce_default_activation_function") or "Sigmoid")
+    function = _ACTIVATIONS.get(name.rpartition(".")[2])
+    if function is None:
+        raise ConfigError(f"the model's scores are made by {name}, which is unknown; known: {', '.join(_ACTIVATIONS)}")
+    return TextEngine(network, tokens, ScoreHead(function), {"engine": "score", "scores": function})
+
+
+def _entailment_columns(config: Mapping[str, Any]) -> tuple[int, int]:
+    """The columns of entailment and contradiction."""
+    names = [name.lower() for name in label_names(config)]
+    entailed = [index for index, name in enumerate(names) if name.startswith("entail")]
+    if not entailed or len(names) < 2:
+        raise ConfigError(
+            f"zero-shot needs a model of natural language inference, with a label 'entailment'; this one's are {names}"
+        )
+    contradicted = [index for index, name in enumerate(names) if name.startswith(("contra", "not"))]
+    return entailed[0], contradicted[0] if contradicted else len(names) - 1 if entailed[0] == 0 else 0
+
+
+def _within(rows: Sequence[Tokens], budget: int) -> Iterator[list[Tokens]]:
+    """The rows in order, in pieces whose padded cost is within the budget (single rows where even they are not)."""
+    piece: list[Tokens] = []
+    longest = 0
+    for row in rows:
+        longest = max(longest, row.shape[1])
+        if piece and (len(piece) + 1) * longest > budget:
+            yield piece
+            piece, longest = [], row.shape[1]
+        piece.append(row)
+    yield piece

@@ -1,0 +1,253 @@
+"""Texts for a model: tokens with their exact cost, and batches padded to their longest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+from headrace.engines.base import Prepared
+from headrace.engines.text.truncation import TextTruncator
+from headrace.errors import ConfigError, RecordError
+
+Tokens: TypeAlias = NDArray[np.int32]
+"""One text for the model: row 0 the token ids, row 1 the token types where the model's are not all 0."""
+
+TooLong: TypeAlias = Literal["truncate", "error"]
+
+Takes: TypeAlias = Literal["text", "pair", "either", "premise"]
+"""What an input is; a premise is a pair of which, where both are too long together, the first text alone is cut."""
+
+# Tokenizers without a limit of their own say so with an absurd number.
+_NO_LIMIT = 1 << 24
+
+# The words of made-up texts.
+_WORDS = tuple("the canal feeds a mill and its wheel turns so that water never stands still in 7 ponds".split())  # noqa: SIM905
+
+_COUNT_FROM_PADDING = frozenset(
+    [
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "ibert",
+        "layoutlmv3",
+        "lilt",
+        "longformer",
+        "luke",
+        "markuplm",
+        "mluke",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    ]
+)
+"""Types of models whose first position is the one behind the number of their padding token."""
+
+
+class TextTokens:
+    """Tokenizes as a model's own files say, on any number of threads at once.
+
+    Args:
+        tokenizer: the model's, of transformers.
+        takes: what an input is.
+        prefix: goes before every text.
+        pad_id: the token that the model takes for padding; None for the tokenizer's.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_model_len: int,
+        on_too_long: TooLong,
+        *,
+        takes: Takes = "text",
+        prefix: str = "",
+        pad_id: int | None = None,
+    ) -> None:
+        if on_too_long not in ("truncate", "error"):
+            raise ConfigError(f"on_too_long is {on_too_long!r}; it may be 'truncate' or 'error'")
+        self.max_model_len = max_model_len
+        self.on_too_long = on_too_long
+        self._takes = takes
+        # A private copy: the model's own tokenizer object sets truncation and padding on each call, which two threads
+        # must not do at once. This one is never changed again.
+        self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._tokenizer.enable_truncation(
+            max_model_len,
+            strategy="only_first" if takes == "premise" else "longest_first",
+            direction=tokenizer.truncation_side,
+        )
+        self._tokenizer.no_padding()
+        self._cutter = TextTruncator(self._tokenizer, tokenizer.truncation_side)
+        if pad_id is None or pad_id < 0:
+            pad_id = tokenizer.pad_token_id
+        self._pad_id: int = pad_id or 0
+        sample = self._tokenizer.encode("text") if takes == "text" else self._tokenizer.encode("text", "pair")
+        self._typed = "token_type_ids" in tokenizer.model_input_names and any(sample.type_ids)
+        self._pair_room = max_model_len - tokenizer.num_special_tokens_to_add(pair=True)
+        self._prefix = prefix
+        self.prefix_length = _tokens_before_text(self._tokenizer.encode(prefix)) if prefix else 0
+        """In tokens, what the tokenizer puts before a text included."""
+        # The job's workers decide how many chunks are tokenized at once; a pool of threads inside each call would take
+        # cores from the model on CPU, and complains when a process forks.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Exception]:
+        """Tokens of each input, with their exact number as cost; a RecordError where it is not what is taken.
+
+        An empty text is one where the model has special tokens, which are then all of its tokens.
+        """
+        errors = [self.refusal(value) for value in inputs]
+        good = [value for value, error in zip(inputs, errors, strict=True) if error is None]
+        encodings = iter(self._tokenizer.encode_batch_fast([self._shortened(value) for value in good]))
+        return [self._prepared(next(encodings)) if error is None else error for error in errors]
+
+    def refusal(self, value: Any) -> RecordError | None:
+        """Why an input cannot be taken; None where it can."""
+        if isinstance(value, (tuple, list)) and self._takes != "text":
+            if len(value) != 2:
+                return RecordError(f"expected a pair of texts, got {len(value)}")
+            return _text_refusal(value[0]) or _text_refusal(value[1])
+        if self._takes in ("pair", "premise"):
+            return RecordError(f"expected a pair of texts, got {_kind(value)}")
+        return _text_refusal(value)
+
+    def length(self, first: str, second: str) -> int:
+        """The tokens of a pair, were there no limit."""
+        unlimited: Tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        unlimited.no_truncation()
+        return len(unlimited.encode(first, second).ids)
+
+    def samples(self) -> list[Tokens]:
+        """Made-up texts or pairs of different lengths, the longest first: longer than windows of attention are."""
+        texts = [" ".join(_WORDS[place * 7 % len(_WORDS)] for place in range(count)) for count in (160, 7, 23, 1)]
+        second = (None,) if self._takes == "text" else (texts[1],)
+        return [self._arrays(self._tokenizer.encode(self._prefix + text, *second)) for text in texts]
+
+    def collate(
+        self, batch: Sequence[Tokens], names: frozenset[str], side: Literal["right", "left"] = "right"
+    ) -> dict[str, NDArray[np.int64]]:
+        """The arrays a model takes, of those it `names`; shape (texts, longest). Padding stands on the `side`."""
+        longest = max(tokens.shape[1] for tokens in batch)
+        ids = np.full((len(batch), longest), self._pad_id, dtype=np.int64)
+        mask = np.zeros((len(batch), longest), dtype=np.int64)
+        types = np.zeros((len(batch), longest), dtype=np.int64)
+        for row, tokens in enumerate(batch):
+            length = tokens.shape[1]
+            real = slice(0, length) if side == "right" else slice(longest - length, longest)
+            ids[row, real] = tokens[0]
+            mask[row, real] = 1
+            if self._typed:
+                types[row, real] = tokens[1]
+        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+        return {name: array for name, array in arrays.items() if name in names}
+
+    def _shortened(self, value: Any) -> Any:
+        """An input without most of what is cut off anyway: the same tokens are left of it, and the same is truncated.
+
+        Of two texts that are both too long the longer one keeps the odd token, so that their lengths must be known.
+        """
+        enough = self.max_model_len + 1
+        if isinstance(value, str):
+            return self._cutter.cut(self._prefix + value, enough)
+        first, second = value
+        if self._takes == "premise":
+            return self._cutter.cut(first, enough), second
+        if max(len(first), len(second)) <= enough:
+            return first, second
+        shorter, longer = sorted((first, second), key=len)
+        if self._pair_room % 2 == 0:
+            shorter = self._cutter.cut(shorter, enough)
+        longer = self._cutter.cut(longer, max(enough, self._cutter.count(shorter) + 1))
+        return (shorter, longer) if len(first) <= len(second) else (longer, shorter)
+
+    def _prepared(self, encoding: Encoding) -> Prepared[Tokens] | RecordError:
+        truncated = bool(encoding.overflowing)
+        if truncated and self.on_too_long == "error":
+            return RecordError(
+                f"the text is longer than the {self.max_model_len} tokens the model takes; "
+                "on_too_long='truncate' would cut it"
+            )
+        if not encoding.ids:
+            return RecordError("the text is empty, or white space alone, and makes no token for this model")
+        return Prepared(self._arrays(encoding), cost=len(encoding.ids), truncated=truncated)
+
+    def _arrays(self, encoding: Encoding) -> Tokens:
+        rows = [encoding.ids, encoding.type_ids] if self._typed else [encoding.ids]
+        return np.array(rows, dtype=np.int32)
+
+
+def tokens_for(
+    tokenizer: Any, config: Mapping[str, Any], takes: Takes, max_model_len: int | None, on_too_long: TooLong
+) -> TextTokens:
+    """The tokens of a plain transformers model, by its tokenizer and its config.json.
+
+    Raises:
+        ConfigError: the tokenizer is not a fast one, or the model does not take so many tokens.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        raise ConfigError("the model has no fast tokenizer (tokenizer.json)")
+    smallest = tokenizer.num_special_tokens_to_add(pair=takes != "text") + 1
+    own = config.get("sentence_transformers") or {}
+    limits = [tokenizer.model_max_length, own.get("max_seq_length")]
+    length = choose_length(limits, usable_positions(config), smallest, max_model_len)
+    return TextTokens(tokenizer, length, on_too_long, takes=takes, pad_id=config.get("pad_token_id"))
+
+
+def usable_positions(config: Mapping[str, Any]) -> int | None:
+    """How many tokens a text may have by a network's positions, from its config.json; None for any number."""
+    config = config.get("text_config") or config
+    positions: int | None = config.get("max_position_embeddings")
+    if positions is None and "relative_attention_num_buckets" not in config:
+        positions = config.get("n_positions")
+    if positions and config.get("model_type") in _COUNT_FROM_PADDING:
+        positions -= (config.get("pad_token_id") or 0) + 1
+    return positions
+
+
+def choose_length(limits: Sequence[int | None], positions: int | None, smallest: int, wanted: int | None) -> int:
+    """The longest text in tokens: what is wanted, or the least of the model's own limits.
+
+    Args:
+        limits: what the model's files say; None or an absurd number where they say nothing.
+        positions: how many the network has at all.
+
+    Raises:
+        ConfigError: the model does not take so many tokens, or states no limit and none is wanted.
+    """
+    if wanted is None:
+        own = [limit for limit in (*limits, positions) if limit is not None and 0 < limit < _NO_LIMIT]
+        if not own:
+            raise ConfigError("the model states no maximum length; set max_model_len")
+        return int(min(own))
+    largest = positions or _NO_LIMIT
+    if not smallest <= wanted <= largest:
+        raise ConfigError(f"max_model_len is {wanted}; this model takes {smallest} to {largest} tokens")
+    return wanted
+
+
+def _text_refusal(value: Any) -> RecordError | None:
+    if not isinstance(value, str):
+        return RecordError(f"expected text, got {_kind(value)}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            return RecordError(f"the text is not valid Unicode: {error.reason} at character {error.start}")
+    return None
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _tokens_before_text(prompt: Encoding) -> int:
+    """How many tokens a prompt takes at the front of a text, which some models leave out of the pooling."""
+    return len(prompt.ids) - (1 if prompt.special_tokens_mask[-1] else 0)

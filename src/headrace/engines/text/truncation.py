@@ -1,0 +1,157 @@
+"""Texts far longer than a model takes, shortened before they are encoded: their tokens stay the same.
+
+Tokenizers work from left to right, and what they make of a character is settled by what stands near it. So the tokens
+of a part are those of the whole text, but for the last ones. How many those are depends on the tokenizer:
+
+- It splits texts into words, and a token never reaches beyond its word: all but the last few words are settled.
+- It does not, or a word is as long as the part. A token of the whole text ends somewhere within the last characters of
+  the part, as many as the longest token has. With BPE and Unigram the tokens up to there are those of the text up to
+  there. So what all parts that end there have in common is settled.
+
+Where neither shows enough tokens, a longer part is tried, and at last the whole text taken.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Literal, TypeAlias
+
+from tokenizers import Encoding, Tokenizer
+from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+Side: TypeAlias = Literal["right", "left"]
+"""Where a text is cut off, as tokenizers call it."""
+
+_CHARACTERS_PER_TOKEN = 6
+"""Of the first part that is tried: most texts have 4 to 5."""
+_MORE_CHARACTERS = 256
+_WORDS = 4
+"""So many words at the end of a part may be others in the whole text: a run of spaces, say, that goes on."""
+_CHARACTERS = 32
+"""And so many characters: combining marks that go on, special tokens that are spelled to their end."""
+
+_RUN = 1000
+"""In characters; longer than any token."""
+
+
+class TextTruncator:
+    """Shortens texts for one tokenizer, on any number of threads at once.
+
+    Args:
+        tokenizer: is copied; truncation and padding are left out.
+        side: where texts are cut off.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, side: Side = "right") -> None:
+        self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._side = side
+        joins = isinstance(self._tokenizer.model, (BPE, Unigram))
+        self._longest = max(map(len, self._tokenizer.get_vocab())) if joins else 0
+        self._runs = _long_runs(self._tokenizer)
+
+    def count(self, text: str) -> int:
+        """The tokens of a text, without special ones."""
+        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+    def cut(self, text: str, tokens: int) -> str:
+        """A part of the text that has the same first so many tokens, and more; or the text itself.
+
+        With the side "left" it is the last tokens that are the same.
+        """
+        size = _CHARACTERS_PER_TOKEN * tokens + _MORE_CHARACTERS
+        while 3 * size < len(text):
+            part = self._beginning(text, size, tokens) if self._side == "right" else self._end(text, size, tokens)
+            if part is not None:
+                return part
+            if self._runs is not None:
+                text = self._runs.sub(lambda run: run[0][:_RUN], text)
+            size *= 4
+        return text
+
+    def _beginning(self, text: str, size: int, tokens: int) -> str | None:
+        part = text[:size]
+        encoding = self._encode(part)
+        if len(encoding.ids) <= tokens:
+            return None
+        end = encoding.offsets[tokens - 1][1]
+        settled = _words_between(encoding, tokens - 1, -1) and end + _CHARACTERS <= len(part.rstrip())
+        if (settled and not part[end:].isnumeric()) or self._in_common(text, size, tokens, encoding):
+            return part
+        return None
+
+    def _in_common(self, text: str, size: int, tokens: int, encoding: Encoding) -> bool:
+        """Whether all parts that end where a token of the whole text may end begin with the same tokens."""
+        longest = self._longest
+        if not longest or 2 * longest * size > len(text):
+            return False  # the whole text is no more work
+        if encoding.offsets[tokens - 1][1] > size - 2 * longest - _CHARACTERS or not all(
+            map(_plain, text[size - longest : size + 1])
+        ):
+            return False
+        parts = [text[:end] for end in range(size - longest, size)]
+        first = encoding.ids[:tokens]
+        return all(
+            one.ids[:tokens] == first for one in self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
+        )
+
+    def _end(self, text: str, size: int, tokens: int) -> str | None:
+        """Begins with a word, before which there is white space: nothing reaches across that."""
+        start = next(
+            (
+                place
+                for place in range(len(text) - size, len(text) - size + _MORE_CHARACTERS)
+                if text[place - 1].isspace() and text[place].isalpha()
+            ),
+            None,
+        )
+        if start is None:
+            return None
+        part = text[start:]
+        encoding = self._encode(part)
+        first = len(encoding.ids) - tokens
+        if first <= 0 or not _words_between(encoding, 0, first):
+            return None
+        before = part[: encoding.offsets[first][0]]
+        return part if len(before) >= _CHARACTERS and any(map(str.isspace, before[1:])) else None
+
+    def _encode(self, text: str) -> Encoding:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _long_runs(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """What may be cut to the length of `_RUN` and is the same: for BERT a word that is too long, or white space."""
+    model = tokenizer.model
+    plain = isinstance(model, WordPiece) and model.max_input_chars_per_word < _RUN
+    if not plain or not isinstance(tokenizer.pre_tokenizer, BertPreTokenizer):
+        return None
+    if any(
+        token.content.isalnum() or token.content.isspace() for token in tokenizer.get_added_tokens_decoder().values()
+    ):
+        return None
+    return re.compile(rf"[0-9A-Za-z]{{{_RUN},}}|[ \t\r\n]{{{_RUN},}}")
+
+
+def _words_between(encoding: Encoding, first: int, last: int) -> bool:
+    """Whether there are enough words from one token to another."""
+    one, other = encoding.word_ids[first], encoding.word_ids[last]
+    return one is not None and other is not None and other - one >= _WORDS
+
+
+def _plain(character: str) -> bool:
+    """Whether a normalizer makes the same of a character, whatever its neighbours are."""
+    if character.isascii():
+        return character.isprintable()
+    number = ord(character)
+    composes = 0x1100 <= number <= 0x11FF or 0xA960 <= number <= 0xA97F or 0xAC00 <= number <= 0xD7FF
+    vowel = number in (0x0E33, 0x0EB3)
+    flag = 0x1F1E6 <= number <= 0x1F1FF
+    return unicodedata.category(character) in _PLAIN and not composes and not vowel and not flag
+
+
+_PLAIN = frozenset(
+    {"Ll", "Lu", "Lt", "Lo", "Nd", "Nl", "No", "Pc", "Pd", "Pe", "Pf", "Pi", "Po", "Ps", "Sc", "Sm", "So", "Zs"}
+)

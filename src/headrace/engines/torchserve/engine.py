@@ -1,0 +1,198 @@
+"""TorchServe handlers without TorchServe: `handle(data, context)` of a module or a class, with its batch settings."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from headrace.batching.callables import plain_function
+from headrace.device.placement import choose_device
+from headrace.engines.base import Prepared
+from headrace.engines.torchserve import files as torchserve_files
+from headrace.engines.torchserve import standin as torchserve_standin
+from headrace.engines.torchserve.context import Context
+from headrace.engines.torchserve.files import HandlerFiles
+from headrace.engines.torchserve.thread import HandlerThread
+from headrace.errors import BadResultError, ConfigError, EngineDeadError, EngineError, RecordError
+
+
+class TorchServeEngine:
+    """A handler as TorchServe calls it: rows of `{"body": ...}` in, one answer for each out.
+
+    A text comes to the handler as the bytes of a request, an object or a list as parsed JSON. The batch is never
+    larger than the handler's own setting, and waits no longer for company than that says. An answer with a status of
+    400 or more (`context.set_response_status`) is that record's error.
+
+    Args:
+        model: the folder with the model's files, where the handler is a file.
+        handler: a handler file, `file.py:function`, a .mar archive or a folder with its content.
+        config: a model-config.yaml or config.properties; None for one beside the model or the handler.
+        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N"; the handler is told its number.
+
+    Raises:
+        ConfigError: a file is missing or cannot be understood, or the handler is none.
+        EngineError: the handler cannot be imported or initialized.
+    """
+
+    pads = False
+    counts_tokens = False
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        handler: str | Path | None = None,
+        config: str | Path | None = None,
+        device: str = "auto",
+    ) -> None:
+        if handler is None:
+            raise ConfigError("no handler is named; give a handler file, a .mar archive or its folder")
+        place = choose_device(device)
+        gpu = None if place.type == "cpu" else place.index or 0
+        self._files = torchserve_files.read(handler, model, config)
+        self._context = Context(self._files, gpu)
+        self._thread = HandlerThread(self._files.name)
+        self._handle: Callable[[Any, Context], Any] | None = None
+        try:
+            self._handle = self._thread.call(
+                functools.partial(_load, self._files, self._context), self._files.startup_timeout_s, "startupTimeout"
+            )
+        finally:
+            if self._handle is None:
+                self.close()
+        self.default_batch_size = self.default_batch_cost = self._files.batch_size
+        self.default_batch_delay_s = self._files.batch_delay_s
+        """How long the oldest record waits for company while the handler has nothing to do."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Digests of the handler and of the model's files."""
+        total = hashlib.blake2b(digest_size=16)
+        for path in sorted(self._files.model_dir.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                with path.open("rb") as file:
+                    total.update(path.name.encode() + hashlib.file_digest(file, "blake2b").digest())
+        code = hashlib.blake2b(self._files.handler.read_bytes(), digest_size=16).hexdigest()
+        return {"engine": "torchserve", "handler_digest": code, "model_digest": total.hexdigest()}
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[dict[str, Any]] | Exception]:
+        """One row of a request each; a RecordError where the value cannot be one."""
+        return [_row(value) for value in inputs]
+
+    def forward(self, batch: list[dict[str, Any]]) -> list[Any]:
+        """The handler's answer for each row.
+
+        Raises:
+            BadResultError: the handler's answer is no list, or not as long as the batch.
+            EngineDeadError: the engine is closed, or the handler has not answered in its time.
+        """
+        handle = self._handle
+        if handle is None:
+            raise EngineDeadError("the engine is closed; create a new one")
+        if not batch:
+            return []
+        self._context.begin(len(batch))
+        rows, context = [dict(row) for row in batch], self._context
+        answers = self._thread.call(lambda: handle(rows, context), self._files.response_timeout_s, "responseTimeout")
+        if not isinstance(answers, (list, tuple)):
+            raise BadResultError(f"the handler returned a {type(answers).__name__}; it must return a list")
+        if len(answers) != len(batch):
+            raise BadResultError(f"the handler returned {len(answers)} results for batch of {len(batch)}")
+        return [_plain(context.answer(index, answer)) for index, answer in enumerate(answers)]
+
+    def close(self) -> None:
+        """Let the handler go, and an archive's files. Safe to call twice."""
+        self._handle = None
+        self._thread.close()
+        if self._files.unpacked is not None:
+            self._files.unpacked.cleanup()
+
+
+def _row(value: Any) -> Prepared[dict[str, Any]] | Exception:
+    if value is None:
+        return RecordError("the value is null; a handler's request has a body")
+    if isinstance(value, str):
+        try:
+            value = bytearray(value.encode())
+        except UnicodeEncodeError as error:
+            return RecordError(f"the text is not valid Unicode: {error.reason} at character {error.start}")
+    elif isinstance(value, (bytes, memoryview)):
+        value = bytearray(value)
+    return Prepared({"body": value}, cost=1)
+
+
+def _plain(answer: Any) -> Any:
+    if not isinstance(answer, (bytes, bytearray)):
+        return answer
+    try:
+        return answer.decode()
+    except UnicodeDecodeError:
+        return bytes(answer)
+
+
+def _load(files: HandlerFiles, context: Context) -> Callable[[Any, Context], Any]:
+    """The handler's entry point, initialized."""
+    torchserve_standin.provide()
+    module = _import(files)
+    name = files.function or "handle"
+    try:
+        if hasattr(module, name):
+            function: Callable[[Any, Context], Any] = getattr(module, name)
+            plain_function(f"{name} of {files.handler.name}", function)
+            function(None, context)  # by convention: no data asks a function to load its model
+            return function
+        service = _the_class(module, files)()
+        service.initialize(context)
+    except ConfigError:
+        raise
+    except BaseException as error:  # the user's code: whatever it raises, its job does not start
+        raise EngineError(f"handler {files.name} cannot be initialized: {_cause(error, files)}") from error
+    plain_function(f"handle of {files.name}", service.handle)
+    handle: Callable[[Any, Context], Any] = service.handle
+    return handle
+
+
+def _import(files: HandlerFiles) -> ModuleType:
+    try:
+        if files.built_in:
+            return importlib.import_module(f"headrace.engines.{files.handler.stem}")
+        if str(files.model_dir) not in sys.path:
+            sys.path.insert(0, str(files.model_dir))
+        return torchserve_files.import_file(files.handler)
+    except BaseException as error:  # likewise; it runs on a thread of its own, where no signal is raised
+        advice = "; install what it needs first" if isinstance(error, ImportError) else ""
+        raise EngineError(f"handler {files.name} cannot be imported: {_cause(error, files)}{advice}") from error
+
+
+def _cause(error: BaseException, files: HandlerFiles) -> str:
+    """An error in one line, with the last line of the handler's own that led to it."""
+    lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == str(files.handler)]
+    place = f" (line {lines[-1]})" if lines else ""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}{f': {words}' if words else ''}{place}"
+
+
+def _the_class(module: ModuleType, files: HandlerFiles) -> Any:
+    if files.built_in:
+        return getattr(module, files.built_in)
+    classes = [
+        kind
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+        if kind.__module__ == module.__name__ and hasattr(kind, "handle")
+    ]
+    if len(classes) != 1 or files.function:
+        wanted = (
+            f"a function {files.function}" if files.function else "a function handle, or one class with a method handle"
+        )
+        raise ConfigError(
+            f"handler {files.name} must have {wanted}; classes with one: "
+            f"{', '.join(kind.__name__ for kind in classes) or 'none'}"
+        )
+    return classes[0]

@@ -1,0 +1,101 @@
+"""Labels and vectors of images, with vision models that PyTorch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModel, AutoModelForImageClassification
+
+from headrace.engines.model_folder import named_folder
+from headrace.engines.torch_network import TorchNetwork, load_pretrained
+from headrace.engines.vision.images import MAX_PIXELS, images_for
+from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
+from headrace.errors import EngineError
+
+_INPUTS = frozenset({"pixel_values"})
+
+
+def image_classify(
+    model: str | Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    top_labels: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> ImageEngine:
+    """A classifier of images.
+
+    Args:
+        model: the folder of an image classification model, such as a ViT or ResNet.
+        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
+        dtype: "auto" (float32 on CPU, the weights' own on CUDA), "float32", "float16" or "bfloat16".
+        top_labels: list so many labels with their scores, beside the best.
+        max_pixels: a larger image fails, before it is decoded.
+
+    Raises:
+        ConfigError: no such folder, or a parameter the model cannot follow.
+        EngineError: the files cannot be loaded, or are of another kind of model.
+    """
+    folder = named_folder(model)
+    module, place, missing = load_pretrained(AutoModelForImageClassification, folder, device, dtype)
+    if missing:
+        raise EngineError(
+            f"the model in {folder} is no image classifier: its weights lack {', '.join(sorted(missing)[:3])}"
+        )
+    network = TorchNetwork(folder, _packed(module), place, partial(_logits, module), _INPUTS)
+    return image_classifier(network, images_for(folder, max_pixels), module.config.to_dict(), top_labels)
+
+
+def image_embed(
+    model: str | Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_pixels: int = MAX_PIXELS,
+) -> ImageEngine:
+    """One vector per image: a CLIP-like model's image features, else what the model pools, else its first token.
+
+    Parameters and errors as `image_classify`.
+    """
+    folder = named_folder(model)
+    module, place, missing = load_pretrained(AutoModel, folder, device, dtype)
+    # Without its weights a pooling layer would be random numbers; a classifier's folder has none.
+    unpooled = {name for name in missing if "pooler" in name.split(".")}
+    if missing - unpooled:
+        raise EngineError(f"the model in {folder} is not whole: it lacks {', '.join(sorted(missing - unpooled)[:3])}")
+    vectors = _features if hasattr(module, "get_image_features") else partial(_vectors, pooled=not unpooled)
+    network = TorchNetwork(folder, _packed(module), place, partial(vectors, module), _INPUTS)
+    return image_embedder(network, images_for(folder, max_pixels))
+
+
+def _packed(module: Any) -> Any:
+    """The module with its convolutions' channels side by side in memory: the faster layout, for the same numbers."""
+    return module.to(memory_format=torch.channels_last)
+
+
+def _run(method: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    return method(pixel_values=tensors["pixel_values"].to(memory_format=torch.channels_last))
+
+
+def _logits(module: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    logits: torch.Tensor = _run(module, tensors).logits
+    return logits
+
+
+def _features(module: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    features = _run(module.get_image_features, tensors)
+    vectors: torch.Tensor = features if isinstance(features, torch.Tensor) else features.pooler_output
+    return vectors
+
+
+def _vectors(module: Any, tensors: Mapping[str, torch.Tensor], *, pooled: bool) -> torch.Tensor:
+    output = _run(module, tensors)
+    pooler: torch.Tensor | None = getattr(output, "pooler_output", None)
+    if pooled and pooler is not None:
+        return pooler.flatten(1)
+    states: torch.Tensor = output.last_hidden_state
+    return states[:, 0] if states.ndim == 3 else states.flatten(2).mean(2)

@@ -1,0 +1,80 @@
+"""Tasks on images over any network: one row per image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.engines.base import Prepared
+from headrace.engines.heads import Head, LabelHead, VectorHead, label_function, label_names
+from headrace.engines.network import BATCH_IMAGES, Network
+from headrace.engines.vision.images import ImageInputs, Pixels
+
+
+class ImageEngine:
+    """One output per image.
+
+    Args:
+        network: gives one row per image.
+        images: makes what the network takes.
+        head: makes outputs of rows.
+        facts: what else decides the output, such as the engine's name.
+    """
+
+    pads = False
+    counts_tokens = False
+    prepare_rows = 16
+    """Records prepared at a time: an image is some milliseconds of work, and hundreds of kilobytes when it is done."""
+
+    def __init__(self, network: Network, images: ImageInputs, head: Head, facts: Mapping[str, Any]) -> None:
+        self.network = network
+        self._images = images
+        self._head = head
+        self._facts = facts
+        self.default_batch_cost = self.default_batch_size = BATCH_IMAGES[network.kind]
+
+    def describe(self) -> Mapping[str, Any]:
+        """Model digest and every parameter that changes an output. Reads the model's files once."""
+        return {**self._facts, **self.network.describe(), "max_pixels": self._images.max_pixels}
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Pixels] | Exception]:
+        """See `ImageInputs.prepare`."""
+        return self._images.prepare(inputs)
+
+    def forward(self, batch: list[Pixels]) -> list[Any]:
+        """One output per image. Images that the processor left in different sizes run apart.
+
+        Raises:
+            EngineOutOfMemoryError: the batch is too large for the device.
+            EngineDeadError: the device failed, or the engine is closed.
+        """
+        outputs: list[Any] = [None] * len(batch)
+        by_shape: dict[tuple[int, ...], list[int]] = {}
+        for index, pixels in enumerate(batch):
+            by_shape.setdefault(pixels.shape, []).append(index)
+        for indices in by_shape.values():
+            rows = self.network.run({"pixel_values": np.stack([batch[index] for index in indices])})
+            for index, output in zip(indices, self._head(rows), strict=True):
+                outputs[index] = output
+        return outputs
+
+    def close(self) -> None:
+        """Free the model's memory. Safe to call twice."""
+        self.network.close()
+
+
+def image_classifier(
+    network: Network, images: ImageInputs, config: Mapping[str, Any], top_labels: int | None
+) -> ImageEngine:
+    """Labels of images."""
+    names = label_names(config)
+    function = label_function(config, len(names))
+    facts = {"engine": "image-classification", "labels": names, "scores": function, "top_labels": top_labels}
+    return ImageEngine(network, images, LabelHead(names, function, top_labels), facts)
+
+
+def image_embedder(network: Network, images: ImageInputs) -> ImageEngine:
+    """One vector per image, as long as the network makes it."""
+    return ImageEngine(network, images, VectorHead(None), {"engine": "image-embedding"})

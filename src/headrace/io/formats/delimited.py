@@ -1,0 +1,301 @@
+"""CSV and TSV after RFC 4180: a header line, quoted fields that may hold newlines."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.io.base import Chunk
+from headrace.io.storage.files import CHUNK_BYTES, CHUNK_ROWS, InputFile
+from headrace.io.storage.lines import MAX_LINE_BYTES, RAW_KEPT_BYTES, line_blocks
+from headrace.records import Failed, Record
+
+_LINE_BYTES = 64
+"""What a line held in memory takes beside its text, about: it counts towards the bound of a row."""
+_SPARE_QUOTES = 64
+"""So many more runs of quotes than its fields call for may a row of several lines have."""
+_NEVER_CLOSED = "a quoted field is never closed"
+_ODD_QUOTES = re.compile(r'(?<!")"(?:"")*(?!")')
+
+
+class DelimitedFormat:
+    """The rows below the header, each a dict of texts. A blank line is no record.
+
+    A row with more or fewer fields than the header, with bytes that are not UTF-8, or with a broken quote is a `Failed`
+    at its position. Where a quote is not closed, the lines up to the next whole row are one `Failed`.
+    """
+
+    def __init__(self, name: str, delimiter: str) -> None:
+        self.name = name
+        self._delimiter = delimiter
+
+    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
+        """Unknown without reading it all."""
+        return None
+
+    def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
+        """A chunk is at most 512 rows and about 4 MiB."""
+        csv.field_size_limit(MAX_LINE_BYTES)  # the module has one limit for all readers; its default is 128 KiB
+        lines = _Lines(file)
+        rows = _Rows(lines, self._delimiter)
+        header = _header(rows, file)
+        begin = base
+        records: list[Record] = []
+        failures: list[Failed] = []
+        wanted = next_todo(base)
+        rows_in_chunk = 0
+        for row in rows.below(len(header)):
+            if base == wanted:
+                outcome = _row(header, row, base, file)
+                if isinstance(outcome, Failed):
+                    failures.append(outcome)
+                else:
+                    records.append(outcome)
+                wanted = next_todo(base + 1)
+            base += 1
+            rows_in_chunk += 1
+            if rows_in_chunk >= CHUNK_ROWS or lines.read_bytes - lines.told >= CHUNK_BYTES:
+                yield Chunk(records, failures, lines.take())
+                records, failures, rows_in_chunk = [], [], 0
+        yield Chunk(records, failures, lines.take())
+        return base - begin
+
+
+class _Lines:
+    """The lines of a file as text; those of the row being read may be given back, to be read again."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        self._lines = self._decoded()
+        self._back: deque[str] = deque()
+        self._back_bytes = self._offset = self._number = 0
+        self.row: list[str] = []
+        """The lines of the row being read."""
+        self.most_quotes = _SPARE_QUOTES
+        self._held = self._quotes = 0
+        self.read_bytes = 0
+        self.told = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        """The next line.
+
+        Raises:
+            csv.Error: it belongs to a row that is too long for one whose quotes are closed.
+        """
+        line = self._again() if self._back else next(self._lines)
+        self.row.append(line)
+        if len(self.row) > 1:
+            self._hold(line)
+        return line
+
+    def begin_row(self) -> None:
+        """Forget the lines of the row before."""
+        self.row = []
+        self._held = self._quotes = 0
+
+    def give_back(self, lines: list[str]) -> None:
+        """Let lines be read again, those that were read last."""
+        self._back.extendleft(reversed(lines))
+        self._back_bytes += sum(map(_size, lines))
+
+    def drop(self, count: int) -> None:
+        """Pass over lines that were given back."""
+        for _ in range(count):
+            self._again()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Bytes of the content and lines before the next line to be read."""
+        return self._offset - self._back_bytes, self._number - len(self._back)
+
+    def take(self) -> int:
+        """Bytes of the file since the last call."""
+        size, self.told = self.read_bytes - self.told, self.read_bytes
+        return size
+
+    def _again(self) -> str:
+        line = self._back.popleft()
+        self._back_bytes -= _size(line)
+        return line
+
+    def _hold(self, line: str) -> None:
+        # A row of the width of the header has no more quotes than that; with this bound the time it takes to find the
+        # next whole row grows with the length of the file alone, however often a quote is not closed.
+        self._held += len(line) + _LINE_BYTES
+        if '"' in line:
+            self._quotes += sum(1 for _ in _ODD_QUOTES.finditer(line))
+        if self._held > MAX_LINE_BYTES:
+            raise csv.Error(f"a quoted field goes on for more than {MAX_LINE_BYTES} bytes")
+        if self._quotes > self.most_quotes:
+            raise csv.Error("a quoted field holds quotes that are not doubled")
+
+    def _decoded(self) -> Iterator[str]:
+        is_plain = self._file.path.suffix.lower() not in (".gz", ".zst")
+        for lines, size in line_blocks(self._file):
+            if is_plain:  # what precedes the lines is a byte order mark, or a line too long to be held
+                self._offset = max(self.read_bytes, self.read_bytes + size - sum(map(len, lines)) - len(lines))
+            self.read_bytes += size
+            for line in lines:
+                self._offset += len(line) + 1
+                self._number += 1
+                # Bytes that are no UTF-8 pass through as surrogates, and fail their own row.
+                yield line.decode(errors="surrogateescape") + "\n"
+
+
+class _Bad:
+    """Lines that are no row.
+
+    Args:
+        line: the first of them, with its newline.
+        end: bytes and lines of the content up to its end.
+        message: what is wrong with it.
+    """
+
+    def __init__(self, line: str, end: tuple[int, int], message: str) -> None:
+        self._start = end[0] - _size(line), end[1] - 1
+        self._message = message
+        self._text = ""
+        self.add(line, end)
+
+    def add(self, line: str, end: tuple[int, int]) -> None:
+        """Take in one more line."""
+        self._text += line[: RAW_KEPT_BYTES - len(self._text)]
+        self._end = end
+
+    def failed(self, position: int, file: InputFile) -> Failed:
+        """The dead letter: where the lines are, and how they begin."""
+        (start, before), (end, last) = self._start, self._end
+        lost = f"line {last}" if last - before == 1 else f"{last - before:,} lines, from {before + 1} on,"
+        data = {"file": str(file.path), "bytes": [start, end], "lines": [before + 1, last], "text": self._text}
+        return _failed(position, data, "ValueError", f"{self._message}; {lost} cannot be read")
+
+
+class _Rows:
+    """The rows of lines; where a quote is not closed, the reading goes on with the next line that begins a whole row.
+
+    What is a row depends on the content alone, so that positions are the same at every reading.
+    """
+
+    def __init__(self, lines: _Lines, delimiter: str) -> None:
+        self._lines = lines
+        self._reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        field = rf'(?:"[^"]*+(?:""[^"]*+)*+"|[^"{delimiter}\r\n]*+)'
+        self._well_formed = re.compile(rf"{field}(?:{delimiter}{field})*+\r?\n")
+
+    def header(self) -> list[str]:
+        """The first row that is not blank.
+
+        Raises:
+            csv.Error: it cannot be read.
+        """
+        while (row := self._next()) == []:
+            pass
+        if isinstance(row, csv.Error):
+            raise row
+        return row or []
+
+    def below(self, width: int) -> Iterator[list[str] | _Bad]:
+        """The rows below a header of so many fields, and what is between them."""
+        lines = self._lines
+        lines.most_quotes = 2 * width + _SPARE_QUOTES
+        bad: _Bad | None = None
+        while (row := self._next()) is not None:
+            taken = lines.row
+            if bad is not None:
+                if not self._is_whole(row, width):
+                    lines.give_back(taken[1:])
+                    bad.add(taken[0], lines.place)
+                    continue
+                yield bad
+                bad = None
+            if isinstance(row, csv.Error):
+                lines.give_back(taken[1:])
+                bad = _Bad(taken[0], lines.place, _NEVER_CLOSED if str(row) == "unexpected end of data" else str(row))
+                if len(taken) == 1:
+                    yield bad
+                    bad = None
+            elif len(taken) > 1 and len(row) != width and self._hides_rows(width):
+                bad = _Bad(taken[0], lines.place, _wrong_width(row, width))
+            elif row:
+                yield row
+        if bad is not None:
+            yield bad
+
+    def _next(self) -> list[str] | csv.Error | None:
+        """The next row, or what is wrong with it; None at the end."""
+        self._lines.begin_row()
+        try:
+            return next(self._reader, None)
+        except csv.Error as error:
+            return error
+
+    def _is_whole(self, row: list[str] | csv.Error, width: int) -> bool:
+        """Whether the lines just read are a row as one writes it: no quote in it that is not one of a quoted field."""
+        return (
+            isinstance(row, list)
+            and len(row) == width
+            and self._well_formed.fullmatch("".join(self._lines.row)) is not None
+        )
+
+    def _hides_rows(self, width: int) -> bool:
+        """Whether the row just read, of several lines and the wrong width, has whole rows in it, up to its last line.
+
+        If so, all but its first line is given back.
+        """
+        lines, inner = self._lines, self._lines.row[1:]
+        lines.give_back(inner)
+        read: list[str] = []
+        whole = False
+        while len(read) < len(inner) and (row := self._next()) is not None:
+            whole = self._is_whole(row, width)
+            if not whole:
+                lines.give_back(lines.row[1:])
+            read += lines.row if whole else lines.row[:1]
+        lines.give_back(read)
+        if not whole:
+            lines.drop(len(inner))
+        return whole
+
+
+def _size(line: str) -> int:
+    return len(line.encode(errors="surrogateescape"))
+
+
+def _header(rows: _Rows, file: InputFile) -> list[str]:
+    try:
+        header = rows.header()
+    except csv.Error as error:
+        raise ConfigError(f"cannot read the header line of {file.path}: {error}") from error
+    twice = {name for name in header if header.count(name) > 1}
+    if twice:
+        raise ConfigError(f"{file.path} has two columns named {min(twice)!r} in its header line; rename one")
+    return header
+
+
+def _row(header: list[str], row: list[str] | _Bad, position: int, file: InputFile) -> Record | Failed:
+    if isinstance(row, _Bad):
+        return row.failed(position, file)
+    data: dict[str, Any] = dict(zip(header, row, strict=False))
+    if len(row) != len(header):
+        return _failed(position, row, "ValueError", _wrong_width(row, len(header)))
+    if not "".join(row).isascii():
+        try:
+            "".join(row).encode()
+        except UnicodeEncodeError:
+            return _failed(position, row, "UnicodeDecodeError", "the row is not valid UTF-8")
+    return Record(position, position, data)
+
+
+def _wrong_width(row: list[str], width: int) -> str:
+    return f"the row has {len(row)} fields, the header {width}"
+
+
+def _failed(position: int, data: Any, reason: str, message: str) -> Failed:
+    return Failed(Record(position, position, data), reason, message)

@@ -1,0 +1,257 @@
+"""OpenAI's batch files: requests in (`custom_id`, `method`, `url`, `body`), responses and errors out.
+
+The format is that of https://platform.openai.com/docs/guides/batch, which `vllm run-batch` reads and writes too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headrace.errors import ConfigError, JobError
+from headrace.io.base import Chunk
+from headrace.io.formats.dead_letters import encode_letters, letter
+from headrace.io.formats.strict_json import OnNan, StrictJson
+from headrace.io.storage.files import InputFile
+from headrace.io.storage.lines import (
+    full_lines,
+    interleaved,
+    line_blocks,
+    lines_of,
+    object_chunks,
+    parse_object,
+)
+from headrace.records import Failed, Ok, Record
+
+_FIELDS = frozenset({"custom_id", "method", "url", "body"})
+EMBEDDINGS = "/v1/embeddings"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+
+
+class Answers(tuple[Any, ...]):  # noqa: SLOT001 - a tuple's subclass cannot have slots with names
+    """The outputs of one request, one for each of the several inputs that it may have."""
+
+    truncated: tuple[int, ...] = ()
+    """Places of the inputs that were cut."""
+
+
+def batch_url(file: InputFile) -> str | None:
+    """The URL that the first line asks, if it is a request of a batch."""
+    try:
+        for lines, _ in itertools.islice(line_blocks(file), 4):
+            for line in full_lines(lines)[:1]:
+                row = parse_object(line)
+                return str(row["url"]) if row.keys() >= _FIELDS else None
+    except (ValueError, TypeError, RecursionError, JobError):
+        pass  # whatever it is, the reader of its format will say
+    return None
+
+
+def url_of(source: Any) -> str | None:
+    """What the requests of a source ask, if it reads batch files."""
+    return next((form.url for form in getattr(source, "formats", ()) if isinstance(form, OpenAIFormat)), None)
+
+
+class OpenAIFormat:
+    """The requests of a batch file: {id: custom_id, url, model, body, text}.
+
+    `text` is an embedding request's input. A request that is not POST, has no `custom_id` or `body`, or asks another
+    URL than the first of its file, is a `Failed` at its position.
+
+    Args:
+        url: that of the file's first request.
+
+    Raises:
+        ConfigError: nothing here answers that URL.
+    """
+
+    name = "openai"
+
+    def __init__(self, url: str) -> None:
+        if url not in _BODIES:
+            raise ConfigError(f"the batch file asks for {url!r}; known: {', '.join(_BODIES)}")
+        self.url = url
+        self._checks_body = True
+        self._model: str | None = None
+
+    def leave_bodies(self, model: str) -> None:
+        """Check no fields of bodies: whoever prepares them does. A body that names no model asks for `model`."""
+        self._checks_body = False
+        self._model = model
+
+    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
+        """Unknown without reading it all."""
+        return None
+
+    def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
+        """At most 512 requests a chunk."""
+        return object_chunks(file, base, next_todo, self._request)
+
+    def _request(self, position: int, row: Mapping[str, Any]) -> Record | Failed:
+        identity = row.get("custom_id")
+        problem = _problem(row, self.url)
+        if not problem and self._checks_body and self.url == EMBEDDINGS:
+            problem = _unknown_field(row["body"])  # a generator refuses its own
+        if problem:
+            return Failed(
+                Record(position, identity if isinstance(identity, str) else position, row), "RecordError", problem
+            )
+        data = {
+            "id": identity,
+            "url": row["url"],
+            "model": row["body"].get("model") or self._model,
+            "body": row["body"],
+        }
+        if row["url"] == EMBEDDINGS:
+            given = row["body"].get("input")
+            # A list of one text is what many clients send; one vector is what a record has.
+            data["text"] = given[0] if isinstance(given, list) and len(given) == 1 else given
+        return Record(position, position, data)
+
+
+def _problem(row: Mapping[str, Any], url: str) -> str:
+    """What is wrong with a request; empty if nothing is."""
+    if not isinstance(row.get("custom_id"), str) or not row["custom_id"]:
+        return f"custom_id is {row.get('custom_id')!r}: it must be a text"
+    if row.get("method") != "POST":
+        return f"method is {row.get('method')!r}: it must be POST"
+    if row.get("url") != url:
+        return f"url is {row.get('url')!r}: this file's first request asks {url}, and one job has one task"
+    if not isinstance(row.get("body"), dict):
+        return f"body is of type {type(row.get('body')).__name__}, not an object"
+    return ""
+
+
+def _unknown_field(body: Mapping[str, Any]) -> str:
+    """Which field of an embedding request cannot be obeyed here; empty if none."""
+    given = body.get("input")
+    if isinstance(given, list) and len(given) != 1:
+        return f"input is a list of {len(given)}: a line of a file has one text; use one line for each"
+    for name, value in body.items():
+        if name in ("input", "model", "user") or value is None or (name, value) == ("encoding_format", "float"):
+            continue
+        if name == "encoding_format":
+            return f"encoding_format is {value!r:.40}: the answers to a file are numbers, 'float'"
+        if name == "dimensions":
+            return f"dimensions is {value!r:.40}: lines of a file cannot choose; set truncate_dim for the whole job"
+        return f"unknown field {name!r:.60}; known: input, model, user, encoding_format"
+    return ""
+
+
+class OpenAIWriter:
+    """One response per line, as OpenAI's batch output has them; dead letters as its error file has them.
+
+    A response names the model as its request did: the record's kept column `model`.
+
+    Args:
+        url: of the requests: it decides the shape of a response's body.
+        on_nan: what NaN and infinities become.
+        clock: seconds since 1970: when an answer was written, which OpenAI calls `created`.
+    """
+
+    suffix = ".jsonl"
+
+    def __init__(self, url: str, on_nan: OnNan = "null", clock: Callable[[], float] = time.time) -> None:
+        self._body = _BODIES[url]
+        self._has_created = url != EMBEDDINGS
+        self._clock = clock
+        self._json = StrictJson(_plain, on_nan)
+
+    @property
+    def nulled(self) -> int:
+        """Numbers written as null so far."""
+        return self._json.nulled
+
+    def encode(self, outcomes: Sequence[Ok]) -> bytes:
+        """The lines of one part.
+
+        Raises:
+            Exception: a response that cannot be written, for whatever reason.
+        """
+        return "".join([self._json.dump(self._response(ok)) + "\n" for ok in outcomes]).encode()
+
+    def _response(self, ok: Ok) -> dict[str, Any]:
+        number = _number(ok.record.position)
+        created = {"created": int(self._clock())} if self._has_created else {}
+        body = {"id": number, **created, "model": (ok.record.data or {}).get("model"), **self._body(ok)}
+        response = {"status_code": 200, "request_id": number, "body": body}
+        return {"id": f"batch_req_{number}", "custom_id": ok.record.id, "response": response, "error": None}
+
+    def encode_failures(self, failures: Sequence[Failed]) -> bytes:
+        """The lines of OpenAI's error file, which hold a dead letter's own fields too."""
+        return encode_letters(_error(failed) for failed in failures)
+
+    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
+        """The parts one behind the other."""
+        for part in parts:
+            with part.open("rb") as file:
+                while block := file.read(1024 * 1024):
+                    target.write(block)
+
+    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
+        """The lines of both in turns."""
+        for lines in interleaved(lines_of([base]), lines_of(more), turns):
+            target.writelines(lines)
+
+
+def _error(failed: Failed) -> dict[str, Any]:
+    """A dead letter as a line of an error file; its own fields stay beside OpenAI's."""
+    error = {"code": failed.reason, "message": failed.message}
+    return {**letter(failed), "custom_id": failed.record.id, "response": None, "error": error}
+
+
+def _outputs(ok: Ok) -> Sequence[Any]:
+    return ok.output if isinstance(ok.output, Answers) else (ok.output,)
+
+
+def _embedding(ok: Ok) -> dict[str, Any]:
+    vectors = (vector.tolist() if hasattr(vector, "tolist") else vector for vector in _outputs(ok))
+    data: list[dict[str, Any]] = [
+        {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": ok.cost, "total_tokens": ok.cost}
+    if truncated := getattr(ok.output, "truncated", ()):
+        usage["truncated_inputs"] = len(truncated)
+        for place in truncated:
+            data[place]["truncated"] = True
+    return {"object": "list", "data": data, "usage": usage}
+
+
+def _completion(ok: Ok) -> dict[str, Any]:
+    choices = [
+        {"index": index, "text": output["text"], "finish_reason": output["finish_reason"], "logprobs": None}
+        for index, output in enumerate(_outputs(ok))
+    ]
+    return {"object": "text_completion", "choices": choices, "usage": _usage(_outputs(ok))}
+
+
+def _chat(ok: Ok) -> dict[str, Any]:
+    (output,) = _outputs(ok)
+    message = {"role": "assistant", "content": output["text"]}
+    choice = {"index": 0, "message": message, "finish_reason": output["finish_reason"], "logprobs": None}
+    return {"object": "chat.completion", "choices": [choice], "usage": _usage(_outputs(ok))}
+
+
+def _usage(outputs: Sequence[Any]) -> dict[str, int]:
+    asked = sum(output["prompt_tokens"] for output in outputs)
+    answered = sum(output["completion_tokens"] for output in outputs)
+    return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
+
+
+_BODIES: Mapping[str, Callable[[Ok], dict[str, Any]]] = {EMBEDDINGS: _embedding, COMPLETIONS: _completion, CHAT: _chat}
+
+
+def _number(position: int) -> str:
+    """The same for the same record in every run."""
+    return uuid.uuid5(uuid.NAMESPACE_OID, str(position)).hex
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"an output of type {type(value).__name__} cannot be written as JSON")

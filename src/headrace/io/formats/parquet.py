@@ -1,0 +1,381 @@
+"""Parquet output: the record's id, the columns kept of it, and its output; a vector as a fixed-size list of float32."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from headrace.errors import JobError, MissingExtraError, RecordError
+from headrace.io.formats.dead_letters import encode_failures
+from headrace.io.formats.row_groups import RowGroups, row_bytes
+from headrace.io.formats.strict_json import OnNan, StrictJson, depth
+from headrace.io.storage.locations import file_names
+from headrace.records import Failed, Ok
+
+ROW_GROUP_BYTES = 16 * 1024 * 1024
+MOST_ROWS = 1 << 19
+"""Of a group, however small they are."""
+_READ_BYTES = 4 * 1024 * 1024
+"""Rows of a part that are read together to be merged, about."""
+_READ_ROWS = 4096
+_DEEPEST = 45
+"""Levels that Parquet takes whatever they are; of some kinds it takes more."""
+_CRASHES = 500
+"""Levels that pyarrow is not given: with some thousands of them it ends the process."""
+_TYPES_KNOWN = 256
+_DECIMAL = 38
+"""Most digits of a decimal of 128 bits."""
+_WAY_OUT = "give the column one type with a function (--map), or write one .parquet file, whose columns widen"
+_INT64 = range(-(2**63), 2**63)
+
+
+class ParquetWriter:
+    """The columns `id`, those kept, and `column`.
+
+    A column's type is found from its values, part by part, and settled when the parts are merged: numbers widen, and
+    where nothing else holds all of them (ids that are integers here and text there, dicts without a key) values become
+    text, an integer in its decimal form and anything else as JSON. Once the output of some record was a vector, one
+    that is none fails its record.
+
+    In a folder, where parts stay, the first part with rows fixes the columns and their types for the job: a column
+    without a value in it is text, decimals have the most digits there are. A value of a later part that does not fit
+    fails its record.
+
+    Args:
+        column: the name of the output.
+        on_nan: what NaN and infinities become in values that are written as JSON; numbers keep them.
+        folder: where the parts are, if they stay.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+    """
+
+    suffix = ".parquet"
+
+    def __init__(self, column: str, on_nan: OnNan = "null", folder: Path | None = None) -> None:
+        try:
+            import pyarrow
+            import pyarrow.parquet
+        except ImportError as error:
+            raise MissingExtraError(
+                'Parquet output needs pyarrow: pip install "headrace[io]", or write to a .jsonl file'
+            ) from error
+        self._pa: Any = pyarrow
+        self._pq: Any = pyarrow.parquet
+        self._column = column
+        self._json = StrictJson(str, on_nan, compact=False)
+        self._refused_in: set[str] | None = set() if on_nan == "error" else None
+        """Columns that were written as text, where NaN fails its record: it then does so alone too, or others would."""
+        self._folder = folder
+        self._fixed: Any = None
+        """The schema of the parts in the folder, once there is one."""
+        self._vectors = False
+        """Whether an output was a vector."""
+        self._problems: dict[Any, str] = {}
+        """Why no column of a type can be read or written; empty where it can."""
+        self._schema = pyarrow.schema([("id", pyarrow.int64()), (column, pyarrow.list_(pyarrow.float32()))])
+        """Of the last part that had rows: a part without any is written with it."""
+
+    @property
+    def nulled(self) -> int:
+        """Numbers within JSON written as null so far."""
+        return self._json.nulled
+
+    def encode(self, outcomes: Sequence[Ok]) -> bytes:
+        """The rows of one part as a small Parquet file.
+
+        Raises:
+            Exception: a row that cannot be written, for whatever reason.
+        """
+        buffer = io.BytesIO()
+        if outcomes:
+            names = list(dict.fromkeys(name for ok in outcomes for name in ok.record.data or ()))
+            columns = {"id": self._array("id", [ok.record.id for ok in outcomes])}
+            for name in names:
+                columns[name] = self._array(name, [(ok.record.data or {}).get(name) for ok in outcomes])
+            table = self._pa.table(columns | {self._column: self._outputs(outcomes)})
+            if self._folder is not None:
+                table = self._as_committed(table)
+            self._schema = table.schema
+        else:
+            table = self._schema.empty_table()
+        # A part most often lives until the merge: no time is spent on compressing or indexing it.
+        self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
+        return buffer.getvalue()
+
+    def _as_committed(self, table: Any) -> Any:
+        """The rows in the schema of the parts that are in the folder; the first ones in one that others can keep to.
+
+        Raises:
+            RecordError: a value does not fit.
+        """
+        pa = self._pa
+        if self._fixed is None:
+            self._fixed = self._committed_schema()
+        schema = self._fixed or pa.schema([(field.name, self._settled(field.type)) for field in table.schema])
+        if unknown := [name for name in table.column_names if name not in schema.names]:
+            raise RecordError(f"column {unknown[0]!r} is not in the parts committed before; {_WAY_OUT}")
+        return pa.table([self._kept_to(table, field) for field in schema], schema=schema)
+
+    def _kept_to(self, table: Any, field: Any) -> Any:
+        if field.name not in table.column_names:
+            return self._pa.nulls(table.num_rows, field.type)
+        column = table[field.name].combine_chunks()
+        found = column.type
+        if found == field.type:
+            return column
+        if self._pa.types.is_string(field.type):
+            return self._as_texts(column.to_pylist(), self._json)
+        if self._fits(field.type, found):
+            with contextlib.suppress(self._pa.ArrowException):  # an integer that a float cannot hold, say
+                return column.cast(field.type)
+        raise RecordError(
+            f"column {field.name!r} is of type {field.type} in the parts committed before, and here {found}; {_WAY_OUT}"
+        )
+
+    def _fits(self, kept: Any, found: Any) -> bool:
+        return bool(self._pa.types.is_null(found) or self._common(kept, found) == kept)
+
+    def _committed_schema(self) -> Any:
+        """Of the first part there is; None before that."""
+        assert self._folder is not None, "asked for by `encode`"
+        names = (name for name in file_names(self._folder) if name.startswith("part-") and name.endswith(self.suffix))
+        first = min(names, default=None)
+        return None if first is None else self._footer(self._folder / first)[0]
+
+    def _settled(self, kind: Any) -> Any:
+        """A type that values to come fit as well as these: text where nothing is known, decimals with all digits."""
+        pa = self._pa
+        if pa.types.is_null(kind):
+            return pa.string()
+        if pa.types.is_decimal(kind):
+            return pa.decimal128(38, kind.scale) if kind.precision <= _DECIMAL else pa.decimal256(76, kind.scale)
+        if pa.types.is_struct(kind):
+            return pa.struct([field.with_type(self._settled(field.type)) for field in kind])
+        if pa.types.is_list(kind):
+            return pa.list_(kind.value_field.with_type(self._settled(kind.value_type)))
+        return kind
+
+    def _outputs(self, outcomes: Sequence[Ok]) -> Any:
+        """Vectors where one output is one: a fixed-size list where all have the same length."""
+        pa = self._pa
+        self._vectors = self._vectors or any(_is_vector(ok.output) for ok in outcomes)
+        if not self._vectors:
+            return self._array(self._column, [ok.output for ok in outcomes])
+        flat = []
+        for ok in outcomes:
+            if not isinstance(ok.output, (list, tuple)) and not hasattr(ok.output, "tolist"):
+                raise TypeError(f"the output is of type {type(ok.output).__name__}, and that of others is a vector")
+            flat.append(pa.array(ok.output, pa.float32()))
+        lengths = [len(vector) for vector in flat]
+        if len(set(lengths)) == 1:
+            return pa.FixedSizeListArray.from_arrays(pa.concat_arrays(flat), lengths[0])
+        offsets = pa.array(itertools.accumulate(lengths, initial=0), pa.int32())
+        return pa.ListArray.from_arrays(offsets, pa.concat_arrays(flat))
+
+    def _array(self, name: str, values: list[Any]) -> Any:
+        """By the values' own type, or as text where they have none in common, or one that Parquet lacks.
+
+        Raises:
+            ValueError: a value is nested too deep.
+        """
+        pa = self._pa
+        if all(type(value) is int for value in values):
+            fits = all(value in _INT64 for value in values)
+            return pa.array(values, pa.int64()) if fits else pa.array([str(value) for value in values])
+        if any(isinstance(value, (list, tuple, Mapping)) and depth(value, _CRASHES) == _CRASHES for value in values):
+            raise ValueError(f"column {name!r} is nested {_CRASHES} deep or more, or holds itself")
+        try:
+            array = pa.array([value.tolist() if hasattr(value, "tolist") else value for value in values])
+        except Exception:  # noqa: BLE001 - pyarrow raises errors of many classes for values that have no common type
+            return self._texts(name, values)
+        problem = self._problem(array.type)
+        if problem and not (self._fixed is not None and self._fits(self._fixed.field(name).type, array.type)):
+            if any(depth(value, _DEEPEST) == _DEEPEST for value in values):
+                raise ValueError(f"column {name!r} is nested deeper than Parquet takes: {problem}")
+            return self._texts(name, values)
+        if self._refused_in and name in self._refused_in:
+            self._texts(name, values)  # raises where one is NaN
+        return array
+
+    def _texts(self, name: str, values: list[Any]) -> Any:
+        if self._refused_in is not None:
+            self._refused_in.add(name)
+        return self._as_texts(values, self._json)
+
+    def _as_texts(self, values: list[Any], encoder: StrictJson) -> Any:
+        texts = [value if value is None or isinstance(value, str) else encoder.dump(value) for value in values]
+        return self._pa.array(texts, self._pa.string())
+
+    def _problem(self, kind: Any) -> str:
+        """Why a column of this type cannot be written and read again; empty where it can. Tried once for each type."""
+        if not self._pa.types.is_nested(kind):
+            return ""
+        if kind not in self._problems:
+            if len(self._problems) >= _TYPES_KNOWN:
+                self._problems.clear()
+            buffer = io.BytesIO()
+            try:
+                self._pq.write_table(self._pa.schema([("", kind)]).empty_table(), buffer)
+                self._pq.read_schema(io.BytesIO(buffer.getvalue()))
+            except Exception as error:  # noqa: BLE001 - the limits are pyarrow's, and so are the classes of its errors
+                self._problems[kind] = " ".join(str(error).split()) or type(error).__name__
+            else:
+                self._problems[kind] = ""
+        return self._problems[kind]
+
+    def encode_failures(self, failures: Sequence[Failed]) -> bytes:
+        """Dead letters are JSON lines beside any format."""
+        return encode_failures(failures)
+
+    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
+        """One file with row groups of about 16 MiB; a group, and so the memory, is the same wherever parts end.
+
+        Raises:
+            JobError: a part is damaged, or parts do not fit together.
+        """
+        schema = self._merged_schema(parts)
+        self._write(self._batches(parts, schema), schema, target)
+
+    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
+        """The rows of both in turns.
+
+        Raises:
+            JobError: a file is damaged, or they do not fit together.
+        """
+        schema = self._merged_schema([base, *more])
+        old, new = _Rows(self._batches([base], schema)), _Rows(self._batches(more, schema))
+
+        def batches() -> Iterator[Any]:
+            for of_base, of_more in turns:
+                yield from old.take(of_base)
+                if of_more < 0:
+                    collections.deque(new.take(-of_more), maxlen=0)
+                else:
+                    yield from new.take(of_more)
+            yield from old.take(sys.maxsize)
+
+        self._write(batches(), schema, target)
+
+    def _write(self, batches: Iterable[Any], schema: Any, target: BinaryIO) -> None:
+        pa, pq = self._pa, self._pq
+        with pq.ParquetWriter(target, schema, compression="zstd", use_dictionary=False) as writer:
+            held: list[Any] = []
+            group = RowGroups(ROW_GROUP_BYTES, MOST_ROWS)
+            for batch in batches:
+                start = 0
+                for end in group.ends(row_bytes(batch)):
+                    table = pa.Table.from_batches([*held, batch.slice(start, end - start)], schema)
+                    writer.write_table(table.combine_chunks())
+                    held, start = [], end
+                    pa.default_memory_pool().release_unused()  # else each group adds to what the allocator keeps
+                if start < batch.num_rows:
+                    held.append(batch.slice(start))
+            if held:
+                writer.write_table(pa.Table.from_batches(held, schema).combine_chunks())
+
+    def _merged_schema(self, parts: Sequence[Path]) -> Any:
+        """The schema all parts' rows fit, from their footers: the output last, whatever a later part brings."""
+        pa = self._pa
+        found: dict[str, Any] = {}
+        changed: set[str] = set()
+        for part in parts:
+            schema, rows = self._footer(part)
+            for field in schema if rows else ():
+                known = found.setdefault(field.name, field.type)
+                if known != field.type:
+                    found[field.name] = self._common(known, field.type)
+                    changed.add(field.name)
+        if not found:
+            return self._schema
+        for name in changed:
+            if not self._can_cast(parts, pa.field(name, found[name])):
+                found[name] = pa.string()
+        if self._column in found:
+            found[self._column] = found.pop(self._column)
+        return pa.schema(list(found.items()))
+
+    def _can_cast(self, parts: Sequence[Path], field: Any) -> bool:
+        """Whether a column of all parts fits the type that they have in common: an integer may be too long for it."""
+        try:
+            for _ in self._batches(parts, self._pa.schema([field])):
+                pass
+        except (self._pa.ArrowException, OverflowError):
+            return False
+        return True
+
+    def _common(self, one: Any, other: Any) -> Any:
+        """A type that holds the values of both."""
+        pa = self._pa
+        one, other = (pa.list_(k.value_type) if pa.types.is_fixed_size_list(k) else k for k in (one, other))
+        try:
+            schemas = [pa.schema([("", kind)]) for kind in (one, other)]
+            common = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+        except pa.ArrowException:
+            return pa.string()
+        return pa.string() if self._problem(common) else common
+
+    def _footer(self, part: Path) -> tuple[Any, int]:
+        try:
+            with part.open("rb") as stream, self._pq.ParquetFile(stream) as file:
+                return file.schema_arrow, file.metadata.num_rows
+        except (self._pa.ArrowException, OSError) as error:
+            raise JobError(f"part {part} is damaged ({error}); remove it and run again to make it anew") from error
+
+    def _batches(self, parts: Sequence[Path], schema: Any) -> Iterator[Any]:
+        """The rows of all parts, some MiB at a time, in the merged schema."""
+        for part in parts:
+            with part.open("rb") as stream, self._pq.ParquetFile(stream) as file:
+                facts = file.metadata
+                size = sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups))
+                rows = min(max(1, _READ_BYTES * facts.num_rows // max(1, size)), _READ_ROWS)
+                names = [name for name in schema.names if name in file.schema_arrow.names]
+                for batch in file.iter_batches(rows, columns=names) if facts.num_rows else ():
+                    columns = [self._fitted(batch, field) for field in schema]
+                    yield self._pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _fitted(self, batch: Any, field: Any) -> Any:
+        """A column in the merged type; nulls where this part has no such column."""
+        pa = self._pa
+        if field.name not in batch.schema.names:
+            return pa.nulls(batch.num_rows, field.type)
+        column = batch.column(field.name)
+        if column.type == field.type:
+            return column
+        if pa.types.is_null(column.type):
+            return pa.nulls(batch.num_rows, field.type)
+        if pa.types.is_string(field.type):
+            # A NaN that is committed as a number must not end the job at its merge.
+            return self._as_texts(column.to_pylist(), StrictJson(str, compact=False))
+        return column.cast(field.type)
+
+
+class _Rows:
+    """Batches, any number of whose rows can be taken."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self._left: Any = None
+
+    def take(self, rows: int) -> Iterator[Any]:
+        """The next so many rows, or all there are."""
+        while rows > 0:
+            batch = self._left if self._left is not None else next(self._batches, None)
+            if batch is None:
+                return
+            self._left = batch.slice(rows) if batch.num_rows > rows else None
+            taken = batch.slice(0, rows)
+            rows -= taken.num_rows
+            yield taken
+
+
+def _is_vector(output: Any) -> bool:
+    if isinstance(output, (list, tuple)):
+        return bool(output) and type(output[0]) is float
+    return getattr(output, "ndim", 0) == 1 and any(kind in str(output.dtype) for kind in ("float", "int"))

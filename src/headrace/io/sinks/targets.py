@@ -1,0 +1,146 @@
+"""Outputs by name: where the result goes, in which format, as one file or as a folder of parts."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import ConfigError
+from headrace.io.base import PartWriter
+from headrace.io.formats.jsonl import JsonlWriter
+from headrace.io.formats.openai_batch import OpenAIWriter
+from headrace.io.formats.parquet import ParquetWriter
+from headrace.io.formats.strict_json import OnNan
+from headrace.io.storage import compression
+from headrace.io.storage.locations import can_write, is_remote, locate
+
+FORMATS = ("jsonl", "parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the files of an output are."""
+
+    place: Path
+    """The output: a file, or a folder of parts."""
+    is_folder: bool
+    format: str
+    compression: str = ""
+    """".gz", ".zst" or none."""
+
+    @property
+    def work(self) -> Path:
+        """What a job there knows of itself: its state, its lock, and the parts of a file."""
+        return self.place / "_headrace" if self.is_folder else self.place.with_name(self.place.name + ".parts")
+
+    @property
+    def errors(self) -> Path:
+        """The dead letters of a finished job."""
+        if self.is_folder:
+            return self.work / "errors.jsonl"
+        return self.place.with_name(_split(self.place.name)[0] + ".errors.jsonl")
+
+    @property
+    def siblings(self) -> list[Target]:
+        """The other outputs that would have the same file of dead letters."""
+        if self.is_folder:
+            return []
+        stem = _split(self.place.name)[0]
+        endings = [("jsonl", packing) for packing in ("", *compression.SUFFIXES)] + [("parquet", "")]
+        others = [Target(self.place.with_name(f"{stem}.{kind}{end}"), False, kind, end) for kind, end in endings]
+        return [other for other in others if other.place.name != self.place.name]
+
+    def writer(self, column: str, on_nan: OnNan = "null") -> PartWriter:
+        """What writes an output named `column` in this format.
+
+        Raises:
+            MissingExtraError: what the format needs is not installed.
+        """
+        if self.format == "parquet":
+            return ParquetWriter(column, on_nan, self.place if self.is_folder else None)
+        return JsonlWriter(column, self.compression, on_nan)
+
+    def __str__(self) -> str:
+        return f"{self.place}/" if self.is_folder else str(self.place)
+
+
+def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa: A002 - the flag's own word
+    """The output that a name stands for: a folder where it ends in / or is one, else a file.
+
+    Args:
+        name: a path or an address; its end tells the format. A folder without such an end takes JSON Lines.
+        format: "jsonl" or "parquet", whatever the name ends in.
+
+    Raises:
+        ConfigError: the format is not known; the message lists the known ones. Or nothing can be written there.
+    """
+    if not str(name):
+        raise ConfigError("the output has an empty name; name a file, or a folder with / at its end")
+    place = locate(name)
+    if not can_write(place):
+        raise ConfigError(f"cannot write {name}: such an address can only be read; name a file, or one of a store")
+    _, found, packing = _split(place.name)
+    is_folder = str(name).endswith("/") or (not is_remote(place) and place.is_dir() and not found)
+    chosen = format or found or ("jsonl" if is_folder else "")
+    if not chosen:
+        raise ConfigError(
+            f"cannot tell the format of output {name}: it must end in {' or '.join(f'.{known}' for known in FORMATS)}, "
+            "or in / for a folder of parts; or say --output-format"
+        )
+    if chosen not in FORMATS:
+        raise ConfigError(f"unknown output format {chosen!r}; known: {', '.join(FORMATS)}")
+    if packing and chosen != "jsonl":
+        raise ConfigError(f"cannot write {name}: {chosen} is compressed by its own means; leave {packing} away")
+    return Target(place, is_folder, chosen, packing)
+
+
+def refuse_output_in_input(source: str | Path, target: Target) -> None:
+    """See that no run would take what is written here for input.
+
+    Raises:
+        ConfigError: it would.
+    """
+    if is_remote(target.place) or not str(source):
+        return
+    given, real = Path(source), os.path.realpath(source)
+    for place in (target.place.absolute(), target.errors.absolute()):
+        written = os.path.realpath(place)  # which has no complaints about links that go round
+        if written == real:
+            raise ConfigError(f"{target} is both input and output; choose another output")
+        if given.is_dir() and Path(real) in Path(written).parents:
+            raise ConfigError(f"{target} is within the input folder {source}; choose another output")
+        if _matches(place.parts, given.absolute().parts):
+            raise ConfigError(f"{place.name} is among the input {source}; choose another output")
+
+
+def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether a path's names are what a glob asks for."""
+    if not pattern or not names:
+        return not pattern and not names
+    if pattern[0] == "**":
+        return any(_matches(names[skipped:], pattern[1:]) for skipped in range(len(names) + 1))
+    return fnmatch.fnmatchcase(names[0], pattern[0]) and _matches(names[1:], pattern[1:])
+
+
+def openai_writer(target: Target, url: str, on_nan: OnNan = "null") -> PartWriter:
+    """What answers an OpenAI batch file.
+
+    Raises:
+        ConfigError: the target is no plain JSON Lines.
+    """
+    if target.format != "jsonl" or target.compression:
+        raise ConfigError(f"cannot write {target}: the answer to an OpenAI batch file ends in .jsonl")
+    return OpenAIWriter(url, on_nan)
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """A file name's stem, format and compression; both empty where they are not known."""
+    packing = next((suffix for suffix in compression.SUFFIXES if name.endswith(suffix)), "")
+    stem = name.removesuffix(packing)
+    for known in FORMATS:
+        if stem.endswith(f".{known}"):
+            return stem.removesuffix(f".{known}"), known, packing
+    return Path(name).stem, "", ""

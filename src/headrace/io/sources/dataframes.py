@@ -1,0 +1,179 @@
+"""Tables of other libraries as rows: pandas, polars, Arrow, DuckDB, and whatever else exports Arrow's stream.
+
+A type is known by its name and that of its library, so that none of these has to be installed or imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from headrace.errors import ConfigError, MissingExtraError
+from headrace.io.base import Chunk, Source
+from headrace.io.sources.in_memory import IterableSource, chunk_of, digest_of
+from headrace.io.storage.files import CHUNK_ROWS, todo
+
+_DIGESTED_RUNS = 64
+_RUN_ROWS = 16
+_BATCH_ROWS = 8192
+"""Of a stream: what is read at once."""
+
+
+class TableSource:
+    """A table in memory, turned into rows a chunk at a time. It is identified by its length and 1,024 rows of it.
+
+    Args:
+        kind: the library it is of.
+        length: its number of rows.
+        read: gives the rows from one place to another, each a dict or a text.
+    """
+
+    def __init__(self, kind: str, length: int, read: Callable[[int, int], Sequence[Any]]) -> None:
+        self._kind = kind
+        self._read = read
+        self.total_bytes: int | None = None
+        self.total_records: int | None = length
+
+    def describe(self) -> Mapping[str, Any]:
+        """Length and digest of runs of rows spread over it."""
+        total = self.total_records or 0
+        runs = min(_DIGESTED_RUNS, -(-total // _RUN_ROWS))
+        starts = sorted({number * max(0, total - _RUN_ROWS) // max(1, runs - 1) for number in range(runs)})
+        rows = (row for start in starts for row in self._read(start, min(start + _RUN_ROWS, total)))
+        return {"format": self._kind, "records": total, "blake2b": digest_of(rows)}
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """At most 512 rows each."""
+        total = self.total_records or 0
+        for start in range(0, total, CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, total)
+            positions = todo(start, stop, next_todo)
+            rows = self._read(start, stop) if positions else ()
+            yield chunk_of([(position, rows[position - start]) for position in positions])
+
+
+def table_source(table: Any) -> Source | None:
+    """The source of a table or column of a library; None where it is neither.
+
+    Raises:
+        ConfigError: its columns have no names that a row can have.
+    """
+    for kind in type(table).__mro__:
+        library = kind.__module__.partition(".")[0]
+        if (make := _KINDS.get(f"{library}.{kind.__name__}")) is not None:
+            return make(table)
+    return _stream(lambda: _exported(table)) if hasattr(type(table), "__arrow_c_stream__") else None
+
+
+def check_names(names: Sequence[Any], table: str) -> None:
+    """See that a row can be a dict with these names.
+
+    Raises:
+        ConfigError: one is no text, or is there twice.
+    """
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"{table} has a column {name!r}, of type {type(name).__name__}; give it a text as its name"
+            )
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f"{table} has two columns named {min(twice)!r}; rename one")
+
+
+def _pandas(frame: Any) -> Source:
+    """An index that has a name is a column; missing values (NaN, NaT, NA) are null."""
+    levels = [name for name in frame.index.names if name is not None]
+    names = [*levels, *frame.columns]
+    check_names(names, "the pandas DataFrame")
+
+    def read(start: int, stop: int) -> list[dict[str, Any]]:
+        part = frame.iloc[start:stop]
+        columns = [_objects(part.index.get_level_values(level).to_series()) for level in levels]
+        columns += [_objects(part.iloc[:, place]) for place in range(part.shape[1])]
+        rows = zip(*columns, strict=True) if columns else ((),) * len(part)
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    return TableSource("pandas", len(frame), read)
+
+
+def _objects(column: Any) -> list[Any]:
+    values: list[Any] = column.astype(object).where(column.notna().to_numpy(), None).tolist()
+    return values
+
+
+def _arrow(table: Any) -> Source:
+    check_names(table.schema.names, "the Arrow table")
+    return TableSource("arrow", table.num_rows, lambda start, stop: table.slice(start, stop - start).to_pylist())
+
+
+def _arrow_stream(reader: Any) -> Source:
+    check_names(reader.schema.names, "the Arrow reader")
+    return IterableSource(_rows(reader))
+
+
+def _arrow_dataset(dataset: Any) -> Source:
+    check_names(dataset.schema.names, "the Arrow dataset")
+    # What is read ahead is most of the memory that a dataset takes.
+    return _stream(lambda: dataset.to_batches(batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1))
+
+
+def _lazy(frame: Any) -> Source:
+    if not hasattr(frame, "collect_batches"):  # polars before 1.34
+        return _polars(frame.collect())
+    return IterableSource(
+        lambda: (
+            row
+            for batch in frame.collect_batches(chunk_size=_BATCH_ROWS, maintain_order=True)
+            for row in batch.iter_rows(named=True)
+        )
+    )
+
+
+def _polars(frame: Any) -> Source:
+    check_names(frame.columns, "the polars DataFrame")
+    return TableSource("polars", frame.height, lambda start, stop: frame.slice(start, stop - start).to_dicts())
+
+
+def _relation(relation: Any) -> Source:
+    check_names(relation.columns, "the DuckDB relation")
+    read = getattr(relation, "to_arrow_reader", None) or relation.fetch_record_batch
+    return _stream(lambda: read(_BATCH_ROWS))
+
+
+def _stream(make: Callable[[], Any]) -> Source:
+    """Record batches that can be had again."""
+    return IterableSource(lambda: _rows(make()))
+
+
+def _rows(batches: Any) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, CHUNK_ROWS):
+            yield from batch.slice(start, CHUNK_ROWS).to_pylist()
+
+
+def _exported(table: Any) -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise MissingExtraError('tables of this type need pyarrow: pip install "headrace[io]"') from error
+    reader = pyarrow.RecordBatchReader.from_stream(table)
+    check_names(reader.schema.names, f"the {type(table).__name__}")
+    return reader
+
+
+_KINDS: Mapping[str, Callable[[Any], Source]] = {
+    "pandas.DataFrame": _pandas,
+    "pandas.Series": lambda column: TableSource("pandas", len(column), lambda a, b: _objects(column.iloc[a:b])),
+    "polars.DataFrame": _polars,
+    "polars.LazyFrame": _lazy,
+    "polars.Series": lambda column: TableSource("polars", len(column), lambda a, b: column.slice(a, b - a).to_list()),
+    "pyarrow.Table": _arrow,
+    "pyarrow.RecordBatch": _arrow,
+    "pyarrow.RecordBatchReader": _arrow_stream,
+    "pyarrow.Dataset": _arrow_dataset,
+    "pyarrow.Array": lambda column: TableSource("arrow", len(column), lambda a, b: column.slice(a, b - a).to_pylist()),
+    "pyarrow.ChunkedArray": lambda column: TableSource(
+        "arrow", len(column), lambda a, b: column.slice(a, b - a).to_pylist()
+    ),
+    "duckdb.DuckDBPyRelation": _relation,
+}

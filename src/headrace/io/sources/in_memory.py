@@ -1,0 +1,170 @@
+"""What Python itself can give as records: sequences, iterables, functions that make one, and asynchronous ones."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import threading
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from headrace.errors import ConfigError, JobError, text_of
+from headrace.io.base import Chunk
+from headrace.io.formats.strict_json import dump_any, safe_text
+from headrace.io.storage.files import CHUNK_ROWS, todo
+from headrace.records import Failed, Record
+
+_HEAD_ROWS = 64
+_DIGESTED_ROWS = 1024
+
+
+class SequenceSource:
+    """A list, tuple or anything else with a length and slices of rows. A row is a dict, or a text for {"text": it}.
+
+    It is identified by its length and up to 1,024 rows spread over it.
+    """
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self._rows = rows
+        self.total_bytes: int | None = None
+        self.total_records: int | None = len(rows)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Length and digest of sampled rows."""
+        total = len(self._rows)
+        count = min(total, _DIGESTED_ROWS)
+        places = (number * (total - 1) // max(1, count - 1) for number in range(count))
+        return {"format": "sequence", "records": total, "blake2b": digest_of(self._rows[place] for place in places)}
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """At most 512 rows each."""
+        total = len(self._rows)
+        for start in range(0, total, CHUNK_ROWS):
+            positions = todo(start, min(start + CHUNK_ROWS, total), next_todo)
+            yield chunk_of([(position, self._rows[position]) for position in positions])
+
+
+class IterableSource:
+    """An iterable, an asynchronous iterable, or a function that returns either.
+
+    A job is resumed by giving the same rows again: those done are passed over by their positions, and the first 64 rows
+    must be those the output was begun with. An iterator can be read only once, which is enough for a run; what has to
+    read twice (a dry run) needs an iterable that starts anew, or a function that returns one. An asynchronous iterable
+    is read on an event loop of its own.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self._make: Callable[[], Any] = rows if callable(rows) else lambda: rows
+        self.reads_once = not callable(rows) and _is_iterator(rows)
+        self._first: Iterator[Any] = self._iterate()
+        self._head = list(itertools.islice(self._first, _HEAD_ROWS))
+        self._taken = False
+        self.total_bytes: int | None = None
+        self.total_records: int | None = None
+
+    def describe(self) -> Mapping[str, Any]:
+        """Digest of the first rows."""
+        return {"format": "iterable", "first_records": len(self._head), "blake2b": digest_of(self._head)}
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """At most 64 rows each."""
+        for start, rows in self._batches():
+            positions = todo(start, start + len(rows), next_todo)
+            yield chunk_of([(position, rows[position - start]) for position in positions])
+
+    def _batches(self) -> Iterator[tuple[int, list[Any]]]:
+        """Rows and the position of their first; what was read ahead comes first."""
+        yield 0, self._head
+        if not self._taken:
+            self._taken, rows = True, self._first
+        elif self.reads_once:
+            raise JobError(
+                "the input is an iterator, which is read only once; give a list, or a function that returns a new one"
+            )
+        else:
+            rows = self._iterate()
+            for _ in itertools.islice(rows, len(self._head)):
+                pass
+        start = len(self._head)
+        while batch := list(itertools.islice(rows, _HEAD_ROWS)):
+            yield start, batch
+            start += len(batch)
+
+    def _iterate(self) -> Iterator[Any]:
+        rows = self._make()
+        if not isinstance(rows, (Iterable, AsyncIterable)):
+            raise ConfigError(
+                f"the input is of type {type(rows).__name__}: no file name, no iterable, no function of one"
+            )
+        iterator = _run(rows) if isinstance(rows, AsyncIterable) else iter(rows)
+        try:
+            yield from iterator
+        except GeneratorExit:
+            raise  # nobody reads on
+        except BaseException as error:
+            # The task boundary to a user's own code: whatever it raises ends the job, not its record.
+            raise JobError(
+                f"the input raised {type(error).__name__}: {text_of(error)}; what was read of it is kept"
+            ) from error
+
+
+def _is_iterator(rows: Any) -> bool:
+    return hasattr(rows, "__next__") or hasattr(rows, "__anext__")
+
+
+def _run(rows: AsyncIterable[Any]) -> Iterator[Any]:
+    """An asynchronous iterable as a plain one."""
+    end = object()
+    runner = asyncio.Runner()
+    try:
+        iterator = aiter(rows)
+
+        async def following() -> Any:
+            return await anext(iterator, end)
+
+        while (row := runner.run(following())) is not end:
+            yield row
+    finally:  # on a thread of its own: who is left unfinished may be dropped anywhere, within a running loop too
+        closing = threading.Thread(target=runner.close, name="headrace-close-input")
+        closing.start()
+        closing.join()
+
+
+def chunk_of(rows: Sequence[tuple[int, Any]]) -> Chunk:
+    """Rows with their positions as records; what is no row is a `Failed`."""
+    records: list[Record] = []
+    failures: list[Failed] = []
+    for position, row in rows:
+        data = {"text": str(row)} if isinstance(row, str) else row
+        if isinstance(data, Mapping):
+            records.append(Record(position, position, data))
+        else:
+            message = f"the row is of type {type(row).__name__}, neither a dict nor a text"
+            failures.append(Failed(Record(position, position, safe_text(row)[:200]), "TypeError", message))
+    return Chunk(records, failures, 0)
+
+
+def digest_of(rows: Iterable[Any]) -> str:
+    """Of the rows' content, in hex."""
+    digest = hashlib.blake2b(digest_size=16)
+    for row in rows:
+        try:
+            text = json.dumps(row, sort_keys=True, default=_stable)
+        except (TypeError, ValueError, RecursionError):  # keys that are no texts, say: its record's affair, if any's
+            text = dump_any(row, _stable)
+        digest.update(text.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _stable(value: Any) -> str:
+    """The same for the same content in every process: the usual text of an object holds its address."""
+    if isinstance(value, (bytes, bytearray)):
+        return hashlib.blake2b(value, digest_size=16).hexdigest()
+    try:
+        return str(value.tolist()) if hasattr(value, "tolist") else type(value).__name__
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - an object's own methods may raise anything
+        return type(value).__name__

@@ -1,0 +1,161 @@
+"""Sources by name: which format a file, a folder, a glob, an address or a Python object is read by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigError
+from headrace.io.base import Source
+from headrace.io.formats.delimited import DelimitedFormat
+from headrace.io.formats.jsonl import JsonlFormat
+from headrace.io.formats.openai_batch import OpenAIFormat, batch_url
+from headrace.io.formats.tables import ArrowFormat, ParquetFormat
+from headrace.io.sources import folders, images
+from headrace.io.sources.dataframes import table_source
+from headrace.io.sources.folders import Name
+from headrace.io.sources.hf_datasets import DatasetSource, is_dataset, is_saved_dataset, load_saved
+from headrace.io.sources.images import ImageSource
+from headrace.io.sources.in_memory import IterableSource, SequenceSource
+from headrace.io.sources.stdin import spool
+from headrace.io.sources.tar import TarFormat
+from headrace.io.storage import compression
+from headrace.io.storage.files import FileFormat, FileSource, InputFile, look_at
+from headrace.io.storage.locations import is_remote, locate
+
+_FORMATS: Mapping[str, Callable[[], FileFormat]] = {
+    "jsonl": JsonlFormat,
+    "csv": lambda: DelimitedFormat("csv", ","),
+    "tsv": lambda: DelimitedFormat("tsv", "\t"),
+    "parquet": ParquetFormat,
+    "arrow": ArrowFormat,
+    "tar": TarFormat,
+}
+_SUFFIXES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".tar": "tar",
+    ".tgz": "tar",
+}
+_COMPRESSED = ("jsonl", "csv", "tsv", "tar")
+
+
+def known_formats() -> tuple[str, ...]:
+    """The names that a format can be asked for by."""
+    return tuple(_FORMATS)
+
+
+def open_source(source: Any, format: str | None = None) -> Source:  # noqa: A002 - the flag's own word
+    """The source that a name or a Python object stands for.
+
+    Args:
+        source: a file, a folder, a glob, an address of either, "-" for stdin; or rows: a sequence, an iterable, an
+            asynchronous iterable, a function that returns one, a `datasets.Dataset`; or a table: of pandas, polars,
+            Arrow or DuckDB, or of any library that exports Arrow's stream.
+        format: one of `known_formats`, for files whose names do not tell; it may end in .gz or .zst for stdin.
+
+    Raises:
+        ConfigError: it is missing or cannot be read, or its format is not known; the message lists the known ones.
+        MissingExtraError: what the format needs is not installed.
+    """
+    if not isinstance(source, (str, Path)):
+        return _from_python(source)
+    if not str(source):
+        raise ConfigError("the input has an empty name; name a file, folder, glob or address, or - for stdin")
+    if str(source) == "-":
+        return FileSource([_with_format(look_at(spool(_stdin_suffix(format))), None)])
+    place = locate(source)
+    if folders.is_pattern(place) and (is_remote(place) or not os.path.lexists(place)):
+        return _many(folders.expand(place), folders.anchor_of(place), format)
+    if _is_folder(place):
+        if not is_remote(place) and is_saved_dataset(place):
+            return load_saved(place)
+        return _many(folders.walk(place), place, format)
+    return FileSource([_with_format(look_at(place), format)])
+
+
+def _from_python(source: Any) -> Source:
+    if is_dataset(source):
+        return DatasetSource(source)
+    if (found := table_source(source)) is not None:
+        return found
+    if isinstance(source, (Mapping, bytes, bytearray)):
+        raise ConfigError(
+            f"the input is of type {type(source).__name__}; give a file's name, or rows as a list of dicts or a table"
+        )
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        return SequenceSource(source)
+    return IterableSource(source)
+
+
+def _many(names: Sequence[Name], root: Path, format: str | None) -> Source:  # noqa: A002 - as above
+    """The files of a folder or glob: those of known formats, or if there is none the images. Each is read or refused.
+
+    Raises:
+        ConfigError: there is neither; or what is named like an input cannot be read.
+    """
+    data = [name.path for name in names if not name.left_out and (format or _format_name(name.path))]
+    pictures = [name.path for name in names if not name.left_out and name.path.suffix.lower() in images.SUFFIXES]
+    chosen, beside = set(data or pictures), set(pictures)
+    left_out = folders.summed_up(
+        (path.relative_to(root).as_posix(), why or ("an image beside data" if path in beside else "of no known format"))
+        for path, why in names
+        if path not in chosen
+    )
+    if data:
+        return FileSource([_with_format(look_at(path), format) for path in data], root, left_out)
+    if pictures:
+        return ImageSource(root, [look_at(path) for path in pictures], left_out)
+    more = f"; it holds {'; '.join(map(str, left_out))}" if left_out else ""
+    raise ConfigError(
+        f"{root} holds no file of a known format; {_known()}, or images ({', '.join(sorted(images.SUFFIXES))}){more}"
+    )
+
+
+def _with_format(file: InputFile, format: str | None) -> tuple[InputFile, FileFormat]:  # noqa: A002 - as above
+    name = format or _format_name(file.path)
+    if name is None:
+        raise ConfigError(f"cannot tell the format of {file.path} from its name; {_known()}; or say --input-format")
+    if name not in _FORMATS:
+        raise ConfigError(f"unknown input format {name!r}; known: {', '.join(_FORMATS)}")
+    if name == "jsonl" and format is None and (url := batch_url(file)) is not None:
+        return file, OpenAIFormat(url)
+    return file, _FORMATS[name]()
+
+
+def _format_name(path: Path) -> str | None:
+    """By the end of the name, whatever it is compressed with."""
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    if suffixes and suffixes[-1] in compression.SUFFIXES:
+        name = _SUFFIXES.get(suffixes[0]) if len(suffixes) == 2 else None
+        return name if name in _COMPRESSED else None
+    return _SUFFIXES.get(suffixes[-1]) if suffixes else None
+
+
+def _stdin_suffix(format: str | None) -> str:  # noqa: A002 - as above
+    name, _, packing = (format or "").partition(".")
+    if name not in _FORMATS or (packing and f".{packing}" not in compression.SUFFIXES):
+        raise ConfigError(
+            f"-i - needs --input-format, one of {', '.join(_FORMATS)}, with {' or '.join(compression.SUFFIXES)} "
+            f"behind it if compressed; it is {format!r}"
+        )
+    return f".{name}{'.' + packing if packing else ''}"
+
+
+def _known() -> str:
+    packed = " or ".join(compression.SUFFIXES)
+    return f"known: {', '.join(_SUFFIXES)} (text and tar also with {packed} behind it)"
+
+
+def _is_folder(place: Path) -> bool:
+    if not is_remote(place):
+        return place.is_dir()
+    # The end of a name says that it is an object's, most likely: no listing is asked for.
+    return _format_name(place) is None and folders.is_store_folder(place)

@@ -1,0 +1,171 @@
+"""Tar archives as webdataset packs them: neighbours with the same name before the first dot are one record."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+from headrace.errors import JobError
+from headrace.io.base import Chunk
+from headrace.io.sources.folders import HIDDEN, summed_up
+from headrace.io.storage.files import CHUNK_BYTES, CHUNK_ROWS, InputFile
+from headrace.records import Failed, Record
+
+_BLOCK = 512
+_IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm"})
+_TEXTS = frozenset({"txt", "text", "caption", "transcript"})
+_NUMBERS = frozenset({"cls", "cls2", "index"})
+
+
+class TarFormat:
+    """One record per sample: {id: its key, path, and each member by its extension}.
+
+    `.txt` is text, `.cls` an integer, `.json` any JSON value, and anything else bytes; an image is there a second time
+    as `image`. Only the bytes of samples still to do are read.
+    """
+
+    name = "tar"
+
+    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
+        """Unknown without reading all headers."""
+        return None
+
+    def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
+        """A chunk is at most 512 samples and about 4 MiB."""
+        begin, told, held = base, 0, 0
+        left_out: list[tuple[str, str]] = []
+        records: list[Record] = []
+        failures: list[Failed] = []
+        compressed = file.path.suffix.lower() != ".tar"
+        stream: Any = _Stream(file) if compressed else file.open()
+        try:
+            # A compressed archive is a stream: its members are read on the way.
+            with stream, tarfile.open(fileobj=stream, mode="r|" if compressed else "r:") as archive:
+                samples = _samples(archive, lambda number: next_todo(begin + number) == begin + number, left_out)
+                for key, members in samples:
+                    if members:
+                        outcome = _sample(key, members, base, f"{file.path}!{key}")
+                        (failures if isinstance(outcome, Failed) else records).append(outcome)  # type: ignore[arg-type]
+                        held += sum(len(content) for content in members.values())
+                    base += 1
+                    if held >= CHUNK_BYTES or (base - begin) % CHUNK_ROWS == 0:
+                        file.check()
+                        at = min(stream.tell(), file.size or 0)
+                        yield Chunk(records, failures, at - told)
+                        records, failures, told, held = [], [], at, 0
+                _check_end(stream, compressed, str(file.path))
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise JobError(f"{file.path} is damaged or truncated: {error}; what was read of it is kept") from error
+        file.check()
+        names = ((f"{file.path.name}!{name}", reason) for name, reason in left_out)
+        yield Chunk(records, failures, (file.size or 0) - told, summed_up(names))
+        return base - begin
+
+
+class _Stream:
+    """The content of a compressed archive, read once from its begin to its end."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._blocks = file.blocks()
+        self._held = b""
+        self._read = 0
+        self.last = b""
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held = b""
+
+    def read(self, size: int) -> bytes:
+        """As a file would."""
+        parts, left = [], size
+        while left:
+            if not self._held:
+                block = next(self._blocks, None)
+                if block is None:
+                    break
+                self._held, self._read = block[0], self._read + block[1]
+            parts.append(self._held[:left])
+            self._held = self._held[left:]
+            left -= len(parts[-1])
+        content = b"".join(parts)
+        self.last = (self.last + content)[-_BLOCK:]
+        return content
+
+    def tell(self) -> int:
+        """Bytes of the compressed file that have been read."""
+        return self._read
+
+
+def _check_end(stream: Any, compressed: bool, name: str) -> None:
+    """An archive ends in blocks of zeros; the library takes any end for one."""
+    if compressed:
+        while stream.read(1024 * 1024):
+            pass
+        last = stream.last
+    else:
+        stream.seek(-min(_BLOCK, stream.seek(0, 2)), 2)
+        last = stream.read()
+    if last != bytes(_BLOCK):
+        raise JobError(f"{name} is truncated: it has no end mark; what was read of it is finished and kept")
+
+
+def _samples(
+    archive: tarfile.TarFile, wanted: Callable[[int], bool], left_out: list[tuple[str, str]]
+) -> Iterator[tuple[str, dict[str, bytes | str]]]:
+    """Key and members of each sample, for a member that is no file the reason; no members where it is not wanted.
+
+    What belongs to no sample is added to `left_out`.
+    """
+    key, members, number = None, dict[str, bytes | str](), -1
+    for member in archive:
+        archive.members = []  # type: ignore[attr-defined]  # else the archive remembers every header it has seen
+        folder, slash, name = member.name.rpartition("/")
+        stem, _, extension = name.partition(".")
+        if member.isdir():
+            continue  # what it holds comes by itself
+        if not stem:
+            left_out.append((member.name, HIDDEN))
+            continue
+        if (found := folder + slash + stem) != key:
+            if key is not None:
+                yield key, members
+            key, members, number = found, {}, number + 1
+        if wanted(number):
+            members[extension.lower()] = _content(archive, member)
+    if key is not None:
+        yield key, members
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes | str:
+    content = archive.extractfile(member) if member.isfile() else None
+    if content is not None:
+        return content.read()
+    kind = f"a link to {member.linkname}" if member.islnk() or member.issym() else "no file"
+    return f"its member {member.name} is {kind}, which is not read: pack the file itself"
+
+
+def _sample(key: str, members: dict[str, bytes | str], position: int, path: str) -> Record | Failed:
+    data: dict[str, Any] = {"id": key, "path": path}
+    try:
+        for extension, content in members.items():
+            if isinstance(content, str):
+                raise ValueError(content)
+            kind = extension.rpartition(".")[2]
+            data[extension] = _value(kind, content)
+            if kind in _IMAGES:
+                data.setdefault("image", content)
+    except ValueError as error:
+        return Failed(Record(position, key, {"id": key, "path": path}), type(error).__name__, str(error))
+    return Record(position, position, data)
+
+
+def _value(kind: str, content: bytes) -> Any:
+    if kind in _TEXTS:
+        return content.decode()
+    if kind in _NUMBERS:
+        return int(content)
+    return json.loads(content) if kind == "json" else content

@@ -1,0 +1,304 @@
+"""Ids that come twice: found while the input is read, in bounded memory, and never by mistake.
+
+Of every id a 64-bit digest is kept. The newest are held back and looked for together, for sorted they are found in one
+pass over the older ones: those in memory, and beyond these sorted runs in files. Two equal digests are a suspicion; the
+input is read again up to that place to see the ids themselves. The runs stay in the job's working folder: a resume goes
+on from them, and reads the ids of finished rows again only where no run holds them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from headrace.errors import JobError, MissingExtraError
+from headrace.io.base import Chunk, Source
+from headrace.io.storage.parts import atomic_file
+
+RUN_RECORDS = 1 << 17
+"""Digests in memory; more make a run of them. As few as come in about two seconds, so that a long job needs no more
+memory than a short one."""
+MERGED_RUNS = 16
+"""So many runs are merged into one: fewer to search."""
+LOOK_EVERY_S = 1.0
+"""New ids are looked for so often; less often where looking takes more than a twentieth of the time."""
+_BLOCK = 1 << 17
+"""Digests of a run that are read together."""
+_RUN = re.compile(r"ids-(\d{12,})-(\d{12,})\.u64")
+
+
+Found: TypeAlias = tuple[int, Any]
+"""A position and its id."""
+
+
+class SeenIds:
+    """Ids as they come, in input order or nearly so. Any two must differ as text: 1 and "1" are the same.
+
+    Args:
+        folder: for the runs, made if it is not there.
+        reread: all ids there are, read again from the first record on.
+        column: holds the id.
+
+    Raises:
+        MissingExtraError: numpy is not installed.
+    """
+
+    def __init__(self, folder: Path, reread: Callable[[], Iterator[Found]], column: str) -> None:
+        self._reread = reread
+        self._column = column
+        self._seen = _Digests(_numpy(), folder)
+        self.known = self._seen.load()
+        """Ids of the positions before this one are in runs: they need not be given again."""
+        self._look_at = time.monotonic() + LOOK_EVERY_S
+
+    def add(self, positions: Sequence[int], values: Sequence[Any], end: int) -> None:
+        """Take more ids, those of all positions before `end` that were not taken before; None for a record without.
+
+        Raises:
+            JobError: an id comes twice; the message names it and its first two places.
+        """
+        digests = [_digest(value) for value in values]
+        if not all(digests):
+            positions = [position for position, digest in zip(positions, digests, strict=True) if digest]
+        self._seen.add([digest for digest in digests if digest], positions, end)
+        if (now := time.monotonic()) >= self._look_at or self._seen.is_full:
+            self.look()
+            ended = time.monotonic()
+            self._look_at = ended + max(LOOK_EVERY_S, 20 * (ended - now))
+
+    def look(self) -> None:
+        """Compare what is new with all that came before.
+
+        Raises:
+            JobError: an id comes twice.
+        """
+        for position in self._seen.look():
+            self._confirm(position)
+        if self._seen.is_full:
+            self._seen.put_away()  # not before: a run tells the next reading that its ids are good
+
+    def _confirm(self, suspect: int) -> None:
+        """Read the input again, as far as it has been read.
+
+        Raises:
+            JobError: the id is there elsewhere, or the input has changed.
+        """
+        read = range(self._seen.end)
+        identity = next((value for position, value in self._reread() if position == suspect), None)
+        if identity is None:
+            raise JobError(f"the input is not what it was: record {suspect} had an id, and now has none; begin anew")
+        for position, value in self._reread():
+            if position not in read:
+                return  # another id with the same digest
+            if position != suspect and str(value) == str(identity):
+                first, second = sorted((position, suspect))
+                raise JobError(
+                    f"id {identity!r} comes twice: in column {self._column!r} of records {first} and "
+                    f'{second}. Make ids unique, name another --id-column, or give --id-column "" to use positions'
+                )
+
+
+class UniqueIds:
+    """A source whose ids in `column` must differ.
+
+    A row without an id, or with one that is no id, is left to those who read the id to use it.
+
+    Args:
+        source: the rows.
+        column: holds the id.
+        folder: gives the folder for the runs; asked when reading begins.
+
+    Raises:
+        MissingExtraError: numpy is not installed.
+    """
+
+    def __init__(self, source: Source, column: str, folder: Callable[[], Path]) -> None:
+        _numpy()
+        self._source = source
+        self._column = column
+        self._folder = folder
+        self.total_bytes = source.total_bytes
+        self.total_records = source.total_records
+
+    def describe(self) -> Mapping[str, Any]:
+        """The input's own description."""
+        return self._source.describe()
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """The source's chunks; one whose id came before may be among them, but the end is not reached.
+
+        Raises:
+            JobError: an id comes twice; the message names it and its first two places.
+        """
+        seen = SeenIds(self._folder(), self._reread, self._column)
+        for chunk in self._source.chunks(unknown_or_todo(seen, next_todo)):
+            rows = [row for row in chunk.records if row.position >= seen.known]
+            seen.add([row.position for row in rows], [row.data.get(self._column) for row in rows], _end(chunk))
+            yield _still_to_do(chunk, next_todo)
+        seen.look()
+
+    def _reread(self) -> Iterator[Found]:
+        for chunk in self._source.chunks(lambda position: position):
+            for row in chunk.records:
+                yield row.position, row.data.get(self._column)
+
+
+def unknown_or_todo(seen: SeenIds, next_todo: Callable[[int], int]) -> Callable[[int], int]:
+    """What is to be read: a finished row is passed over only where a run holds its id."""
+    known = seen.known
+    return lambda position: next_todo(position) if position < known else position
+
+
+def _numpy() -> Any:
+    try:
+        import numpy
+    except ImportError as error:
+        raise MissingExtraError(
+            'looking for ids that come twice needs numpy: pip install "headrace[io]"; or give --id-column "" to '
+            "use positions as ids"
+        ) from error
+    return numpy
+
+
+def _end(chunk: Chunk) -> int:
+    """The position behind the chunk's last row; 0 where it has none."""
+    rows = [*chunk.records[-1:], *(failed.record for failed in chunk.failures)]
+    return max((row.position + 1 for row in rows), default=0)
+
+
+def _still_to_do(chunk: Chunk, next_todo: Callable[[int], int]) -> Chunk:
+    return replace(
+        chunk,
+        records=[record for record in chunk.records if next_todo(record.position) == record.position],
+        failures=[failed for failed in chunk.failures if next_todo(failed.record.position) == failed.record.position],
+    )
+
+
+def _digest(value: Any) -> bytes:
+    """Eight bytes; none for what is no id."""
+    if type(value) is not str and type(value) is not int:
+        return b""
+    return hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A file of sorted digests: those of positions start..end-1."""
+
+    path: Path
+    start: int
+    end: int
+    count: int
+
+
+class _Digests:
+    """Digests seen so far: sorted runs in files, the newer ones in memory, the newest not looked for yet."""
+
+    def __init__(self, np: Any, folder: Path) -> None:
+        self._np = np
+        self._folder = folder
+        self._runs: list[_Run] = []
+        self._recent = np.empty(0, np.uint64)
+        """Sorted: what has been looked for and is in no run."""
+        self._new: list[tuple[Any, Any]] = []
+        """Digests and positions as arrays, one of each for every chunk of the input."""
+        self._new_count = 0
+        self._start = self._end = 0
+
+    def load(self) -> int:
+        """Take up the runs of earlier readings; returns the first position they do not hold."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        matches = [(match, path) for path in self._folder.iterdir() if (match := _RUN.fullmatch(path.name))]
+        # Of two that begin alike the longer first: a kill may have left the shorter, which is merged in it.
+        for start, minus_end, path in sorted((int(m[1]), -int(m[2]), path) for m, path in matches):
+            if start == self._end:
+                self._runs.append(_Run(path, start, -minus_end, path.stat().st_size // 8))
+                self._start = self._end = -minus_end
+        return self._end
+
+    def add(self, digests: list[bytes], positions: Sequence[int], end: int) -> None:
+        """Take more, in input order; all ids before position `end` have been taken then."""
+        np = self._np
+        self._new.append((np.frombuffer(b"".join(digests), np.uint64), np.array(positions, np.int64)))
+        self._new_count += len(digests)
+        self._end = max(self._end, end)
+
+    @property
+    def end(self) -> int:
+        """The position behind the last one taken."""
+        return self._end
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are enough for a run."""
+        return self._new_count + len(self._recent) >= RUN_RECORDS
+
+    def look(self) -> list[int]:
+        """The positions, ascending, of those new ones that were there before."""
+        np = self._np
+        if not self._new:
+            return []
+        digests, positions = (np.concatenate(arrays) for arrays in zip(*self._new, strict=True))
+        self._new, self._new_count = [], 0
+        order = np.argsort(digests, kind="stable")  # of equal ones the first comes first
+        digests, positions = digests[order], positions[order]
+        known = np.zeros(len(digests), bool)
+        known[1:] = digests[1:] == digests[:-1]
+        for older in self._older():
+            low, high = np.searchsorted(digests, older[0]), np.searchsorted(digests, older[-1], "right")
+            mine = digests[low:high]
+            known[low:high] |= older[np.minimum(np.searchsorted(older, mine), len(older) - 1)] == mine
+        self._recent = np.concatenate((self._recent, digests))
+        self._recent.sort()
+        return sorted(positions[known].tolist())
+
+    def _older(self) -> Iterator[Any]:
+        """Sorted arrays of all that has been looked for, a bounded part at a time."""
+        if len(self._recent):
+            yield self._recent
+        block = self._np.empty(_BLOCK, self._np.uint64)  # read into again and again
+        for run in self._runs:
+            with run.path.open("rb", buffering=0) as file:
+                while size := file.readinto(block):
+                    yield block[: size // 8]
+
+    def put_away(self) -> None:
+        """Make a run of all that has been looked for."""
+        self._write(self._start, self._end, [self._recent])
+        self._recent = self._np.empty(0, self._np.uint64)
+        self._start = self._end
+        small = [run for run in self._runs if run.count < RUN_RECORDS * MERGED_RUNS]
+        if len(small) == MERGED_RUNS:
+            del self._runs[-MERGED_RUNS:]
+            self._write(small[0].start, small[-1].end, self._merged(small))
+            for run in small:
+                run.path.unlink()
+
+    def _merged(self, runs: Sequence[_Run]) -> Iterator[Any]:
+        """The digests of several runs as sorted arrays, the lowest first, each about a quarter of a run."""
+        np = self._np
+        pieces = 4 * len(runs)
+        edges = np.linspace(0, 2.0**64, pieces, endpoint=False).astype(np.uint64)[1:]  # digests are spread evenly
+        bounds = [[0, *np.searchsorted(np.fromfile(run.path, np.uint64), edges), run.count] for run in runs]
+        for number in range(pieces):
+            parts = [
+                np.fromfile(run.path, np.uint64, bound[number + 1] - bound[number], offset=8 * bound[number])
+                for run, bound in zip(runs, bounds, strict=True)
+            ]
+            together = np.concatenate(parts)
+            together.sort()
+            yield together
+
+    def _write(self, start: int, end: int, digests: Iterable[Any]) -> None:
+        path = self._folder / f"ids-{start:012d}-{end:012d}.u64"
+        count = 0
+        with atomic_file(path) as file:
+            for piece in digests:
+                file.write(piece.data)
+                count += len(piece)
+        self._runs.append(_Run(path, start, end, count))

@@ -1,0 +1,157 @@
+"""What a part was when it was committed: rows, bytes and a digest, in the name of the file of its dead letters.
+
+`part-<start>-<end>.r<rows>-b<bytes>-e<bytes of the dead letters>-<digest>.errors` is written before its part, empty
+where nothing failed. So one listing of names tells what every part should be, in a folder as in an object store, and a
+kill leaves no part without it. Parts of the first version have `part-<start>-<end>.errors.jsonl` where something
+failed, and no seal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from headrace.errors import JobError
+from headrace.io.storage.lines import lines_of
+
+_NAME = re.compile(r"part-(\d{12,})-(\d{12,})\.r(\d+)-b(\d+)-e(\d+)-([0-9a-f]{16})\.errors")
+_BLOCK_BYTES = 1024 * 1024
+
+
+class Interval(NamedTuple):
+    """Positions start..end-1."""
+
+    start: int
+    end: int
+
+    @property
+    def stem(self) -> str:
+        """How the names of its files begin."""
+        return f"part-{self.start:012d}-{self.end:012d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What a part and its dead letters must be."""
+
+    interval: Interval
+    rows: int
+    size: int
+    """Of the part, in bytes."""
+    error_size: int
+    """Of its dead letters, in bytes."""
+    digest: str
+    """BLAKE2b, 8 bytes in hexadecimal, of the part and then of its dead letters."""
+
+    @classmethod
+    def of(cls, interval: Interval, part: Iterable[bytes], failures: bytes) -> Seal:
+        """Of a part about to be committed, given in blocks, and the lines of its dead letters."""
+        digest = new_digest()
+        size = 0
+        for block in part:
+            digest.update(block)
+            size += len(block)
+        digest.update(failures)
+        rows = interval.end - interval.start - failures.count(b"\n")
+        return cls(interval, rows, size, len(failures), digest.hexdigest())
+
+    @classmethod
+    def parse(cls, name: str) -> Seal | None:
+        """The seal that a file name is; None if it is none."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        start, end, rows, size, errors = map(int, match.groups()[:5])
+        return cls(Interval(start, end), rows, size, errors, match[6])
+
+    @property
+    def name(self) -> str:
+        """Of the file that holds the dead letters."""
+        return f"{self.interval.stem}.r{self.rows}-b{self.size}-e{self.error_size}-{self.digest}.errors"
+
+    @property
+    def failed(self) -> int:
+        """How many dead letters there are."""
+        return self.interval.end - self.interval.start - self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A part that is not as it was committed."""
+
+    path: Path
+    interval: Interval
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.reason})"
+
+
+class DigestWriter(io.BufferedIOBase):
+    """Hands on what is written, and knows its digest."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = new_digest()
+        self._bytes = 0
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Hand on all of it."""
+        self._file.write(data)
+        self._digest.update(data)
+        size = memoryview(data).nbytes
+        self._bytes += size
+        return size
+
+    def tell(self) -> int:
+        """Bytes written."""
+        return self._bytes
+
+    @property
+    def digest(self) -> str:
+        """Of what has been written so far."""
+        return str(self._digest.hexdigest())
+
+
+def new_digest() -> Any:
+    """An empty digest of the kind that seals hold."""
+    return hashlib.blake2b(digest_size=8)
+
+
+def blocks_of(path: Path) -> Iterable[bytes]:
+    """The bytes of a file, 1 MiB at a time."""
+    with path.open("rb") as file:
+        yield from iter(lambda: file.read(_BLOCK_BYTES), b"")
+
+
+def digest_of(*paths: Path) -> str:
+    """The digest of one or more files, one behind the other."""
+    digest = new_digest()
+    for path in paths:
+        for block in blocks_of(path):
+            digest.update(block)
+    return str(digest.hexdigest())
+
+
+def rows_in(path: Path) -> int | None:
+    """The rows of a part in any format; None if it cannot be read."""
+    try:
+        if path.suffix != ".parquet":
+            return sum(1 for _ in lines_of([path]))
+        from pyarrow.parquet import ParquetFile
+
+        with path.open("rb") as stream, ParquetFile(stream) as file:
+            return int(file.metadata.num_rows)
+    except FileNotFoundError:
+        return None
+    except (JobError, ValueError, OSError):  # as compressed files and pyarrow say that a file is damaged
+        return None

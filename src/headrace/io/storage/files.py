@@ -1,0 +1,236 @@
+"""Input files: what identifies their content, whether they change while they are read, many of them as one source."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from headrace.errors import ConfigError, JobError
+from headrace.io.base import Chunk
+from headrace.io.storage import compression
+from headrace.io.storage.locations import facts, is_remote, store, with_retries
+from headrace.records import LeftOut
+
+BLOCK_BYTES = 256 * 1024
+CHUNK_ROWS = 512
+CHUNK_BYTES = 4 * 1024 * 1024
+"""A chunk is closed at so many bytes of rows, so that long rows do not add up."""
+WHOLE_DIGEST_BYTES = 64 * 1024 * 1024
+"""An input up to this size is digested whole, a larger one by samples."""
+_SAMPLES = 64
+_FILES_NAMED = 50
+"""Of at most so many files each has its own line in the fingerprint, so that a resume can name the one that differs."""
+_COUNTED_FILES = 16
+"""Rows of at most so many files are counted from their footers before the job starts."""
+_CHECK_EVERY_BLOCKS = 256
+_REMOTE_BLOCK_BYTES = 8 * 1024 * 1024
+_STAMPS = ("ETag", "etag", "generation", "blob_id", "oid", "mtime", "LastModified", "last_modified")
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file as it was when the job looked at it first."""
+
+    path: Path
+    """A path, or an address with a path's methods."""
+    size: int | None
+    """In bytes; None where a web server does not say."""
+    stamp: str
+    """Another one after any change: modification time and inode, or the store's tag of the content."""
+
+    def open(self) -> BinaryIO:
+        """For reading, seekable.
+
+        Raises:
+            JobError: it is gone, or is no longer the file it was.
+        """
+        self.check()
+        if not is_remote(self.path):
+            return self.path.open("rb")
+        fs, address = store(self.path)
+        raw = fs.open(address, "rb", block_size=_REMOTE_BLOCK_BYTES, cache_type="readahead")
+        # A read that failed has not moved: it may be tried again as it is.
+        if (cache := getattr(raw, "cache", None)) is not None and cache.fetcher is not None:
+            cache.fetcher = with_retries(cache.fetcher)
+        return cast("BinaryIO", raw)
+
+    def check(self) -> None:
+        """See that it has not changed since the job looked at it first.
+
+        Raises:
+            JobError: it has, or is gone; the message names it.
+        """
+        try:
+            now = look_at(self.path)
+        except ConfigError as error:
+            raise JobError(f"{error}; it was there when the job began; what is finished is kept") from error
+        if now != self:
+            change = f"{self.size} bytes then, {now.size} now" if now.size != self.size else "another time or tag"
+            raise JobError(
+                f"{self.path} changed while it was read ({change}); what is finished is kept; restore the file and run "
+                "again to continue, or begin anew with --overwrite"
+            )
+
+    def blocks(self) -> Iterator[tuple[bytes, int]]:
+        """Its content, decompressed where its name says so (.gz, .zst), and the bytes of the file a block stands for.
+
+        Raises:
+            JobError: it changed, is damaged or ends too early.
+        """
+        blocks = self._raw_blocks()
+        suffix = self.path.suffix.lower().replace(".tgz", ".gz")
+        return compression.decompressed(suffix, blocks, str(self.path)) if suffix in compression.SUFFIXES else blocks
+
+    def _raw_blocks(self) -> Iterator[tuple[bytes, int]]:
+        left = self.size
+        with self.open() as file:
+            number = 0
+            while left is None or left > 0:
+                block = file.read(BLOCK_BYTES if left is None else min(BLOCK_BYTES, left))
+                if not block:
+                    if left is None:
+                        break
+                    raise JobError(f"{self.path} became {left} bytes shorter while it was read; begin anew with it")
+                left = None if left is None else left - len(block)
+                number += 1
+                if not left or number % _CHECK_EVERY_BLOCKS == 0:
+                    self.check()  # before the rows go on, so that a change costs as little as can be
+                yield block, len(block)
+
+    def describe(self, samples: int | None) -> dict[str, Any]:
+        """Size and digest of the content: of the whole, or of so many samples; for a store, its own tag."""
+        if is_remote(self.path) and self.stamp:
+            return {"bytes": self.size, "tag": self.stamp}
+        digest = hashlib.blake2b(digest_size=16)
+        with self.open() as file:
+            if samples is None or self.size is None or self.size <= samples * BLOCK_BYTES:
+                while block := file.read(BLOCK_BYTES):
+                    digest.update(block)
+            else:
+                for sample in range(samples):
+                    file.seek((self.size - BLOCK_BYTES) * sample // max(1, samples - 1))
+                    digest.update(file.read(BLOCK_BYTES))
+        return {"bytes": self.size, "blake2b": digest.hexdigest()}
+
+
+def look_at(path: Path) -> InputFile:
+    """The file at a place, as it is now.
+
+    Raises:
+        ConfigError: it is missing, cannot be read, or is no regular file.
+    """
+    try:
+        if is_remote(path):
+            info = facts(path)
+            if info["type"] != "file":
+                raise ConfigError(f"cannot read input file {path}: it is a {info['type']}")
+            stamp = next((f"{key} {info[key]}" for key in _STAMPS if info.get(key)), "")
+            return InputFile(path, info.get("size"), stamp)
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise ConfigError(f"cannot read input file {path}: Is a directory")
+        if not stat.S_ISREG(found.st_mode):
+            raise ConfigError(f"{path} is not a regular file: a job that can be resumed reads its input twice")
+        if not os.access(path, os.R_OK):
+            raise ConfigError(f"cannot read input file {path}: Permission denied")
+    except OSError as error:
+        reason = error.strerror or ("not found" if isinstance(error, FileNotFoundError) else error)
+        if not is_remote(path) and path.is_symlink():
+            reason = f"{reason}: it is a link to {path.readlink()}"
+        raise ConfigError(f"cannot read input file {path}: {reason}") from error
+    return InputFile(path, found.st_size, f"{found.st_mtime_ns} {found.st_ino}")
+
+
+class FileFormat(Protocol):
+    """How the rows of one file are read."""
+
+    name: str
+
+    def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
+        """The file's rows still to do, the first of all its rows being position `base`; returns how many rows it has.
+
+        As `headrace.io.base.Source.chunks` says. Opening, and each run of rows before it goes on, checks that the file
+        is still the same.
+
+        Raises:
+            JobError: the file cannot be read on.
+        """
+        ...
+
+    def count(self, file: InputFile) -> int | None:
+        """How many rows it has, where that can be told without reading it.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
+        ...
+
+
+class FileSource:
+    """Files one behind the other: positions go on from each to the next.
+
+    Args:
+        files: each with the format it is read by, in the order of their names.
+        root: names in the fingerprint are relative to it.
+        left_out: names beside the files that are not read.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[tuple[InputFile, FileFormat]],
+        root: Path | None = None,
+        left_out: Sequence[LeftOut] = (),
+    ) -> None:
+        self._files = files
+        self._root = root
+        self.left_out = left_out
+        self.formats: Sequence[FileFormat] = [form for _, form in files]
+        sizes = [file.size for file, _ in files]
+        self.total_bytes: int | None = None if None in sizes else sum(size or 0 for size in sizes)
+        counts = [form.count(file) for file, form in files] if len(files) <= _COUNTED_FILES else [None]
+        self.total_records: int | None = None if None in counts else sum(count or 0 for count in counts)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Size and digest of the content: whole up to 64 MiB in all, beyond that 64 samples spread over the files.
+
+        With at most 50 files each has its own entry, so that a resume names the one that differs.
+        """
+        whole = self.total_bytes is not None and self.total_bytes <= WHOLE_DIGEST_BYTES
+        samples = None if whole else max(1, _SAMPLES // len(self._files))
+        if self._root is None:
+            [(file, form)] = self._files
+            return {"format": form.name, **file.describe(samples)}
+        entries = {
+            file.path.relative_to(self._root).as_posix(): {"format": form.name, **file.describe(samples)}
+            for file, form in self._files
+        }
+        if len(entries) <= _FILES_NAMED:
+            return {"files": entries}
+        digest = hashlib.blake2b(repr(sorted(entries.items())).encode(), digest_size=16)
+        return {"files": len(entries), "bytes": self.total_bytes, "blake2b": digest.hexdigest()}
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """The rows of all files still to do."""
+        base = 0
+        for file, form in self._files:
+            base += yield from form.read(file, base, next_todo)
+
+
+def todo(start: int, stop: int, next_todo: Callable[[int], int]) -> list[int]:
+    """The positions in start..stop-1 that are still to do."""
+    positions: list[int] = []
+    position = next_todo(start)
+    while position < stop:
+        positions.append(position)
+        position = next_todo(position + 1)
+    return positions
+
+
+def share(size: int, start: int, stop: int, rows: int) -> int:
+    """The part of `size` bytes that rows start..stop-1 of `rows` stand for; all parts together make the whole."""
+    return size * stop // rows - size * start // rows if rows else size

@@ -1,0 +1,363 @@
+"""Parts of an output: files that say in their names which positions of the input they hold.
+
+`part-<start>-<end><suffix>` holds the finished rows of the positions start..end-1 in input order. Its twin in the
+working folder holds the failed ones, and in its name what the part must be (`io/storage/checksums.py`). The rename of the part is
+the one commit point, or in an object store its one put. The twin is durable before it; without its part it means
+nothing.
+
+Where readers of an output look there are committed parts and nothing else: all that is half written is in the working
+folder, under a hidden name. So is a part without rows, which some readers take for a broken file.
+
+What a process had sent to a store when it was killed may come late, when another has listed the parts and works on what
+they left. Such a part holds positions of others: whoever comes next takes one of them away, and does what it held anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from headrace.errors import BrokenOffError
+from headrace.io.storage.checksums import Damage, Seal, digest_of, rows_in
+from headrace.io.storage.checksums import Interval as Interval
+from headrace.io.storage.locations import file_names, file_sizes, is_remote, remove, store, with_retries
+
+_NAME = re.compile(r"part-(\d{12,})-(\d{12,})(\..+)")
+_UNSEALED = ".errors.jsonl"
+_TEMPORARY = ".tmp"
+_READERS = 8
+"""Parts that are read at once to be checked."""
+READ_AT_ONCE_BYTES = 1 << 30
+"""So much of earlier runs' parts is read when a job goes on. Of more, sizes are checked then, content at the end."""
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
+    """A file that appears under its name complete and durable, or not at all; it replaces what is there.
+
+    Until then it has a hidden name in the folder `work`, on the same file system, or beside `path` where that is None.
+    What goes to an object store is collected in a temporary file first, and then put in one call.
+
+    Raises:
+        OSError: the folder cannot be written, or is full; nothing is left behind.
+    """
+    if is_remote(path):
+        with tempfile.NamedTemporaryFile() as spool:
+            yield cast("BinaryIO", spool)
+            spool.flush()
+            fs, address = store(path)
+            with_retries(lambda: fs.put_file(spool.name, address))()
+        return
+    temporary = (work or path.parent) / f".{path.name}{_TEMPORARY}"
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder durable; a store's calls are when they return."""
+    if is_remote(folder):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class PartFolder:
+    """The committed parts of one output format in a folder. One process at a time may write to it.
+
+    Args:
+        path: of the folder.
+        suffix: the end of the parts' names.
+        work: the folder of the twins, and of what is half written, where it is another one.
+        guard: called before each commit; raises where this process may no longer write.
+    """
+
+    def __init__(
+        self, path: Path, suffix: str, work: Path | None = None, guard: Callable[[], None] = lambda: None
+    ) -> None:
+        self.path = path
+        self._work = work or path
+        self._suffix = suffix
+        self._guard = guard
+        self._stale: dict[Interval, list[str]] | None = None
+        self._known: set[str] = set()
+        """In a store: what was there at the beginning, and what was committed since."""
+        self._unread: set[Interval] = set()
+        """Parts of earlier runs of which no more than the size has been checked."""
+        self._rowless: set[Interval] = set()
+        """Parts that are in the working folder, as far as known."""
+
+    def committed(self) -> list[Interval]:
+        """The intervals of all committed parts, ascending."""
+        found = self._named(self.path)
+        self._rowless = self._named(self._work) - found
+        return sorted(found | self._rowless)
+
+    def _named(self, folder: Path) -> set[Interval]:
+        matches = (_NAME.fullmatch(name) for name in file_names(folder))
+        return {Interval(int(m[1]), int(m[2])) for m in matches if m and m[3] == self._suffix}
+
+    def check(self, intervals: Sequence[Interval], read: Collection[Interval] = ()) -> list[Damage]:
+        """Which parts are not as they were committed: by their sizes, and those in `read` by rows or digest."""
+        twins = self._twins_there()
+        work_sizes = file_sizes(self._work)
+        sizes = work_sizes | file_sizes(self.path)
+
+        def reason(interval: Interval) -> str:
+            size = sizes.get(self.part_path(interval).name)
+            if size is None:
+                return "it is gone"
+            seals = [seal for name in twins.get(interval, ()) if (seal := Seal.parse(name))]
+            if not seals:
+                return self._row_problem(interval, twins.get(interval, ())) if interval in read else ""
+            fitting = [seal for seal in seals if seal.size == size]
+            if not fitting:
+                return f"{size:,} bytes; {seals[0].size:,} when it was committed"
+            fitting = [seal for seal in fitting if work_sizes.get(seal.name) == seal.error_size]
+            if not fitting:
+                return "its dead letters are not as they were committed"
+            if interval in read and not any(map(self._is_as_sealed, fitting)):
+                return "its content is not what was committed: another checksum"
+            return ""
+
+        with ThreadPoolExecutor(_READERS, "headrace-check") as pool:
+            reasons = list(pool.map(reason, intervals) if read else map(reason, intervals))
+        return [Damage(self.part_path(i), i, found) for i, found in zip(intervals, reasons, strict=True) if found]
+
+    def _row_problem(self, interval: Interval, twins: Sequence[str]) -> str:
+        """What can be found of a part without a seal."""
+        rows = rows_in(self.part_path(interval))
+        failed = sum(rows_in(self._work / name) or 0 for name in twins)
+        expected = interval.end - interval.start - failed
+        return "" if rows == expected else f"{'no' if rows is None else f'{rows:,}'} rows; {expected:,} are its share"
+
+    def _is_as_sealed(self, seal: Seal) -> bool:
+        twins = [self._work / seal.name] if seal.error_size else []
+        try:
+            return digest_of(self.part_path(seal.interval), *twins) == seal.digest
+        except FileNotFoundError:
+            return False
+
+    def take_over(self, damaged: Sequence[Damage] = ()) -> list[Interval]:
+        """The committed parts at the beginning of a run, which from now on is the only one to commit.
+
+        What a killed process has left half written is removed, and so are parts that are damaged. In a store, of two
+        parts that hold the same position one is removed. A folder of this machine knows no such.
+        """
+        self.sweep()
+        self.discard(damaged)
+        kept = self._without_overlap(self.committed()) if is_remote(self.path) else self.committed()
+        self._known = {path.name for path in (*map(self.part_path, kept), *self._twin_paths(kept))}
+        return kept
+
+    def _without_overlap(self, found: Sequence[Interval]) -> list[Interval]:
+        """Remove one of two parts that hold the same position: the one that has no twin, if one has none."""
+        twins = self._twins_there()
+        kept: list[Interval] = []
+        for interval in found:
+            if kept and interval.start < kept[-1].end:
+                loser = kept.pop() if interval in twins and kept[-1] not in twins else interval
+                self._guard()
+                remove(self.part_path(loser))
+                if loser == interval:
+                    continue
+            kept.append(interval)
+        return kept
+
+    def resume(self) -> tuple[list[Interval], list[Damage]]:
+        """The same where the job goes on: parts of earlier runs are checked, and which of them are damaged is told."""
+        found = self.committed()
+        sizes = file_sizes(self.path)
+        readable = sum(sizes.get(self.part_path(interval).name, 0) for interval in found) <= READ_AT_ONCE_BYTES
+        damaged = self.check(found, set(found) if readable else ())
+        kept = self.take_over(damaged)
+        self._unread = set() if readable else set(kept)
+        return kept, damaged
+
+    def discard(self, damaged: Sequence[Damage]) -> None:
+        """Remove damaged parts, so that what they held is done anew."""
+        for damage in damaged:
+            self._guard()
+            remove(damage.path)
+        if damaged:
+            sync_folder(self.path)
+
+    def close(self, *, read_all: bool) -> list[Interval]:
+        """The committed parts at the end of a run. In a store, what has come from others since `take_over` is removed.
+
+        Args:
+            read_all: check the content of all parts, rather than of those that earlier runs have left unread.
+
+        Raises:
+            BrokenOffError: parts are damaged; they are removed, so that the next run makes them anew.
+        """
+        if is_remote(self.path):
+            for folder in {self.path, self._work}:
+                for name in set(file_names(folder)) - self._known:
+                    if _NAME.fullmatch(name):
+                        self._guard()
+                        remove(folder / name)
+        committed = self.committed()
+        if damaged := self.check(committed, set(committed) if read_all else self._unread):
+            self.discard(damaged)
+            raise BrokenOffError(
+                f"{listed(damaged)}: damaged since it was committed, and removed; run again to make it anew"
+            )
+        return committed
+
+    def commit(self, interval: Interval, rows: bytes, failures: bytes) -> None:
+        """Make a part durable, all or nothing.
+
+        Raises:
+            OSError: the folder cannot be written, or is full; the part is not committed.
+            JobError: another process has taken the output over.
+        """
+        self._guard()
+        seal = Seal.of(interval, [rows], failures)
+        if failures or is_remote(self._work):
+            self._write(self._work / seal.name, failures)
+        else:  # lost in a power failure it is one check less, and no reason to wait for the disk
+            (self._work / seal.name).write_bytes(b"")
+        self._remove_stale_twins(seal)
+        if not seal.rows:
+            self._rowless.add(interval)
+        self._write(self.part_path(interval), rows)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        if is_remote(path):
+            fs, address = store(path)
+            with_retries(lambda: fs.pipe_file(address, content))()
+            self._known.add(path.name)
+        else:
+            with atomic_file(path, self._work) as file:
+                file.write(content)
+
+    def _remove_stale_twins(self, seal: Seal) -> None:
+        """What an earlier try left, when other records of the same interval had failed; listed once, at the first."""
+        if self._stale is None:
+            self._stale = self._twins_there()
+        for name in self._stale.pop(seal.interval, ()):
+            if name != seal.name:
+                remove(self._work / name)
+
+    def part_path(self, interval: Interval) -> Path:
+        """Where the finished rows of a committed interval are."""
+        return (self._work if interval in self._rowless else self.path) / f"{interval.stem}{self._suffix}"
+
+    def merge_errors(self, target: Path, of: Sequence[Interval] | None = None, work: Path | None = None) -> None:
+        """All dead letters so far (or of some parts) as one file in input order; no file where there are none.
+
+        `work` is where it is written until it is complete, as for `atomic_file`.
+        """
+        twins = self.twins(self.committed() if of is None else of)
+        if not twins:
+            target.unlink(missing_ok=True)
+            return
+        with atomic_file(target, work) as out:
+            for twin in twins:
+                with twin.open("rb") as file:
+                    shutil.copyfileobj(file, out, 1024 * 1024)
+
+    def count_errors(self, of: Sequence[Interval] | None = None) -> int:
+        """Dead letters of all committed parts, or of some."""
+        count = 0
+        for twin in self._twin_paths(self.committed() if of is None else of):
+            seal = Seal.parse(twin.name)
+            count += seal.failed if seal else rows_in(twin) or 0
+        return count
+
+    def twins(self, intervals: Sequence[Interval]) -> list[Path]:
+        """The files of dead letters that there are of these parts."""
+        seals = ((path, Seal.parse(path.name)) for path in self._twin_paths(intervals))
+        return [path for path, seal in seals if seal is None or seal.error_size]
+
+    def _twin_paths(self, intervals: Sequence[Interval]) -> list[Path]:
+        twins = self._twins_there()
+        names = (self._own_twin(twins[interval]) for interval in intervals if interval in twins)
+        return [self._work / name for name in names]
+
+    def _own_twin(self, names: Sequence[str]) -> str:
+        """Of several twins of one part the one that it was committed with: there is another while a retry ends."""
+        if len(names) > 1:
+            seals = [seal for name in names if (seal := Seal.parse(name))]
+            return next((seal.name for seal in seals if self._is_as_sealed(seal)), names[0])
+        return names[0]
+
+    def _twins_there(self) -> dict[Interval, list[str]]:
+        twins: defaultdict[Interval, list[str]] = defaultdict(list)
+        for name in file_names(self._work):
+            if (seal := Seal.parse(name)) is not None:
+                twins[seal.interval].append(name)
+            elif name.endswith(_UNSEALED) and (match := _NAME.fullmatch(name)):
+                twins[Interval(int(match[1]), int(match[2]))].append(name)
+        return dict(twins)
+
+    def settle(self) -> None:
+        """Remove what a retry has put another in the place of: twins, and parts without rows that have some now."""
+        if self._work != self.path:
+            for interval in self._named(self._work) & self._named(self.path):
+                remove(self._work / f"{interval.stem}{self._suffix}")
+        self.committed()
+        for names in self._twins_there().values():
+            own = self._own_twin(names)
+            for name in names:
+                if name != own:
+                    remove(self._work / name)
+
+    def clear(self) -> None:
+        """Remove all parts, twins and what a killed process left half written."""
+        self.sweep()
+        for folder in {self.path, self._work}:
+            for name in file_names(folder):
+                if _NAME.fullmatch(name):
+                    remove(folder / name)
+            sync_folder(folder)
+        self._known.clear()
+
+    def sweep(self) -> None:
+        """Remove what a killed process has left half written."""
+        sweep(self._work)
+        if self._work != self.path:
+            sweep(self.path, parts_only=True)
+
+
+def listed(damaged: Sequence[Damage]) -> str:
+    """The first of them by name, and how many more there are."""
+    more = f" and {len(damaged) - 1:,} more" if len(damaged) > 1 else ""
+    return f"{damaged[0]}{more}"
+
+
+def sweep(folder: Path, *, parts_only: bool = False) -> None:
+    """Remove what killed processes have left half written in a folder of this machine; a store knows no such."""
+    for name in () if is_remote(folder) else file_names(folder):
+        if name.endswith(_TEMPORARY) and (not parts_only or _NAME.fullmatch(name.removesuffix(_TEMPORARY))):
+            remove(folder / name)
+
+
+def move(source: Path, destination: Path) -> None:
+    """Put a complete file in another's place; in a store a copy, then a removal, which may be repeated after a kill."""
+    if not is_remote(source):
+        source.replace(destination)
+        sync_folder(destination.parent)
+        return
+    fs, address = store(source)
+    with_retries(lambda: fs.cp_file(address, store(destination)[1]))()
+    remove(source)

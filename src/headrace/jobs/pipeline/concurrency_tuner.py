@@ -1,0 +1,37 @@
+"""How many chunks are prepared at once: as many as it takes that nobody waits for one."""
+
+from __future__ import annotations
+
+_LOOK_EVERY = 8
+"""Chunks after which the balance is judged."""
+_TOLERATED = 0.05
+"""Fraction of its time that preparing may be waited for."""
+_FIRST = 2
+
+
+class ConcurrencyTuner:
+    """Grows while the feed waits for chunks whose preparation fills the workers it has. Pure: told durations."""
+
+    def __init__(self, workers: int | None, cores: int) -> None:
+        self.now = workers if workers is not None else min(_FIRST, cores)
+        """Workers in use."""
+        self.most = workers if workers is not None else max(cores, self.now)
+        self._waited = self._preparing = 0.0
+        self._chunks = 0
+
+    def waited(self, seconds: float) -> None:
+        """So long the feed has waited for a chunk."""
+        self._waited += seconds
+
+    def prepared(self, seconds: float) -> None:
+        """So long one worker has prepared a chunk."""
+        self._preparing += seconds
+        self._chunks += 1
+        if self._chunks < _LOOK_EVERY:
+            return
+        share = self._preparing / self.now  # what the workers took side by side
+        # Where reading is what takes the time, the wait is long and the workers are idle: more would not help.
+        if self._waited > _TOLERATED * share and share > self._waited / 2:
+            self.now = min(self.now + 1, self.most)
+        self._waited = self._preparing = 0.0
+        self._chunks = 0

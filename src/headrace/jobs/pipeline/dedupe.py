@@ -1,0 +1,118 @@
+"""Equal inputs are computed once: their outputs are kept on disk, by a digest of the input, as long as the job runs."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import pickle
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Generic, Protocol, TypeVar
+
+_KEYS_PER_QUERY = 500
+_CACHE_KIB = 16 * 1024
+
+
+class Keyed(Protocol):
+    """What has a key."""
+
+    @property
+    def key(self) -> bytes | None:
+        """Equal for items that are computed once; None for one that is computed in any case."""
+        ...
+
+
+ItemT = TypeVar("ItemT", bound=Keyed)
+
+
+def key_of(value: Any) -> bytes | None:
+    """256 bits that two different inputs do not share; None for an input that cannot be told from others."""
+    if isinstance(value, str):
+        content = b"s" + value.encode(errors="surrogatepass")
+    else:
+        try:
+            content = b"j" + json.dumps(value, sort_keys=True).encode()
+        except (TypeError, ValueError, RecursionError):
+            return None
+    return hashlib.blake2b(content, digest_size=32).digest()
+
+
+class Deduplicator(Generic[ItemT]):
+    """Tells which items are to be computed, which wait for an equal one, and which are known already.
+
+    Memory holds what is under way, and a cache of 16 MiB; the outputs are in a temporary file that no kill leaves
+    behind.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "headrace-dedupe")
+        self._connection: sqlite3.Connection | None = None
+        self._under_way: dict[bytes, list[ItemT]] = {}
+        self._fresh: dict[bytes, Any] = {}
+        """Outputs that have come since the file was last written."""
+        self.waiting = 0
+        """Items that wait for an equal one."""
+
+    async def sort_out(self, items: Sequence[ItemT]) -> tuple[list[ItemT], list[tuple[ItemT, Any]]]:
+        """Those to be computed now, and those whose output is known, with it. The others wait. One call at a time."""
+        fresh, self._fresh = self._fresh, {}
+        keys = {item.key for item in items if item.key is not None}
+        loop = asyncio.get_running_loop()
+        known = await loop.run_in_executor(self._thread, self._store_and_find, fresh, keys)
+        to_do: list[ItemT] = []
+        done: list[tuple[ItemT, Any]] = []
+        for item in items:
+            key = item.key
+            if key is None:
+                to_do.append(item)
+            elif key in known:
+                done.append((item, known[key]))
+            elif key in self._fresh:
+                done.append((item, self._fresh[key]))
+            elif key in self._under_way:
+                self._under_way[key].append(item)
+                self.waiting += 1
+            else:
+                self._under_way[key] = []
+                to_do.append(item)
+        return to_do, done
+
+    def computed(self, item: ItemT, output: Any) -> list[ItemT]:
+        """Keep the output of an item; returns those that have waited for it."""
+        if item.key is not None:
+            self._fresh[item.key] = output
+        return self.given_up(item)
+
+    def given_up(self, item: ItemT) -> list[ItemT]:
+        """Forget an item that was to be computed; returns those that have waited for it."""
+        waiting = [] if item.key is None else self._under_way.pop(item.key, [])
+        self.waiting -= len(waiting)
+        return waiting
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._thread.submit(self._disconnect)
+        self._thread.shutdown(wait=True)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _store_and_find(self, fresh: Mapping[bytes, Any], keys: Iterable[bytes]) -> dict[bytes, Any]:
+        if self._connection is None:
+            self._connection = sqlite3.connect("")  # a private file in the folder for temporary ones, which has no name
+            self._connection.execute("PRAGMA journal_mode = OFF")
+            self._connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            self._connection.execute("CREATE TABLE seen (key BLOB PRIMARY KEY, output BLOB) WITHOUT ROWID")
+        rows = ((key, pickle.dumps(output)) for key, output in fresh.items())
+        self._connection.executemany("INSERT OR REPLACE INTO seen VALUES (?, ?)", rows)
+        return {key: pickle.loads(output) for key, output in self._find(sorted(keys))}
+
+    def _find(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        assert self._connection is not None, "connected by the caller"
+        for start in range(0, len(keys), _KEYS_PER_QUERY):
+            some = keys[start : start + _KEYS_PER_QUERY]
+            marks = ",".join("?" * len(some))
+            yield from self._connection.execute(f"SELECT key, output FROM seen WHERE key IN ({marks})", some)

@@ -1,0 +1,255 @@
+"""The end of the line: finished records are put in order, encoded and committed on a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from headrace.errors import BrokenOffError, JobError, RecordError, text_of
+from headrace.events import Event, PartCommitted, RecordFailed, StageDone
+from headrace.io.storage.parts import Interval
+from headrace.jobs.pipeline.coalescer import Coalescer
+from headrace.jobs.pipeline.job import Job, Tally
+from headrace.jobs.pipeline.memory_budget import PARTS, Memory
+from headrace.jobs.pipeline.sizes import outputs_bytes
+from headrace.jobs.pipeline.stages import as_read, failure, finish_all
+from headrace.jobs.state.passes import Pass
+from headrace.jobs.state.run_time import RunTimeLog
+from headrace.records import Failed, Ok, Outcome
+
+_BACKLOG_RUNS = 2
+"""Full runs that may wait for the disk; with more, `put` waits."""
+_FIRST_FINISHED = 64
+"""Records that are finished together before it is known how long their outputs become."""
+_SHARE_AT_RISK = 0.01
+"""A kill may cost so much of the run so far: parts grow with it, for each that a slow engine makes is a file."""
+_LONGEST_WAIT_S = 60.0
+
+
+def least_wait_s(age_s: float) -> float:
+    """How long rows wait for more to share their part, in a run of that age."""
+    return min(age_s * _SHARE_AT_RISK, _LONGEST_WAIT_S)
+
+
+class Sink:
+    """Takes outcomes in any order. On leaving, what is finished is committed, also when the job ends by an error."""
+
+    def __init__(self, job: Job, todo: Pass, tally: Tally, memory: Memory) -> None:
+        limits = job.limits
+        self._output = job.output
+        self._parts = todo.parts
+        self._spent = RunTimeLog(job.output.work)
+        self._user = job.user
+        self._listener = job.listener
+        self._tally = tally
+        self._memory = memory
+        self._tick_s = limits.commit_interval_s / 2
+        self._began = time.monotonic()
+        self._coalescer = Coalescer(limits.part_records, limits.commit_interval_s, todo.place)
+        self._thread = ThreadPoolExecutor(1, "headrace-sink")
+        self._wake = asyncio.Event()
+        memory.on_wait = self._wake.set
+        self._part_records = limits.part_records
+        self._finished_bytes = 0.0
+        """Of an output as `finish` has lately left it."""
+        self._room = asyncio.Event()
+        self._closing = False
+        self._committer: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._committer = asyncio.create_task(self._commit_all(), name="headrace-sink")
+        self._committer.add_done_callback(lambda _: self._room.set())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._committer is not None, "entered"
+        self._closing = True
+        self._wake.set()
+        try:
+            await asyncio.shield(self._committer)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._spent.close)
+        finally:
+            self._thread.shutdown(wait=True)
+
+    async def put(self, outcomes: Sequence[Outcome]) -> None:
+        """Take more; waits while the disk is behind.
+
+        Raises:
+            JobError: the output cannot be written.
+            TooManyErrorsError: more records have failed than the job allows.
+        """
+        coalescer, memory = self._coalescer, self._memory
+        memory.outputs += outputs_bytes(outcomes)
+        coalescer.part_records = memory.part_rows(self._part_records)
+        coalescer.add(outcomes, time.monotonic())
+        failures = [outcome for outcome in outcomes if type(outcome) is Failed]
+        self._tell(failures)
+        self._tally.count(len(outcomes), failures)
+        if coalescer.full_runs or memory.wants(len(coalescer)):
+            self._wake.set()
+            while coalescer.full_runs > _BACKLOG_RUNS:
+                self._room.clear()
+                self._raise_if_dead()
+                await self._room.wait()
+        self._raise_if_dead()
+
+    def _tell(self, failures: Sequence[Failed]) -> None:
+        for failed in failures:
+            self._listener(RecordFailed(failed.record.position, failed.reason, failed.message))
+
+    def _raise_if_dead(self) -> None:
+        if self._committer is not None and self._committer.done():
+            self._committer.result()
+
+    async def _commit_all(self) -> None:
+        """Commit runs as they fall due, looked for twice per interval."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake.clear()
+            closing = self._closing
+            wait_s = least_wait_s(time.monotonic() - self._began)
+            while run := self._coalescer.take(self._now(closing), wait_s):
+                events, unfinished = await loop.run_in_executor(self._thread, self._commit, *run)
+                self._release(run[1])
+                for event in events:
+                    self._listener(event)
+                self._tell(unfinished)
+                self._tally.count(0, unfinished)
+                self._room.set()
+            if closing:
+                return
+            try:
+                async with asyncio.timeout(self._tick_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _now(self, closing: bool) -> float:
+        """The time, or infinity where every row is to be committed whatever its age."""
+        return float("inf") if closing or self._memory.wants(len(self._coalescer)) else time.monotonic()
+
+    def _release(self, outcomes: Sequence[Outcome]) -> None:
+        """Give back the memory of what is committed."""
+        self._memory.release([outcome.record.position for outcome in outcomes])
+        self._memory.release_outputs(len(outcomes) / (len(outcomes) + len(self._coalescer)))
+
+    def _commit(self, interval: Interval, outcomes: list[Outcome]) -> tuple[tuple[Event, ...], list[Failed]]:
+        """Finish, encode and write a run, on the sink's thread; returns also what failed at that.
+
+        It is one part, or several where `finish` makes its outputs so long that they exceed a part's share of memory.
+        """
+        started = time.monotonic()
+        if not self._user.finishes:
+            return self._write(interval, outcomes, [], started)
+        room, size, done = self._memory.limit / PARTS, 0, 0
+        events: tuple[Event, ...] = ()
+        unfinished: list[Failed] = []
+        held: list[Outcome] = []  # of the part that is being made, as
+        failed: list[Failed] = []  # is this
+        while done < len(outcomes):
+            rows = max(1, int(room / self._finished_bytes)) if self._finished_bytes else _FIRST_FINISHED
+            finished, failures = finish_all(outcomes[done : done + rows], self._user)
+            finished_bytes = outputs_bytes(finished)
+            self._finished_bytes = max(finished_bytes / len(finished), 1.0)
+            held, failed, size, done = held + finished, failed + failures, size + finished_bytes, done + len(finished)
+            if size >= room or done == len(outcomes):
+                part = Interval(interval.start + done - len(held), interval.start + done)
+                more, bad = self._write(part, held, failed, started)
+                events, unfinished = events + more, unfinished + bad
+                held, failed, size, started = [], [], 0, time.monotonic()
+        return events, unfinished
+
+    def _write(
+        self, interval: Interval, outcomes: list[Outcome], unfinished: list[Failed], started: float
+    ) -> tuple[tuple[Event, ...], list[Failed]]:
+        encoded, unwritable, nulled = self._encode([outcome for outcome in outcomes if type(outcome) is Ok])
+        unfinished = unfinished + unwritable
+        failures = [outcome for outcome in outcomes if type(outcome) is Failed]
+        if unwritable:
+            failures = sorted([*failures, *unwritable], key=lambda failed: failed.record.position)
+        dead_letters = self._output.writer.encode_failures(failures)
+        finished = time.monotonic()
+        try:
+            self._parts.commit(interval, encoded, dead_letters)
+            self._spent.note()
+        except OSError as error:
+            raise BrokenOffError(
+                f"cannot write to {self._parts.path}: {error.strerror or error}; "
+                "what is committed is kept, run again to continue"
+            ) from error
+        ended = time.monotonic()
+        size = len(encoded) + len(dead_letters)
+        events = (
+            StageDone("finish", len(outcomes), finished - started, finished),
+            StageDone("write", len(outcomes), ended - finished, ended, bytes=size, nulled=nulled),
+            PartCommitted(interval.start, interval.end, len(failures), size, ended),
+        )
+        return events, unfinished
+
+    def _encode(self, rows: list[Ok]) -> tuple[bytes, list[Failed], int]:
+        """The rows as they are written, which of them cannot be, and how many numbers became null."""
+        writer = self._output.writer
+        before = writer.nulled
+        try:
+            return writer.encode(rows), [], writer.nulled - before
+        except JobError:
+            raise
+        except BaseException:  # noqa: BLE001 - an object's own methods may raise anything; no signal comes to this thread
+            good, bad = sort_out(rows, writer.encode)
+        before = writer.nulled
+        encoded = writer.encode(good)
+        return encoded, [failure(as_read(row), error, 1) for row, error in bad], writer.nulled - before
+
+
+Bad: TypeAlias = list[tuple[Ok, Exception]]
+
+
+def sort_out(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
+    """Those rows that can be written together, found by halving; and the others, each with its error."""
+    good, bad = _each_alone(rows, encode)
+    if _error(good, encode) is None:
+        return good, bad
+    together, more = _add(good, [], encode)  # each of them can be written, and not with the others
+    return together, sorted(bad + more, key=lambda one: one[0].record.position)
+
+
+def _error(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> Exception | None:
+    try:
+        encode(rows)
+    except JobError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a library's own error, of any class, costs the record that it is about
+        return error
+    except BaseException as error:  # noqa: BLE001 - likewise, from an object's own methods
+        return RecordError(f"writing it raised {type(error).__name__}: {text_of(error)}")
+    return None
+
+
+def _each_alone(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
+    """Without those rows that cannot be written by themselves."""
+    error = _error(rows, encode)
+    if error is None:
+        return rows, []
+    if len(rows) == 1:
+        return [], [(rows[0], error)]
+    good, bad = _each_alone(rows[: len(rows) // 2], encode)
+    more_good, more_bad = _each_alone(rows[len(rows) // 2 :], encode)
+    return good + more_good, bad + more_bad
+
+
+def _add(rows: list[Ok], to: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
+    """As many of the rows as can be written with those before them."""
+    error = _error(to + rows, encode)
+    if error is None:
+        return to + rows, []
+    if len(rows) == 1:
+        return to, [(rows[0], error)]
+    to, bad = _add(rows[: len(rows) // 2], to, encode)
+    to, more = _add(rows[len(rows) // 2 :], to, encode)
+    return to, bad + more

@@ -1,0 +1,222 @@
+"""A user's own functions at both ends of a job: `prepare(row)` before the model, `finish(row, output)` after it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, TypeAlias, cast
+
+from headrace.batching.callables import plain_function, unfinished
+from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, RecordError, StoppedEarly, text_of
+from headrace.processes.child import ChildProcess
+from headrace.processes.culprits import CrashIsolation
+from headrace.records import Record
+
+WorkerKind: TypeAlias = Literal["auto", "thread", "process"]
+
+PROCESS_PAYS_S = 0.000_2
+"""CPU time of a function, in seconds per record, from which carrying records to another process is the cheaper way: the
+function would else hold the interpreter that also reads, batches and writes."""
+
+
+class UserCode:
+    """Calls a user's functions, many records at a time; what they raise is that record's own error.
+
+    Args:
+        prepare: `(row) -> row`, both mappings; None leaves rows as they are.
+        finish: `(row, output) -> output`, with the row as `prepare` returned it; None leaves outputs as they are.
+        kind: where they run; "auto" begins on threads and measures.
+        workers: processes, where they run in processes.
+        timeout_s: most seconds of one call there; None for no limit. On a thread, a call cannot be ended.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[Any], Any] | None = None,
+        finish: Callable[[Any, Any], Any] | None = None,
+        kind: WorkerKind = "auto",
+        workers: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._prepare = prepare
+        self._finish = finish
+        self._kind = kind
+        self._workers = workers or os.cpu_count() or 1
+        self._threads: ThreadPoolExecutor | None = None
+        """One for each process: it waits for its answers."""
+        self._children: queue.SimpleQueue[tuple[ChildProcess, CrashIsolation]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        for name, function in (("prepare", prepare), ("finish", finish)):
+            plain_function(name, function)
+        if kind == "process":
+            for function in (prepare, finish):
+                if function is not None and not _travels(function):
+                    raise ConfigError(
+                        f"{_name(function)} cannot run in another process: define it at the top of a module, or choose "
+                        "threads"
+                    )
+
+    @property
+    def finishes(self) -> bool:
+        """Whether there is a `finish`, which wants to see the row."""
+        return self._finish is not None
+
+    def describe(self) -> Mapping[str, str]:
+        """What names the functions in a job's fingerprint; their code is not looked at."""
+        named = {"prepare": self._prepare, "finish": self._finish}
+        return {key: _name(function) for key, function in named.items() if function is not None}
+
+    def prepared(self, records: Sequence[Record]) -> Iterable[tuple[Record, Record | Exception]]:
+        """Each record, and what was made of it or why nothing could be. Called on worker threads.
+
+        User code sees copies: for a dead letter or another try a record stays as it was read.
+
+        Raises:
+            BrokenOffError: no process can run the function.
+        """
+        if self._prepare is None:
+            return zip(records, map(_own_copy, records) if self.finishes else records, strict=True)
+        rows = self._call(self._prepare, [(_own_copy(record).data,) for record in records])
+        return [
+            (record, row if isinstance(row, Exception) else _mapped(record, row))
+            for record, row in zip(records, rows, strict=True)
+        ]
+
+    def finished(self, pairs: Sequence[tuple[Any, Any]]) -> Sequence[Any]:
+        """For each row and output the output to write, or why there is none.
+
+        Raises:
+            BrokenOffError: no process can run the function.
+        """
+        assert self._finish is not None, "asked for by `finishes`"
+        return self._call(self._finish, pairs)
+
+    def close(self) -> None:
+        """End the processes."""
+        with self._lock:
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=True, cancel_futures=True)
+        while not self._children.empty():
+            self._children.get_nowait()[0].close()
+
+    def _call(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        if self._kind == "process" and calls:
+            return self._call_in_process(function, calls)
+        started = time.thread_time()
+        results = _apply(function, calls)
+        if self._kind == "auto" and calls:
+            pays = (time.thread_time() - started) / len(calls) > PROCESS_PAYS_S
+            self._kind = "process" if pays and self._workers > 1 and _travels(function) else "thread"
+        return results
+
+    def _call_in_process(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._workers, "headrace-user-code")
+                for _ in range(self._workers):
+                    child = ChildProcess(_applier, self._prepare, self._finish, self._timeout_s)
+                    self._children.put((child, CrashIsolation(child.call)))
+        size = max(1, -(-len(calls) // self._workers))
+        which = "finish" if function is self._finish else "prepare"
+        pieces = [
+            self._threads.submit(self._survivors, [(which, call) for call in calls[start : start + size]])
+            for start in range(0, len(calls), size)
+        ]
+        try:
+            return [result for piece in pieces for result in piece.result()]
+        except EngineDeadError as error:
+            raise BrokenOffError(
+                f"cannot run {_name(function)} in a process: {error}; what is finished is kept, run again to go on"
+            ) from error
+
+    def _survivors(self, calls: Sequence[Any]) -> list[Any]:
+        """The results of calls in one of the processes; a call that ends its process fails alone."""
+        child, survivors = self._children.get()
+        try:
+            return survivors.results(calls)
+        finally:
+            self._children.put((child, survivors))
+
+
+def _own_copy(record: Record) -> Record:
+    """The same record in dicts and lists of its own; the record itself where it is nested too deep for that."""
+    try:
+        return Record(record.position, record.id, _copied(record.data))
+    except RecursionError:
+        return record
+
+
+def _copied(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: inner if type(inner) is str else _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if type(value) is list else value
+
+
+def _mapped(record: Record, row: Any) -> Record | Exception:
+    if isinstance(row, Mapping):
+        return Record(record.position, record.id, row)
+    return RecordError(f"prepare returned {type(row).__name__}, not a mapping of columns")
+
+
+def _apply(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    return [_called(function, arguments) for arguments in calls]
+
+
+def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What the function returns, or its error as one that a record can bear."""
+    try:
+        result = function(*arguments)
+        return unfinished(_name(function), result) or result
+    except StoppedEarly:
+        raise
+    except SystemExit as error:
+        return RecordError(f"{_name(function)} asked the process to exit with {error.code!r}")
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is its record's
+        return error
+    except BaseException as error:  # noqa: BLE001 - likewise
+        return RecordError(f"{_name(function)} raised {type(error).__name__}: {text_of(error)}")
+
+
+def _applier(
+    prepare: Callable[..., Any] | None, finish: Callable[..., Any] | None, timeout_s: float | None
+) -> Callable[[Any], list[Any]]:
+    """What answers calls of either function, in a process of its own, which a call that takes too long ends."""
+    functions = {"prepare": prepare, "finish": finish}
+    # The alarm has no handler: the system ends the process, also one that is stuck in a library's own code.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    def call(which: str, arguments: tuple[Any, ...]) -> Any:
+        signal.setitimer(signal.ITIMER_REAL, timeout_s or 0)
+        try:
+            return _called(cast("Callable[..., Any]", functions[which]), arguments)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def apply(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+        return [call(which, arguments) for which, arguments in calls]
+
+    return apply
+
+
+def _travels(function: Callable[..., Any]) -> bool:
+    """Whether another process can import it."""
+    if getattr(function, "__module__", None) in (None, "__main__"):
+        return False
+    try:
+        pickle.dumps(function)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return False
+    return True
+
+
+def _name(function: Callable[..., Any]) -> str:
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__)
+    return f"{module}:{name}"

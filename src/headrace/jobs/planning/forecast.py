@@ -1,0 +1,188 @@
+"""How long a job will take and what it needs: some real batches across the lengths there are, and arithmetic."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.batching.policy.bucketing import MAX_STRETCH
+from headrace.batching.policy.cost import batch_cost
+from headrace.engines.base import BatchEngine
+from headrace.errors import ConfigError, DiskFullError
+from headrace.io.storage.locations import is_remote
+from headrace.jobs.pipeline.job import Job
+from headrace.jobs.pipeline.sink import sort_out
+from headrace.jobs.pipeline.stages import Work, longest_first
+from headrace.jobs.planning.survey import Survey
+from headrace.records import Ok
+
+_MEASURED = 6
+"""Batches that are run twice, besides one to warm up."""
+_REQUESTS = 64
+"""Records that are run where the engine batches by itself."""
+_LEAST_FREE = 16 * 1024 * 1024
+"""Bytes that an output must have room for before a job begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a batch of the job may be."""
+
+    budget: float
+    size: int
+    padded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a job will take."""
+
+    seconds: float | None
+    """Without loading the model; None where nothing tells how long the input is."""
+    engine_s: float | None
+    """Of these the model's own."""
+    bytes: int | None
+    """Disk that the output needs while the job runs, parts and merged file."""
+    free: int | None
+    """Disk there is; None in an object store."""
+
+
+def check_room(output: Path) -> None:
+    """See that an output can be written at all, before a model is loaded.
+
+    Raises:
+        ConfigError: its folder may not be written.
+        DiskFullError: its disk is full.
+    """
+    if not is_remote(output):
+        folder = next(place for place in (output, *output.absolute().parents) if place.is_dir())
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"cannot write {output}: {folder} is read-only for this user; choose another output")
+    free = free_bytes(output)
+    if free is not None and free < _LEAST_FREE:
+        raise DiskFullError(
+            f"cannot write {output}: its disk has {free / 1e6:.1f} MB left; make room, or choose another"
+        )
+
+
+def free_bytes(output: Path) -> int | None:
+    """Room on an output's disk; None where that is no disk of this machine."""
+    if is_remote(output):
+        return None
+    there = next(folder for folder in (output, *output.absolute().parents) if folder.exists())
+    return shutil.disk_usage(there).free
+
+
+def forecast(job: Job, survey: Survey, shape: Shape, *, is_folder: bool) -> Forecast:
+    """Run some of the sample, and reckon from that. Blocks for as long as some 13 batches take.
+
+    Raises:
+        Exception: whatever the engine raises for a batch.
+    """
+    work = sorted(survey.work, key=lambda item: item.cost, reverse=True)
+    free = free_bytes(job.output.target)
+    if not work or survey.records is None:
+        return Forecast(None, None, None, free)
+    good = survey.records * len(work) / survey.sampled
+    if isinstance(job.engine, BatchEngine):
+        batches = pack(work, shape)
+        seconds, done = _measure(job.engine, batches, shape)
+    else:
+        seconds, done = asyncio.run(_run_some(job, work[:: max(1, len(work) // _REQUESTS)]))
+        seconds *= len(work) / len(done)
+    engine_s = seconds / len(work) * good
+    rows, _ = sort_out(_finished(job, done), job.output.writer.encode)
+    row_bytes = len(job.output.writer.encode(rows)) / max(1, len(rows))
+    host_s = survey.prepare_s * survey.records / (job.limits.workers or 2)
+    return Forecast(
+        seconds=max(engine_s, host_s),
+        engine_s=engine_s,
+        bytes=round(row_bytes * good * (1 if is_folder else 2)),
+        free=free,
+    )
+
+
+def pack(work: Sequence[Work], shape: Shape) -> list[Sequence[Work]]:
+    """Records, the costliest first, as the batches that they would be in a window that holds them all."""
+    batches = []
+    start = 0
+    while start < len(work):
+        longest, total, end = work[start].cost, 0.0, start
+        while end < len(work) and end - start < shape.size:
+            cost = work[end].cost
+            total = longest * (end - start + 1) if shape.padded else total + cost
+            alike = not shape.padded or cost * MAX_STRETCH >= longest
+            if end > start and (total > shape.budget or not alike):
+                break
+            end += 1
+        batches.append(work[start:end])
+        start = end
+    return batches
+
+
+def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """a and b >= 0 of duration = a × cost + b, by least squares."""
+    count = len(points)
+    mean_x, mean_y = (sum(point[axis] for point in points) / count for axis in (0, 1))
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0
+    rest = mean_y - slope * mean_x
+    if slope > 0 and rest >= 0:
+        return slope, rest
+    return (mean_y / mean_x, 0.0) if slope > 0 and mean_x else (0.0, mean_y)
+
+
+def _measure(
+    engine: BatchEngine[Any, Any, Any], batches: Sequence[Sequence[Work]], shape: Shape
+) -> tuple[float, list[tuple[Work, Any]]]:
+    """Seconds that all these batches take, and what came of those that were run."""
+    chosen = sorted({round(n * (len(batches) - 1) / max(_MEASURED - 1, 1)) for n in range(_MEASURED)})
+    engine.forward([item.payload for item in batches[chosen[len(chosen) // 2]]])
+    points: list[tuple[float, float]] = []
+    done: list[tuple[Work, Any]] = []
+    for number in chosen:
+        batch = batches[number]
+        started = time.perf_counter()
+        outputs = engine.forward([item.payload for item in batch])
+        between = time.perf_counter()
+        engine.forward([item.payload for item in batch])
+        ended = time.perf_counter()
+        # The better of the two: the first of a shape may be compiled or tuned, and either may be disturbed.
+        points.append((_cost(batch, shape), min(between - started, ended - between)))
+        done += [(w, o) for w, o in zip(batch, outputs, strict=True) if not isinstance(o, Exception)]
+    slope, rest = fit(points)
+    return sum(slope * _cost(batch, shape) + rest for batch in batches), done
+
+
+def _cost(batch: Sequence[Work], shape: Shape) -> float:
+    return batch_cost([item.cost for item in batch], padded=shape.padded)
+
+
+async def _run_some(job: Job, work: Sequence[Work]) -> tuple[float, list[tuple[Work, Any]]]:
+    """Seconds that these take through the job's own batcher, and what came of them."""
+
+    async def runs() -> AsyncIterator[list[Work]]:
+        for run in longest_first(list(work)):
+            yield run
+
+    started = time.perf_counter()
+    done: list[tuple[Work, Any]] = []
+    async with job.batcher as batcher, aclosing(batcher.runs_as_completed(runs())) as results:
+        async for run, outputs, _ in results:
+            done += [(w, o) for w, o in zip(run, outputs, strict=True) if not isinstance(o, Exception)]
+    return time.perf_counter() - started, done
+
+
+def _finished(job: Job, done: Sequence[tuple[Work, Any]]) -> list[Ok]:
+    outputs: Sequence[Any] = [output for _, output in done]
+    if job.user.finishes:
+        outputs = job.user.finished([(work.row, output) for work, output in done])
+    pairs = zip(done, outputs, strict=True)
+    return [Ok(work.record, output, work.cost) for (work, _), output in pairs if not isinstance(output, Exception)]

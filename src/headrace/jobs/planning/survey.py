@@ -1,0 +1,139 @@
+"""What the input of a job is like, from a sample of it, prepared as the job would prepare it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import RecordError
+from headrace.io.base import Chunk, Source
+from headrace.jobs.pipeline.job import Job
+from headrace.jobs.pipeline.preparing import InTime
+from headrace.jobs.pipeline.stages import Preparation, Work
+from headrace.records import LeftOut
+
+_BLOCK = 128
+"""Rows that are sampled together."""
+_BLOCKS = 8
+_EXAMPLES = 3
+_READ_S = 20.0
+"""How long an input is read to sample it; what is beyond that is taken to be like what came before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a sample says of the input."""
+
+    records: int | None
+    """Of the whole input; None where nothing tells."""
+    counted: bool
+    """Whether that is known, rather than reckoned from the size."""
+    sampled: int
+    failed: int
+    """Of the sample: could not be read or prepared."""
+    truncated: int
+    """Of the sample: longer than the model takes."""
+    work: tuple[Work, ...]
+    """The rest of the sample, ready for the engine."""
+    examples: tuple[Any, ...]
+    """Some inputs as the engine is given them."""
+    prepare_s: float
+    """Per record, on one worker."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What the input holds that is not read, as far as it was met."""
+
+    def quantile(self, fraction: float) -> int:
+        """The cost that so many of the sample do not exceed, in the engine's unit; 0 for no sample."""
+        costs = sorted(item.cost for item in self.work)
+        return costs[min(int(fraction * len(costs)), len(costs) - 1)] if costs else 0
+
+
+def survey(job: Job, *, spread: bool) -> Survey:
+    """Sample the input: its first rows, or with `spread` blocks of rows from all over it. Blocks.
+
+    Raises:
+        JobError: the input cannot be read.
+    """
+    preparation = Preparation(job.columns, job.engine, job.user, dedupe=False, in_time=InTime(job.engine_timeout_s))
+    sample = _Sample(job.source)
+    work: list[Work] = []
+    left_out: list[LeftOut] = []
+    examples: list[Any] = []
+    failed = truncated = 0
+    spent = 0.0
+    for chunk in sample.spread() if spread else sample.head():
+        prepared, event = preparation.prepare(chunk)
+        work += prepared.work
+        failed += len(prepared.failures) + len(prepared.transient)
+        truncated += prepared.truncated
+        left_out += chunk.left_out
+        spent += event.duration_s
+        if len(examples) < _EXAMPLES:
+            examples += _inputs(job, chunk)
+    sampled = len(work) + failed
+    return Survey(
+        records=sample.records,
+        counted=job.source.total_records is not None,
+        sampled=sampled,
+        failed=failed,
+        truncated=truncated,
+        work=tuple(work),
+        examples=tuple(examples[:_EXAMPLES]),
+        prepare_s=spent / max(sampled, 1),
+        left_out=tuple(left_out),
+    )
+
+
+def _inputs(job: Job, chunk: Chunk) -> Iterator[Any]:
+    for _, record in job.user.prepared(chunk.records[:_EXAMPLES]):
+        if not isinstance(record, Exception):
+            try:
+                yield job.columns.input_of(record)
+            except RecordError:
+                continue
+
+
+class _Sample:
+    """Reads parts of a source, and learns how long it is."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.records = source.total_records
+
+    def head(self) -> Iterator[Chunk]:
+        """The first chunk that has rows."""
+        return self._read(self._source.chunks(lambda position: position), lambda rows: rows > 0)
+
+    def spread(self) -> Iterator[Chunk]:
+        """Blocks of rows at equal distances."""
+        for _ in self.head():  # for the number of rows
+            pass
+        stride = max(_BLOCK, (self.records or 0) // _BLOCKS)
+
+        def next_wanted(position: int) -> int:
+            block = position // stride * stride
+            return position if position < block + _BLOCK else block + stride
+
+        ends = time.monotonic() + _READ_S
+        return self._read(self._source.chunks(next_wanted), lambda _: time.monotonic() > ends)
+
+    def _read(self, chunks: Iterator[Chunk], enough: Callable[[int], bool]) -> Iterator[Chunk]:
+        size = 0
+        for chunk in chunks:
+            size += chunk.bytes
+            rows = _rows(chunk)
+            if rows and self._source.total_records is None and size and self._source.total_bytes:
+                read = itertools.chain(chunk.records, (failed.record for failed in chunk.failures))
+                last = max(record.position for record in read)
+                self.records = max(last + 1, round((last + 1) * self._source.total_bytes / size))
+            if rows or chunk.left_out:
+                yield chunk
+            if enough(rows):
+                return
+
+
+def _rows(chunk: Chunk) -> int:
+    return len(chunk.records) + len(chunk.failures)

@@ -1,0 +1,151 @@
+"""What an output tells of its job, from the files alone: while it runs, after a kill, when it is finished."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from headrace.errors import ConfigError
+from headrace.io.sinks.targets import Target, find_target
+from headrace.io.storage.locations import as_os_errors, exists, is_remote
+from headrace.io.storage.parts import PartFolder
+from headrace.jobs.state.output import changes, read_state
+from headrace.jobs.state.passes import Finished
+from headrace.jobs.state.run_time import RunTime, RunTimeLog
+
+State: TypeAlias = Literal["running", "not running", "finished"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is known of a job."""
+
+    state: State
+    holder: str | None
+    """Which process runs it, or in a store holds the lease, as far as its note says."""
+    records: int
+    """Done, failed ones included."""
+    failed: int
+    reasons: Mapping[str, int]
+    """Failed records by reason, the most frequent first."""
+    parts: int
+    """Committed parts that wait for the merge, or are the output."""
+    retried: tuple[int, int] | None
+    """Of a retry under way: dead letters that have a new outcome, and how many there are."""
+    spent: RunTime
+    settings: Mapping[str, Any] | None
+    """What it was begun with, where that could be written down."""
+    damaged: Sequence[str]
+    """Files that are not as they were committed, each with what is wrong."""
+
+
+def state_of(name: str | Path) -> tuple[Target, dict[str, Any]]:
+    """The output of that name, in its own format, and what its job has written down.
+
+    Raises:
+        ConfigError: no job has written there.
+        JobError: what it has written down is damaged.
+    """
+    target = find_target(name) if _has_format(name) else find_target(name, "jsonl")
+    try:
+        state = read_state(target.work / "job.json")
+    except OSError as error:
+        raise ConfigError(f"cannot read {target.work / 'job.json'}: {error}") from error
+    if state is None:
+        raise ConfigError(
+            f"no job has written {name}: there is no {target.work / 'job.json'}, "
+            "which a job writes once its model is loaded"
+        )
+    chosen = (state.get("settings") or {}).get("output_format")
+    return find_target(name, chosen or target.format), state
+
+
+def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
+    """Look at an output. Writes nothing, and disturbs no run.
+
+    Args:
+        verify: read all of the output and hold it against the checksums kept; otherwise sizes alone are compared.
+
+    Raises:
+        ConfigError: no job has written there.
+    """
+    target, state = state_of(name)
+    folder = target.place if target.is_folder else target.work
+    parts = PartFolder(folder, f".{target.format}{target.compression}", target.work)
+    committed = parts.committed()
+    finished = state["finished"]
+    retry = PartFolder(target.work / "retry", f".{target.format}{target.compression}")
+    again = sum(end - start for start, end in retry.committed())
+    holder = _holder(target.work / "lock")
+    if finished:
+        records, letters = finished["records"], [target.errors]
+    else:
+        records, letters = sum(end - start for start, end in committed), parts.twins(committed)
+    reasons = _reasons(letters)
+    if finished:
+        damaged = changes(target, parts, Finished(**finished), read=verify)
+    else:
+        found = parts.check(committed, set(committed) if verify else ())
+        damaged = [str(damage) for damage in found if exists(damage.path)]  # else the run has just merged it
+    return Inspection(
+        state="running" if holder else "finished" if finished else "not running",
+        holder=holder,
+        records=records,
+        failed=reasons.total(),
+        reasons=dict(reasons.most_common()),
+        parts=len(committed),
+        retried=(again, finished["failed"]) if finished and again else None,
+        spent=RunTimeLog(target.work).read(),
+        settings=state.get("settings"),
+        damaged=damaged,
+    )
+
+
+def _has_format(name: str | Path) -> bool:
+    try:
+        find_target(name)
+    except ConfigError:
+        return False
+    return True
+
+
+def _reasons(letters: Iterable[Path]) -> Counter[str]:
+    reasons: Counter[str] = Counter()
+    for path in letters:
+        try:
+            with path.open("rb") as lines:
+                for line in lines:
+                    reasons[json.loads(line)["reason"]] += 1
+        except FileNotFoundError:
+            continue  # nothing failed, or the run has just merged it
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is not as a job writes it: {error}") from error
+    return reasons
+
+
+def _holder(lock: Path) -> str | None:
+    """Who holds a lock file, or the lease in a store; None if nobody does."""
+    try:
+        if is_remote(lock):
+            return _named(as_os_errors(lock.read_text)(encoding="utf-8"))
+        with lock.open("r", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given up when the file is closed, at once
+            except BlockingIOError:
+                return _named(file.read())
+    except FileNotFoundError:
+        pass
+    return None
+
+
+def _named(content: str) -> str:
+    try:
+        holder = json.loads(content)
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,78 @@
+"""One file of the parts there are: of a folder of parts, or of a job that has not come to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.errors import ConfigError, JobError
+from headrace.io.base import PartWriter
+from headrace.io.sinks.targets import Target, find_target
+from headrace.io.storage.locations import exists
+from headrace.io.storage.parts import PartFolder, atomic_file, listed
+from headrace.jobs.state.inspection import state_of
+from headrace.jobs.state.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What came of it."""
+
+    records: int
+    """Of the input, failed ones included."""
+    failed: int
+    whole: bool
+    """Whether nothing before the last of them is missing."""
+    finished: bool
+    """Whether the job has come to its end."""
+    errors: Path
+    """Where the dead letters are, if there are any."""
+
+
+def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
+    """Write what an output's parts hold as one file, and their dead letters as another beside it. The parts stay.
+
+    A job that runs at the time may go on: parts that are committed meanwhile are left out.
+
+    Raises:
+        ConfigError: no job has written there, there are no parts, or the file cannot be written.
+        JobError: a part is damaged.
+    """
+    source, state = state_of(name)
+    target = find_target(into)
+    if target.is_folder:
+        raise ConfigError(f"cannot merge into {into}: it is a folder; name a file")
+    if (target.format, target.compression) != (source.format, source.compression):
+        raise ConfigError(f"{name} holds parts in {_format(source)}: the file must end in {_format(source)}")
+    if target.place == source.place:
+        raise ConfigError(
+            f"cannot merge into {into}: it is the job's own output; run the job to its end, or name another"
+        )
+    if {source.place, source.work} & set(target.place.parents):
+        raise ConfigError(f"cannot merge into {into}: it is within the job's own folder; name another")
+    for path in (target.place, target.errors):
+        if exists(path) and not overwrite:
+            raise ConfigError(f"{path} exists; pass --overwrite to replace it")
+    folder = source.place if source.is_folder else source.work
+    parts = PartFolder(folder, _format(source), source.work)
+    committed = parts.committed()
+    if not committed:
+        raise ConfigError(f"{folder} holds no parts: the job has committed none yet, or its output is one file already")
+    writer: PartWriter = source.writer("output")
+    try:
+        if damaged := parts.check(committed, set(committed)):
+            raise JobError(
+                f"cannot merge {name}: {listed(damaged)}; remove what is damaged, and run the job again to make it "
+                "anew or merge the rest without it"
+            )
+        parts.merge_errors(target.errors, committed)
+        with atomic_file(target.place) as file:
+            writer.merge([parts.part_path(interval) for interval in committed], file)
+    except OSError as error:
+        raise ConfigError(f"cannot write {into}: {error.strerror or error}") from error
+    ledger = Ledger(committed)
+    return Merged(ledger.done, parts.count_errors(committed), ledger.is_whole, bool(state["finished"]), target.errors)
+
+
+def _format(target: Target) -> str:
+    return f".{target.format}{target.compression}"

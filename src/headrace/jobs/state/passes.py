@@ -1,0 +1,46 @@
+"""One way over the input: what is still to do, where it goes, how that ends. The first, and one to retry failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace.io.storage.checksums import Damage
+from headrace.io.storage.parts import PartFolder
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a finished job left."""
+
+    records: int
+    """Rows of the input, failed ones included."""
+    failed: int
+    bytes: int
+    """Size of the merged file; 0 for a folder of parts."""
+    digest: str = ""
+    """Of the merged file, as `io/storage/checksums.py` makes it; empty for a folder of parts, and where it was not kept."""
+    errors_digest: str = ""
+    """Of the file of dead letters; empty where there is none, and where it was not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a run is to do."""
+
+    next_todo: Callable[[int], int]
+    """The first position >= its argument that is still to do; beyond every input if there is none."""
+    parts: PartFolder
+    """Where outcomes are committed."""
+    finish: Callable[[], Finished]
+    """Called when nothing is left to do."""
+    done: int
+    """Records that an earlier run has committed in this pass."""
+    failed: int
+    """How many of them failed."""
+    total: int | None
+    """Records of this pass, where that is known."""
+    place: Callable[[int], int] | None = None
+    """Numbers the positions to do without gaps; None where they have none."""
+    damaged: Sequence[Damage] = ()
+    """Parts of earlier runs that were damaged: they are gone, and what they held is to do."""

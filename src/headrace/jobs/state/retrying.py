@@ -1,0 +1,238 @@
+"""A pass over the dead letters of a finished job: what succeeds now moves into the output, at its place.
+
+Its parts are in `retry/` within the working folder, and number the dead letters rather than the input. When every one
+has its outcome, all files that change are made anew in `retry-new/`. Then the job's state says so: that is the one
+commit point, and from there on the new files are moved to their places, again after a kill if need be.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from headrace.errors import ConfigError, JobError
+from headrace.io.base import PartWriter
+from headrace.io.storage.checksums import DigestWriter, Seal, blocks_of, digest_of
+from headrace.io.storage.locations import file_names, is_remote, remove, remove_folder
+from headrace.io.storage.parts import Interval, PartFolder, atomic_file, listed, move
+from headrace.jobs.state.ledger import Ledger
+from headrace.jobs.state.passes import Finished, Pass
+
+_ERRORS = "errors.jsonl"
+_TWINS = ".errors"
+
+
+class DeadLetters:
+    """The dead letters of a finished job, by position."""
+
+    def __init__(self, errors: Path, expected: int) -> None:
+        """Read them.
+
+        Raises:
+            ConfigError: they are not those the job left.
+        """
+        found: list[tuple[int, int]] = []
+        try:
+            with errors.open("rb") as lines:
+                for line in lines:
+                    letter = json.loads(line)
+                    found.append((letter["position"], letter["attempts"]))
+        except FileNotFoundError:
+            pass
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{errors} is no longer as the job left it ({error}); restore it to retry") from error
+        if len(found) != expected:
+            raise ConfigError(
+                f"{errors} has {len(found)} dead letters, and the job left {expected}; restore it to retry"
+            )
+        found.sort()
+        self.positions = array("q", (position for position, _ in found))
+        self.attempts = array("q", (attempts for _, attempts in found))
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def place(self, position: int) -> int:
+        """The number of the first letter at `position` or behind it."""
+        return bisect_left(self.positions, position)
+
+
+class Retrying:
+    """The files of such a pass.
+
+    Args:
+        work: the job's working folder.
+        target: the one output file; None for a folder of parts.
+        parts: the parts of the output, if it is a folder of them.
+        errors: the dead letters.
+        writer: of the output's format.
+        guard: called before each commit.
+    """
+
+    def __init__(
+        self,
+        work: Path,
+        target: Path | None,
+        parts: PartFolder,
+        errors: Path,
+        writer: PartWriter,
+        guard: Callable[[], None],
+    ) -> None:
+        self._folder = work / "retry"
+        self._new = work / "retry-new"
+        self._target = target
+        self._output = parts
+        self._errors = errors
+        self._writer = writer
+        self._parts = PartFolder(self._folder, writer.suffix, None, guard)
+
+    def begin(self, finished: Finished, commit: Callable[[Finished], None]) -> Pass:
+        """Begin such a pass, or go on with it; `commit` is called when all new files are there.
+
+        Raises:
+            ConfigError: the dead letters are not those the job left.
+        """
+        if not is_remote(self._folder):
+            self._folder.mkdir(exist_ok=True)
+        letters = DeadLetters(self._errors, finished.failed)
+        self._check_parts(letters)
+        intervals, damaged = self._parts.resume()
+        ledger = Ledger(intervals)
+
+        def next_todo(position: int) -> int:
+            number = ledger.next_todo(letters.place(position))
+            return letters.positions[number] if number < len(letters) else sys.maxsize
+
+        def finish() -> Finished:
+            ended = self._make_new(letters, finished)
+            commit(ended)
+            return ended
+
+        failed = self._parts.count_errors()
+        return Pass(next_todo, self._parts, finish, ledger.done, failed, len(letters), letters.place, damaged)
+
+    def _check_parts(self, letters: DeadLetters) -> None:
+        """Of a folder: what is damaged must not be copied into a new part, and be taken for sound from then on."""
+        if self._target is not None:
+            return
+        touched = [part for part in self._output.committed() if letters.place(part.start) < letters.place(part.end)]
+        if damaged := self._output.check(touched, set(touched)):
+            raise ConfigError(
+                f"{listed(damaged)}: not as it was committed; remove it, run the job again to make it anew, then retry"
+            )
+
+    def swap(self) -> None:
+        """Move the new files to their places, and remove what else the pass has left. May be repeated.
+
+        A part comes after its twin, and the twin it had is removed last: at any moment it has one that fits.
+        """
+        names = file_names(self._new)
+        for name in sorted(names, key=lambda name: not name.endswith(_TWINS)):
+            new, place = self._new / name, self._place(name)
+            if name.endswith(_ERRORS) and not new.stat().st_size:
+                remove(place)
+                remove(new)
+            else:
+                move(new, place)
+        if self._target is None:
+            self._output.settle()
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove what the pass has left."""
+        remove_folder(self._new)
+        remove_folder(self._folder)
+
+    def _place(self, name: str) -> Path:
+        if name == self._errors.name:
+            return self._errors
+        if self._target is not None:
+            return self._target
+        return (self._errors.parent if name.endswith((_ERRORS, _TWINS)) else self._output.path) / name
+
+    def _make_new(self, letters: DeadLetters, finished: Finished) -> Finished:
+        """All files that change, complete and durable.
+
+        Raises:
+            JobError: a record of this pass has no outcome.
+        """
+        committed = self._parts.close(read_all=True)
+        if Ledger(committed).next_todo(0) != len(letters):
+            raise JobError(f"{self._folder} has gaps: run again to fill them")
+        remove_folder(self._new)  # half made, by a process that was killed
+        if not is_remote(self._new):
+            self._new.mkdir()
+        left = self._letters_left(letters, committed)
+        with atomic_file(self._new / self._errors.name) as file:
+            self._copy_letters(letters, committed, left, file)
+        errors_digest = digest_of(self._new / self._errors.name) if left else ""
+        if self._target is not None:
+            turns = _turns(letters.positions, left, 0)
+            new = self._new / self._target.name
+            with atomic_file(new) as file:
+                target = DigestWriter(file)
+                self._writer.interleave(self._target, self._paths(committed), turns, cast("BinaryIO", target))
+            return Finished(finished.records, len(left), new.stat().st_size, target.digest, errors_digest)
+        for interval in self._output.committed():
+            self._make_part(interval, letters, left, committed)
+        return Finished(finished.records, len(left), 0, "", errors_digest)
+
+    def _make_part(
+        self, interval: Interval, letters: DeadLetters, left: set[int], committed: Sequence[Interval]
+    ) -> None:
+        """One part of a folder and its twin, with what moves from the one to the other."""
+        first, last = letters.place(interval.start), letters.place(interval.end)
+        if all(number in left for number in range(first, last)):
+            return
+        sources = [part for part in committed if part.end > first and part.start < last]
+        passed_over = sum(number not in left for number in range(sources[0].start, first))
+        positions = letters.positions[first:last]
+        turns = [(0, -passed_over), *_turns(positions, {n - first for n in left if first <= n < last}, interval.start)]
+        new = self._new / self._output.part_path(interval).name
+        with atomic_file(new) as file:
+            self._writer.interleave(self._output.part_path(interval), self._paths(sources), turns, file)
+        twin = io.BytesIO()
+        self._copy_letters(letters, sources, {number for number in left if first <= number < last}, twin)
+        seal = Seal.of(interval, blocks_of(new), twin.getvalue())
+        with atomic_file(self._new / seal.name) as file:
+            file.write(twin.getvalue())
+
+    def _paths(self, intervals: Sequence[Interval]) -> list[Path]:
+        return [self._parts.part_path(interval) for interval in intervals]
+
+    def _lines(self, intervals: Sequence[Interval]) -> Iterator[bytes]:
+        for twin in self._parts.twins(intervals):
+            with twin.open("rb") as lines:
+                yield from lines
+
+    def _letters_left(self, letters: DeadLetters, committed: Sequence[Interval]) -> set[int]:
+        """The numbers of those that have failed again."""
+        return {letters.place(json.loads(line)["position"]) for line in self._lines(committed)}
+
+    def _copy_letters(
+        self, letters: DeadLetters, committed: Sequence[Interval], wanted: set[int], file: BinaryIO
+    ) -> None:
+        """The new letters of those wanted; their attempts add up."""
+        for line in self._lines(committed):
+            letter = json.loads(line)
+            number = letters.place(letter["position"])
+            if number in wanted:
+                letter["attempts"] += letters.attempts[number]
+                file.write(json.dumps(letter).encode() + b"\n")
+
+
+def _turns(positions: Sequence[int], left: set[int], start: int) -> Iterator[tuple[int, int]]:
+    """How many rows of the output stand before each letter's place, and whether a row comes there now."""
+    before = 0
+    for number, position in enumerate(positions):
+        before += position - start
+        start = position + 1
+        if number not in left:
+            yield before, 1
+            before = 0

@@ -1,0 +1,65 @@
+"""How long the runs of a job have worked, noted now and then in a file; by the monotonic clock, which no one sets."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.io.storage.locations import is_remote, remove
+from headrace.io.storage.parts import atomic_file
+
+EVERY_S = 5.0
+EVERY_REMOTE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunTime:
+    """Of all runs so far; of one that was killed, up to its last note."""
+
+    runs: int
+    seconds: float
+
+
+class RunTimeLog:
+    """Adds the time since its making to what earlier runs have noted. A note that cannot be written is left out."""
+
+    def __init__(self, work: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = work / "time.json"
+        self._clock = clock
+        self._began = self._noted = clock()
+        self._earlier: RunTime | None = None
+        self._every_s = EVERY_REMOTE_S if is_remote(work) else EVERY_S
+
+    def read(self) -> RunTime:
+        """What has been noted."""
+        try:
+            noted = json.loads(self._path.read_text(encoding="utf-8"))
+            return RunTime(int(noted["runs"]), float(noted["seconds"]))
+        except (OSError, ValueError, KeyError, TypeError):  # none, or half of one: it decides nothing
+            return RunTime(0, 0.0)
+
+    def note(self) -> None:
+        """Write it down, if that was a while ago."""
+        if self._earlier is None or self._clock() - self._noted >= self._every_s:
+            self._write()
+
+    def close(self) -> None:
+        """Write it down."""
+        self._write()
+
+    def forget(self) -> None:
+        """The job begins anew."""
+        remove(self._path)
+
+    def _write(self) -> None:
+        self._earlier = self._earlier or self.read()
+        self._noted = self._clock()
+        spent = RunTime(self._earlier.runs + 1, self._earlier.seconds + self._noted - self._began)
+        try:
+            with atomic_file(self._path) as file:
+                file.write(json.dumps({"runs": spent.runs, "seconds": round(spent.seconds, 3)}).encode())
+        except OSError:
+            pass

@@ -1,0 +1,153 @@
+"""OpenAI's Batch API: /v1/files and /v1/batches."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Form, Query, Request, Response, UploadFile
+from fastapi.responses import FileResponse
+from pydantic import Field
+
+from headrace.serving.auth import EVERYBODY, Tenant
+from headrace.serving.batches.files import FileStore
+from headrace.serving.batches.store import Batches
+from headrace.serving.errors import ApiError
+from headrace.serving.protocol.requests import Fields
+from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocol.schemas import ERRORS, Batch, BatchList, Deleted, File, FileList
+
+Limit = Annotated[int, Query(ge=1, le=100)]
+After = Annotated[str | None, Query(max_length=100)]
+
+
+class BatchRequest(Fields):
+    """POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str = "24h"
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+
+
+def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches]) -> APIRouter:
+    """Files go in, are listed, read and forgotten."""
+    routes = APIRouter(tags=["batches"], responses=ERRORS)
+
+    @routes.post("/v1/files", response_model=File)
+    async def create(request: Request, file: UploadFile, purpose: Annotated[Literal["batch"], Form()]) -> Response:
+        """Keep a batch file (JSON Lines)."""
+        await _refuse_unknown_parts(request)
+        if not file.size:
+            raise ApiError(400, "the file is empty", code="empty", param="file")
+        if file.size > max_bytes:
+            raise ApiError(413, f"the file is longer than the {max_bytes:,} bytes allowed", code="too_long")
+        try:
+            name, owner = file.filename or "upload.jsonl", _tenant(request).name
+            kept = await asyncio.to_thread(files.create, file.file, name, purpose, owner)
+        except OSError as error:
+            raise disk_error(error) from error
+        return JsonReply(kept)
+
+    @routes.get("/v1/files", response_model=FileList)
+    async def list_all(
+        request: Request,
+        limit: Limit = 100,
+        after: After = None,
+        purpose: str | None = None,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> Response:
+        """The newest first, or with `order=asc` the oldest."""
+        found = await asyncio.to_thread(files.list, _tenant(request))
+        found = [file for file in found if purpose in (None, file["purpose"])]
+        return JsonReply(_page(found if order == "desc" else found[::-1], limit, after))
+
+    @routes.get("/v1/files/{file_id}", response_model=File)
+    async def describe(request: Request, file_id: str) -> Response:
+        """A file's description."""
+        return JsonReply(await asyncio.to_thread(files.get, file_id, _tenant(request)))
+
+    @routes.get("/v1/files/{file_id}/content", responses={200: {"content": {"application/jsonl": {}}}})
+    async def content(request: Request, file_id: str) -> FileResponse:
+        """A file's lines."""
+        path = await asyncio.to_thread(files.path, file_id, _tenant(request))
+        return FileResponse(path, media_type="application/jsonl")
+
+    @routes.delete("/v1/files/{file_id}", response_model=Deleted)
+    async def delete(request: Request, file_id: str) -> Response:
+        """Forget a file; one that a batch reads is kept (409)."""
+        batches().release(file_id, _tenant(request))  # on the loop, where batches begin: none can begin in between
+        await asyncio.to_thread(files.discard, file_id)
+        return JsonReply({"id": file_id, "object": "file", "deleted": True})
+
+    return routes
+
+
+def batches_router(batches: Callable[[], Batches]) -> APIRouter:
+    """Batches are begun, watched and cancelled."""
+    routes = APIRouter(tags=["batches"], responses=ERRORS)
+
+    @routes.post("/v1/batches", response_model=Batch)
+    async def create(request: Request, body: BatchRequest) -> Response:
+        """Begin a batch over an uploaded file."""
+        body.refuse_unknown()
+        given = body.input_file_id, body.endpoint, body.completion_window, body.metadata
+        try:
+            batch = batches().create(*given, _tenant(request))
+        except OSError as error:
+            raise disk_error(error) from error
+        return JsonReply(batch)
+
+    @routes.get("/v1/batches", response_model=BatchList)
+    async def list_all(request: Request, limit: Limit = 20, after: After = None) -> Response:
+        """The newest first."""
+        return JsonReply(_page(batches().list(_tenant(request)), limit, after))
+
+    @routes.get("/v1/batches/{batch_id}", response_model=Batch)
+    async def describe(request: Request, batch_id: str) -> Response:
+        """How far a batch is."""
+        return JsonReply(batches().get(batch_id, _tenant(request)))
+
+    @routes.post("/v1/batches/{batch_id}/cancel", response_model=Batch)
+    async def cancel(request: Request, batch_id: str) -> Response:
+        """Stop a batch; what is finished is kept."""
+        try:
+            return JsonReply(batches().cancel(batch_id, _tenant(request)))
+        except OSError as error:
+            raise disk_error(error) from error
+
+    return routes
+
+
+async def _refuse_unknown_parts(request: Request) -> None:
+    """Raise 400 for a part of a form that nobody reads, such as `expires_after[seconds]`."""
+    for name in (await request.form()).keys() - {"file", "purpose"}:
+        raise ApiError(
+            400, f"unknown field {name!r:.60}; known: file, purpose", code="unknown_field", param=f"{name:.60}"
+        )
+
+
+def _tenant(request: Request) -> Tenant:
+    tenant: Tenant = request.scope.get("headrace_tenant", EVERYBODY)
+    return tenant
+
+
+def disk_error(error: OSError) -> ApiError:
+    """What a failed write means to the caller."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return ApiError(507 if full else 503, "the server cannot store this now", code="storage", retry_after_s=60)
+
+
+def _page(every: Sequence[dict[str, Any]], limit: int, after: str | None) -> dict[str, Any]:
+    ids = [entry["id"] for entry in every]
+    start = ids.index(after) + 1 if after in ids else 0
+    page = every[start : start + limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": start + limit < len(every),
+    }
