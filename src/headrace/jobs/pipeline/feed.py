@@ -18,6 +18,7 @@ from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
 from headrace.jobs.pipeline.dedupe import Deduplicator
 from headrace.jobs.pipeline.job import IdCheck, Job
 from headrace.jobs.pipeline.memory_budget import Memory
+from headrace.jobs.pipeline.preparing import InTime
 from headrace.jobs.pipeline.retries import RetryQueue
 from headrace.jobs.pipeline.stages import (
     MAX_RUN,
@@ -60,7 +61,7 @@ class Feed:
     ) -> None:
         self._job = job
         self._memory = memory
-        self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe)
+        self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe, InTime(job.engine_timeout_s))
         source = job.ids or job.source
         self._chunks = portions(source.chunks(next_todo), getattr(job.engine, "prepare_rows", _ALL_ROWS))
         self._expect = expect

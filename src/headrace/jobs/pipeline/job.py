@@ -15,6 +15,7 @@ from headrace.events import Listener
 from headrace.io.base import Chunk, Source
 from headrace.jobs.pipeline.columns import Columns
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.state.in_flight import InFlight
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.records import Failed
 
@@ -137,6 +138,8 @@ class Job:
     """Compute equal inputs once."""
     retry: bool = False
     """Do again what failed in the finished job, and nothing else."""
+    in_flight: InFlight | None = None
+    """Where the batch in the engine is noted; None where a crash of the engine does not end this process."""
 
 
 @dataclass(frozen=True, slots=True)
