@@ -205,7 +205,7 @@ class Subject:
             backend_tokenizer=tokenizer,
             truncation_side=side,
             pad_token_id=0,
-            model_input_names=["input_ids"],
+            model_input_names=["input_ids", "token_type_ids"],
             num_special_tokens_to_add=lambda pair=False: 3 if pair else 2,
         )
         self.tokens = TextTokens(words, room, "truncate", takes=takes)
@@ -221,16 +221,18 @@ class Subject:
             return None if not whole.ids else f"refused: {found}"
         if found.payload[0].tolist() != whole.ids:
             return f"{found.payload[0].tolist()} instead of {whole.ids}"
+        if found.payload.shape[0] > 1 and found.payload[1].tolist() != whole.type_ids:
+            return "other types"
         return None if found.truncated == bool(whole.overflowing) else "truncated or not?"
 
 
 def hostile(numbers: random.Random, pieces: Sequence[str] = PIECES) -> str:
-    """A text of runs and mixtures, of up to about 6,000 characters."""
+    """A text of runs and mixtures, of up to about 6,000 characters; now and then 40,000."""
     text = ""
-    size = numbers.choice((0, 20, 900, 1500, 3000, 6000))
+    size = numbers.choice((0, 20, 900, 1500, 3000, 6000)) if numbers.random() < 0.97 else 40_000
     while len(text) < size:
         some = numbers.sample(pieces, numbers.choice((1, 1, 2, 5)))
-        count = numbers.choice((1, 1, 3, 10, 200, 1500)) // len(some) + 1
+        count = numbers.choice((1, 1, 3, 10, 200, 1500, size)) // len(some) + 1
         text += "".join(some) * count if numbers.random() < 0.5 else "".join(numbers.choices(some, k=count))
     return text[: size + numbers.randrange(9)]
 

@@ -80,11 +80,13 @@ class RecordError(HeadraceError, ValueError):
     Args:
         message: one line.
         param: the field of a request body that it is about, such as `messages.0.content`; None for the whole.
+        code: a short stable word for programs, as OpenAI's errors have it.
     """
 
-    def __init__(self, *message: object, param: str | None = None) -> None:
+    def __init__(self, *message: object, param: str | None = None, code: str = "invalid_value") -> None:
         super().__init__(*message)
         self.param = param
+        self.code = code
 
 
 class CostError(RecordError):

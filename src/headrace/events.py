@@ -138,6 +138,8 @@ class JobStarted:
     records_done: int
     """Records already in committed parts, which this run skips."""
     at: float
+    failed_done: int = 0
+    """How many of these failed."""
 
 
 @dataclass(frozen=True, slots=True)

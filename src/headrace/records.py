@@ -42,6 +42,10 @@ class Failed:
     message: str
     """One line for a person."""
     attempts: int = 1
+    code: str | None = None
+    """Where the record itself is at fault: what is wrong with it, as OpenAI's errors say it."""
+    param: str | None = None
+    """The field of a request body that it is about."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,36 @@ def crashing_finish(row: Mapping[str, Any], output: Any) -> Any:
     return output
 
 
+class HangingPrepare(FakeEngine):
+    """An embedding engine whose `prepare` one text holds up."""
+
+    def prepare(self, inputs: Sequence[str]) -> list[Any]:
+        if any(_number(text) == 7 for text in inputs):
+            _hang()
+        return super().prepare(inputs)
+
+
+class StuckPrepare(FakeEngine):
+    """One whose `prepare` never answers."""
+
+    def prepare(self, inputs: Sequence[str]) -> list[Any]:
+        _hang()
+        return super().prepare(inputs)
+
+
+def hanging_map(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """For `--map`."""
+    if row["id"] == 7:
+        _hang()
+    return row
+
+
+def hanging_finish(row: Mapping[str, Any], output: Any) -> Any:
+    """For `--finish`."""
+    hanging_map(row)
+    return output
+
+
 def hanging(batch: Sequence[str]) -> list[int]:
     """An engine that one text holds up."""
     if any(_number(text) == 7 for text in batch):

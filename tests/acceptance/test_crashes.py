@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -59,6 +60,53 @@ def test_a_record_that_holds_its_engine_up_is_a_dead_letter(folder: Path, where:
     letter = json.loads((folder / "out.errors.jsonl").read_text())
     assert letter["reason"] == "ProcessTimeoutError"
     assert ("was killed" if where else "its thread cannot be ended") in letter["message"].replace("the engine's", "its")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("flags", "reason", "words"),
+    [
+        (("--engine", f"{MINE}:HangingPrepare"), "ProcessTimeoutError", "prepare had no result after 1 s (--engine-ti"),
+        (("--engine", f"{MINE}:HangingPrepare", "--engine-process"), "ProcessTimeoutError", "was killed"),
+        (("--map", f"{MINE}:hanging_map", "--worker-kind", "process", *FAKE), "WorkerDiedError", "(--engine-timeout)"),
+        (("--finish", f"{MINE}:hanging_finish", "--worker-kind", "process", *FAKE), "WorkerDiedError", "too long"),
+    ],
+    ids=["prepare", "prepare in a process", "map", "finish"],
+)
+def test_a_record_that_holds_user_code_up_is_a_dead_letter(
+    folder: Path, flags: tuple[str, ...], reason: str, words: str
+) -> None:
+    status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine-timeout", "1", *flags, folder=folder)
+    assert status == 3, said
+    assert ended(folder)[1] == [7]
+    letter = json.loads((folder / "out.errors.jsonl").read_text())
+    assert letter["reason"] == reason
+    assert words in letter["message"]
+
+
+def test_a_prepare_that_never_answers_ends_the_job(folder: Path) -> None:
+    job = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--engine", f"{MINE}:StuckPrepare", "--engine-timeout", "0.1")
+    status, said = headrace(*job, folder=folder)
+    assert status == 75, said
+    assert "prepare had no result after 0.1 s (--engine-timeout) for 8 records in a row: the engine hangs" in said
+
+
+def test_the_run_after_a_crash_says_where_the_last_one_ended(folder: Path) -> None:
+    job = ("run", "-i", "in.jsonl", "-o", "out.jsonl", "--batch-size", "4")
+    status, _ = headrace(*job, "--engine", f"{MINE}:Crashing", folder=folder)
+    assert status in (3, -9, -11)
+    _, said = headrace(*job, "--engine", f"{MINE}:Crashing", folder=folder)
+    first = said.splitlines()[0]
+    assert re.match(
+        r"headrace: the last run was killed or crashed while the engine had [1-4] records \(positions ", first
+    )
+    assert "--engine-process" in first
+    status, said = headrace(*job, "--engine", f"{MINE}:Crashing", "--engine-process", folder=folder)
+    assert status == 3, said
+    assert ended(folder)[1] == DEADLY
+    assert not (folder / "out.jsonl.parts" / "in-flight").exists()
+    _, said = headrace(*job, "--engine", f"{MINE}:Crashing", folder=folder)
+    assert "crashed" not in said
 
 
 @pytest.mark.timeout(180)

@@ -67,7 +67,7 @@ RUN = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
         (("--engine", "onnx", "--model", ".", "--dtype", "x"), "has no option 'dtype'"),
         (("--model", "nowhere"), "model 'nowhere': no such folder"),
         (("--model", "in.jsonl"), "model 'in.jsonl' is a file"),
-        (("--task", "classify"), "this task has no default model"),
+        (("--task", "classify"), "task 'classify' has no default model"),
         (("--task", "classify", "--model", "."), "holds no config.json"),
         (("--engine", "tensorrt"), "task 'embed' has no engine 'tensorrt'; known: torch, onnx"),
         (("--task", "rerank"), "take 'score', with the second text in --text-pair-column"),
@@ -184,3 +184,21 @@ def test_known_options_come_with_the_error(folder: Path) -> None:
     with pytest.raises(UnknownOptionError) as raised:
         package.run(folder / "in.jsonl", sink=folder / "out.jsonl", max_model_length=7)
     assert "max_model_len" in raised.value.known
+
+
+def test_a_forecast_shows_a_record_that_no_terminal_can(folder: Path) -> None:
+    (folder / "in.jsonl").write_text('{"text": "x\\ud800", "k": 1}\n{"text": "y", "k": "\\udfff"}\n')
+    (folder / "upper.py").write_text("def engine(values):\n    return [value.upper() for value in values]\n")
+    chosen = ("--task", "custom", "--engine", "upper:engine", "--keep-columns", "k", "--dry-run")
+    status, output = headrace(*RUN, *chosen, folder=folder)
+    assert status == 0, output
+    assert "x\\ud800" in output
+
+
+def test_a_finished_job_with_failures_ends_with_the_same_status_each_time(folder: Path) -> None:
+    with (folder / "in.jsonl").open("a") as file:
+        file.write("no json\n")
+    for said in ("wrote out.jsonl: 20 of 21 records, 1 failed", "is already finished: 21 records, 1 failed"):
+        status, output = headrace(*RUN, *FAKE, folder=folder)
+        assert status == 3
+        assert said in output

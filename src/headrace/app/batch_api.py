@@ -13,7 +13,7 @@ from headrace.app import job as wiring
 from headrace.engines.base import BatchEngine
 from headrace.errors import ConfigError, NotRunningError
 from headrace.events import Event, JobStarted, Listener, PartCommitted
-from headrace.io.formats.openai_batch import CHAT, COMPLETIONS, EMBEDDINGS, url_of
+from headrace.io.formats.openai_batch import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIWriter, url_of
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import Limits, StopRequest
 from headrace.jobs.state.lock import exclusive
@@ -156,6 +156,7 @@ class _Run:
             limits=_LIMITS,
         )
         self._url = url
+        self._folder = folder
         self._model = service.name
 
     def run(self) -> BatchEnd:
@@ -175,6 +176,8 @@ class _Run:
             raise ConfigError(f"the batch is for {self._url}, its file asks for {asked}")
         for form in getattr(plan.source, "formats", ()):
             form.leave_bodies(self._model)  # which `Lines` checks as it does those of requests
+        assert isinstance(plan.output.writer, OpenAIWriter)
+        plan.output.writer.batch = self._folder.name
         return replace(plan, columns=replace(plan.columns, text="body", text_only=False))
 
     def stop(self) -> None:

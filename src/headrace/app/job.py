@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from headrace.app.budgets import follow
 from headrace.app.plan import Plan as Plan
-from headrace.app.plan import changes, fingerprint, finished_before
+from headrace.app.plan import changes, engine_identity, fingerprint, finished_before
 from headrace.app.plan import check as check
 from headrace.app.tuning import Sample, Tuned, check_resumable, settings_to_load, tune, wants_sample
 from headrace.batching.batcher import Batcher
@@ -42,6 +42,7 @@ from headrace.jobs.planning.survey import Survey, survey
 from headrace.jobs.settings import JobSettings as JobSettings
 from headrace.jobs.settings import as_json
 from headrace.jobs.settings import known_tasks as known_tasks
+from headrace.jobs.state.in_flight import InFlight, tell_of_a_crash
 from headrace.jobs.state.output import StartMode
 from headrace.observe.progress import Progress
 from headrace.observe.report import Report, ReportBuilder
@@ -106,11 +107,21 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
         JobError: the job cannot start or go on; what it has finished is kept.
     """
     given = dict(locals())
-    given |= {"model": None if model is None else str(model), "limits": limits or Limits()}
-    given |= {"keep_columns": tuple(keep_columns), "selection": Selection(shard, sample, sample_seed, limit)}
+    given |= _as_settings(model, limits, keep_columns)
+    given["selection"] = Selection(shard, sample, sample_seed, limit)
     for name in ("progress", "shard", "sample", "sample_seed", "limit"):
         del given[name]
     return _off_loop(functools.partial(execute, JobSettings(**given), StopRequest(), progress=progress))[1]
+
+
+def _as_settings(model: object, limits: Limits | None, keep_columns: Sequence[str]) -> dict[str, object]:
+    """The arguments that callers may give in other forms; what is of no such form is left for the check of types."""
+    is_list = hasattr(keep_columns, "__iter__") and not isinstance(keep_columns, str)
+    return {
+        "model": str(model) if isinstance(model, Path) else model,
+        "limits": Limits() if limits is None else limits,
+        "keep_columns": tuple(keep_columns) if is_list else keep_columns,
+    }
 
 
 def execute(
@@ -137,6 +148,7 @@ def execute(
     plan = check(settings)
     if (end := already_finished(plan)) is not None:
         return end
+    tell_of_a_crash(plan.output, overwrite=plan.settings.overwrite)
     if on_load is not None:
         on_load(plan.settings)
     return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey)
@@ -206,7 +218,7 @@ def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
     if ended is None:
         return None
     report = ReportBuilder()
-    report(JobStarted(plan.source.total_bytes, plan.source.total_records, ended.records, started))
+    report(JobStarted(plan.source.total_bytes, plan.source.total_records, ended.records, started, ended.failed))
     report(JobDone("finished", time.monotonic()))
     return JobEnd("already_finished", ended.records, ended.failed), report.build()
 
@@ -275,13 +287,16 @@ def build(
         ids = MappedIds(plan.source, plan.columns, plan.user, lambda: plan.output.scratch)
     elif identity:
         source = UniqueIds(plan.source, identity, lambda: plan.output.scratch)
+    in_flight = None if settings.engine_process or batcher is not None else InFlight(plan.output.work)
     return Job(
         source=source,
         columns=plan.columns,
         engine=engine,
-        batcher=batcher or build_batcher(settings, engine, stop, listener),
+        batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
         output=plan.output,
-        begun=StartMode(fingerprint(plan, _description(engine)), as_json(settings), changes(settings)),
+        begun=StartMode(
+            fingerprint(plan, _description(engine)), as_json(settings), changes(settings), engine_identity(settings)
+        ),
         listener=listener,
         limits=settings.limits,
         stop=stop,
@@ -290,6 +305,7 @@ def build(
         engine_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
         dedupe=settings.dedupe,
         retry=settings.retry,
+        in_flight=in_flight,
     )
 
 
@@ -309,7 +325,11 @@ def _description(engine: Engine[Any, Any]) -> Mapping[str, Any]:
 
 
 def build_batcher(
-    settings: JobSettings, engine: Engine[Any, Any], stop: StopRequest, listener: Listener
+    settings: JobSettings,
+    engine: Engine[Any, Any],
+    stop: StopRequest,
+    listener: Listener,
+    in_flight: InFlight | None = None,
 ) -> Batcher[Work, Any]:
     """What feeds an engine of this type."""
     if isinstance(engine, StreamEngine):
@@ -334,7 +354,9 @@ def build_batcher(
     shape = shape_of(settings, engine)
     window = _window(shape.budget, shape.size)
     return DynamicBatcher(
-        functools.partial(infer, engine=engine, stop=stop, max_attempts=settings.limits.max_attempts),
+        functools.partial(
+            infer, engine=engine, stop=stop, max_attempts=settings.limits.max_attempts, in_flight=in_flight
+        ),
         cost_estimator=lambda work: work.cost,
         target_batch_cost=shape.budget,
         max_batch_size=shape.size,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from headrace.engines import registry
 from headrace.engines.custom import load_factory
-from headrace.engines.model_folder import digest
+from headrace.engines.identity import identity
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
@@ -27,7 +27,7 @@ from headrace.io.storage.files import FileSource
 from headrace.jobs.pipeline import columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.forecast import check_room
-from headrace.jobs.settings import TASKS, JobSettings, Task, as_json, check_numbers
+from headrace.jobs.settings import TASKS, JobSettings, Task, as_json, check_values
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Finished
 from headrace.records import LeftOut
@@ -62,7 +62,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     Raises:
         ConfigError: a file, column or format cannot be used.
     """
-    check_numbers(settings)
+    check_values(settings)
     target = _target(settings)
     if isinstance(settings.source, (str, Path)):
         refuse_output_in_input(settings.source, target)
@@ -92,7 +92,11 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
         ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
     )
     user = UserCode(
-        _function(settings.prepare), _function(settings.finish), settings.worker_kind, settings.limits.workers
+        _function(settings.prepare),
+        _function(settings.finish),
+        settings.worker_kind,
+        settings.limits.workers,
+        settings.engine_timeout_s,
     )
     found = columns.resolve(source, named, user if settings.prepare else None)
     if task.output in found.keep:
@@ -166,7 +170,8 @@ def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) 
 def finished_before(plan: Plan) -> Finished | None:
     """How the job ended, where that is known without its engine; None where it has not, or the engine must be asked.
 
-    The model is told by the digest of its files; all else that it was begun with is compared as ever.
+    The engine is told by its name, its options and the files of both; all else that the job was begun with is compared
+    as ever.
 
     Raises:
         ConfigError: what the finished job wrote is not there as it left it.
@@ -174,21 +179,26 @@ def finished_before(plan: Plan) -> Finished | None:
     """
     settings, output = plan.settings, plan.output
     state = output.read_state() if output.is_finished else None
-    if state is None or settings.retry or changes(settings) != "refuse" or state["settings"] != as_json(settings):
+    if state is None or changes(settings) != "refuse":
         return None
+    made_of = engine_identity(settings)
     facts = state["fingerprint"].get("engine")
-    folder = registry.folder_of(settings.task or "", settings.model, settings.engine)
-    # Of what runs elsewhere than in PyTorch the digest is not of the folder alone.
-    if state["settings"] is None or folder is None or not isinstance(facts, dict) or "runtime" in facts:
+    if made_of is None or made_of != state.get("made_of") or not isinstance(facts, dict):
         return None
-    if facts.get("model_digest") != digest(folder):
+    begun = StartMode(fingerprint(plan, facts), as_json(settings), made_of=made_of)
+    if settings.retry and state["finished"]["failed"]:
         return None
     with output.locked():
-        ended = output.begin(StartMode(fingerprint(plan, facts), as_json(settings)))
+        ended = output.begin_retry(begun) if settings.retry else output.begin(begun)
     if not isinstance(ended, Finished):
         return None
     plan.user.close()
     return ended
+
+
+def engine_identity(settings: JobSettings) -> str | None:
+    """See `engines.identity`."""
+    return identity(settings.task or "", settings.model, settings.engine, settings.engine_options)
 
 
 def fingerprint(plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,11 +27,9 @@ app.command(
 app.command("retry", epilog=ending.STATUSES)(retry.retry)
 app.command("inspect")(inspect.inspect)
 app.command("merge")(merge.merge)
-app.command("serve")(serve.serve)
-app.command(
-    "tune",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)(tune.tune)
+_OWN_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command("serve", context_settings=_OWN_FLAGS)(serve.serve)
+app.command("tune", context_settings=_OWN_FLAGS)(tune.tune)
 
 
 def _print_version(wanted: bool) -> None:

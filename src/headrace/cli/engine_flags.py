@@ -10,10 +10,14 @@ from typing import Any
 from headrace.errors import ConfigError
 
 
-def engine_options(arguments: Sequence[str]) -> dict[str, Any]:
+def engine_options(arguments: Sequence[str], bare: str = "-i {}? Put a glob in quotes: -i '*.jsonl'") -> dict[str, Any]:
     """`--max-num-seqs 64 --enforce-eager --no-enable-prefix-caching` as options of an engine.
 
     A value that is JSON (a number, a list, an object) is read as that, any other is text.
+
+    Args:
+        arguments: what the command did not take itself.
+        bare: what may have been meant by an argument without a flag.
 
     Raises:
         ConfigError: something that is no flag, or a flag given twice.
@@ -25,7 +29,7 @@ def engine_options(arguments: Sequence[str]) -> dict[str, Any]:
         if not flag.startswith("--") or flag == "--":
             raise ConfigError(
                 f"unexpected argument {flag!r}: flags begin with --, and a flag takes one value; did you mean "
-                f"-i {flag}? Put a glob in quotes: -i '*.jsonl'"
+                + bare.format(flag)
             )
         name, equals, text = flag.removeprefix("--").partition("=")
         value: Any

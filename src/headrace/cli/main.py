@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -81,6 +82,8 @@ def main() -> None:
 
 
 def _unheard(stream: TextIO | None) -> SafeStream:
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")  # what it cannot encode, such as half a surrogate pair
     return SafeStream(stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 

@@ -34,7 +34,7 @@ STATUSES = """Exit status:
 
 2 - not started: wrong usage, or a problem with a file, the model or a column
 
-3 - finished, but some records failed
+3 - finished, or had finished before, but some records failed
 
 75 - the engine, input or output failed; finished work is kept, and the same command continues from there
 
@@ -81,7 +81,7 @@ def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Repor
     failed = f", {end.failed:,} failed, see {_errors(settings)}" if end.failed else ""
     if end.state == "already_finished":
         say(f"{sink} is already finished: {end.records:,} records{failed}; nothing to do")
-        return 0
+        return 3 if end.failed else 0
     print_report(report, sys.stderr)
     if end.state == "interrupted":
         say(f"stopped; {end.records:,} records are done and kept: run the same command again to continue")

@@ -134,7 +134,8 @@ EngineProcess = Annotated[
 EngineTimeout = Annotated[
     float | None,
     typer.Option(
-        help="Maximum seconds for a batch, step or request of the engine; see docs/jobs.md for what happens then."
+        help="Maximum seconds for a batch, step or request of the engine, and for a call of --map or --finish in a "
+        "process; see docs/jobs.md for what happens then."
     ),
 ]
 Handler = Annotated[str | None, typer.Option(help="A TorchServe handler to run: a .py file or a .mar archive.")]

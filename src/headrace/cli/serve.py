@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.cli.engine_flags import as_flag, as_typed, engine_options, suggestion
+from headrace.errors import ConfigError, HeadraceError, UnknownOptionError
 
 if TYPE_CHECKING:
     from headrace.app.server import ServerSettings
 
 Task = Annotated[
     str,
-    typer.Option(help="What the model does: embed, classify, generate, score, image-classify or image-embed."),
+    typer.Option(help="What the model does: embed, classify, zero-shot, generate, or a task of headrace run."),
 ]
 Model = Annotated[
     str | None,
@@ -110,6 +111,7 @@ CpusPerReplica = Annotated[float, typer.Option(min=0, help="With --on: CPUs of e
 
 
 def serve(  # noqa: PLR0913 - one parameter per flag
+    context: typer.Context,
     task: Task = "embed",
     model: Model = None,
     name: Name = None,
@@ -143,15 +145,24 @@ def serve(  # noqa: PLR0913 - one parameter per flag
 ) -> None:
     """Serve a model over HTTP: OpenAI's routes, and /generate, /health, /ready, /metrics, /docs.
 
+    Flags that are not listed here go to the engine, under the engine's own names, such as --labels for zero-shot.
+
     API keys come from --api-key-file and from the environment variable HEADRACE_API_KEYS, separated by commas.
 
     Exit status: 0 after SIGTERM or Ctrl-C, 1 if the model died, 2 if it could not be started.
     """
     given = SimpleNamespace(**locals())
     try:
+        given.options = engine_options(context.args, "--model {}?")
+        if max_model_len is not None:
+            given.options["max_model_len"] = max_model_len
         sys.exit(_serve(given) if on is None else _serve_on(on, given))
     except ModuleNotFoundError as error:
         _stop(f'the server needs {error.name}, which is not installed: pip install "headrace[serve]"')
+    except UnknownOptionError as error:
+        flags = [flag for parameter in context.command.params for flag in parameter.opts]
+        typed = as_typed(context.args, error.option)
+        _stop(f"{typed}: {error}{suggestion(typed, [*flags, *map(as_flag, error.known)])}")
     except HeadraceError as error:
         _stop(str(error))
 
@@ -168,7 +179,7 @@ def _settings(given: SimpleNamespace) -> ServerSettings:
         model=given.model,
         name=given.name,
         engine=given.engine,
-        engine_options={} if given.max_model_len is None else {"max_model_len": given.max_model_len},
+        engine_options=given.options,
         batch_tokens=given.batch_tokens,
         batch_timeout_s=given.batch_timeout_ms / 1000,
         limits=limits,
@@ -184,8 +195,7 @@ def _serve(given: SimpleNamespace) -> int:
     """Serve in this process until told to stop; returns the exit status."""
     from headrace.engines import registry
 
-    options = {} if given.max_model_len is None else {"max_model_len": given.max_model_len}
-    registry.check(given.task, given.model, given.engine, options)
+    registry.check(given.task, given.model, given.engine, given.options)
     say(f"loading {given.model or given.engine or 'the default model'} to serve {given.task} ...")
     from headrace.app.server import build
     from headrace.serving.http.server import Server

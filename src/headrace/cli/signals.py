@@ -23,6 +23,7 @@ _CLEARING_UP_S = 10.0
 class Stopper(StopRequest):
     """A stop request that remembers the signal it came from."""
 
+    grace_s = 10.0
     signal: int | None = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's shape

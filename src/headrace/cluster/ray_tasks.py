@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -19,6 +20,10 @@ except ModuleNotFoundError as error:
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
+
+
+_CANCEL_WAITS_S = (2, 4, 8, 16)
+"""How long a task may take to end before it is interrupted once more. Each wait leaves time for its own cleanup."""
 
 
 def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT], Coroutine[Any, Any, ResultT]]:
@@ -47,7 +52,7 @@ def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT]
         try:
             result: ResultT = await task
         except asyncio.CancelledError:
-            ray.cancel(task)
+            _cancel(task)
             raise
         except RayTaskError as error:
             raise error.cause from error  # the function's own
@@ -56,3 +61,19 @@ def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT]
         return result
 
     return call
+
+
+def _cancel(task: ray.ObjectRef[Any]) -> None:
+    """Interrupt a task, and again while it goes on: Python drops an interrupt that arrives in a destructor, say."""
+    ray.cancel(task)
+
+    def see_to_it() -> None:
+        for wait_s in _CANCEL_WAITS_S:
+            try:
+                if ray.wait([task], timeout=wait_s, fetch_local=False)[0]:
+                    return
+                ray.cancel(task)
+            except Exception:  # noqa: BLE001 - Ray is shutting down, which raises whatever is gone first; so ends the task
+                return
+
+    threading.Thread(target=see_to_it, name="headrace-cancel", daemon=True).start()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError
+
+logger = logging.getLogger("headrace")
 
 _OWN_ENGINE = "no task here runs it; use an engine of your own (--task custom --engine module:name)"
 
@@ -117,6 +120,23 @@ def check_kind(task: str, model: str | Path | None) -> None:
     raise ConfigError(f"the model in {folder} is {name} ({sign}), which the task {task} cannot use; {way_out}")
 
 
+def say_what_is_left_out(task: str, model: str | Path | None) -> None:
+    """Warn where a model is used without its head, by nothing but its architecture: it may be a sparse encoder."""
+    folder = Path(model or "").expanduser()
+    if model is None or task != "embed" or not (folder / "config.json").is_file():
+        return
+    kind, sign = _kind(folder)
+    if kind == "masked":
+        logger.warning(
+            "headrace: the model in %s is a masked language model (%s) without files of sentence-transformers: its "
+            "head is left out, and a text's vector is the mean of its token vectors. A sparse (SPLADE) model needs its "
+            "head: %s",
+            folder,
+            sign,
+            _OWN_ENGINE,
+        )
+
+
 def with_own_settings(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """A cross-encoder's config.json with what sentence-transformers keeps in files of its own: activation and length.
 
@@ -162,6 +182,8 @@ def _transformers_kind(folder: Path, config: Mapping[str, Any]) -> tuple[str | N
     if name.startswith(_SPEECH):
         return "speech", name
     kind = next((kind for ending, kind in _ENDINGS if name.endswith(ending)), None)
+    if kind == "masked" and (sign := _named_splade(folder, config)):
+        return "sparse", f"{name}, {sign}"
     if kind == "classifier" and len(config.get("id2label") or {}) == 1:
         return "cross-encoder", name
     if kind not in (None, "bare"):
@@ -169,6 +191,12 @@ def _transformers_kind(folder: Path, config: Mapping[str, Any]) -> tuple[str | N
     if config.get("is_encoder_decoder") or (name.endswith("ForConditionalGeneration") and not _PARTS & config.keys()):
         return "encoder-decoder", name or "is_encoder_decoder in config.json"
     return _of_images(folder, config, name) if kind is None or _reads_images(folder) else (kind, name)
+
+
+def _named_splade(folder: Path, config: Mapping[str, Any]) -> str:
+    """Where a plain folder of a masked language model is called SPLADE; nothing else in it tells."""
+    names = {"its folder's name": folder.resolve().name, "_name_or_path in config.json": config.get("_name_or_path")}
+    return next((place for place, name in names.items() if "splade" in str(name).lower()), "")
 
 
 def _of_images(folder: Path, config: Mapping[str, Any], name: str) -> tuple[str | None, str]:

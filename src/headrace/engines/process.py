@@ -37,7 +37,7 @@ class ProcessEngine:
 
     Args:
         task: see `registry.create`, as `model`, `engine` and `options`.
-        timeout_s: most seconds of one `forward`; None for no limit.
+        timeout_s: most seconds to prepare a batch, and to run one; None for no limit.
 
     Raises:
         ConfigError: also an engine that runs no batches.
@@ -75,7 +75,8 @@ class ProcessEngine:
             raise EngineError(f"the engine cannot be loaded: {error}") from error
         self._description: Mapping[str, Any] = facts.pop("describe")
         self.__dict__.update(facts)
-        self._prepare = CrashIsolation(lambda rows: self._call("prepare", rows, None))
+        self._prepare = CrashIsolation(lambda rows: self._call("prepare", rows, timeout_s))
+        self._prepare_rows = self.default_batch_size if timeout_s is not None else None
         self._forward = CrashIsolation(lambda rows: self._call("forward", rows, timeout_s))
 
     def hardware(self) -> Mapping[str, Any]:
@@ -92,8 +93,10 @@ class ProcessEngine:
 
     def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
         """What the engine makes of the inputs; a WorkerDiedError for one that ends the process."""
+        rows = self._prepare_rows or max(1, len(inputs))  # the limit is that of a batch
         with self._turn:
-            return self._prepare.results(inputs)
+            pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
+            return [result for piece in pieces for result in self._prepare.results(piece)]
 
     def forward(self, batch: list[Any]) -> list[Any]:
         """What the engine returns; for a record that ends the process or blocks it, an exception.

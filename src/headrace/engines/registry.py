@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.engines.custom import load
 from headrace.engines.model_folder import DEFAULT_MODEL, ONNX_WEIGHTS, WEIGHTS, named_folder
-from headrace.engines.model_kinds import check_kind
+from headrace.engines.model_kinds import check_kind, say_what_is_left_out
 from headrace.engines.requests import Sampling
 from headrace.engines.task_names import unknown_task
 from headrace.errors import ConfigError, MissingExtraError, UnknownOptionError
@@ -103,8 +103,8 @@ def folder_of(task: str, model: str | Path | None, engine: Any) -> Path | None:
     entry = _entry(task, engine)
     if entry is None or entry.weights is None:
         return None
-    chosen = entry.default if model is None else model
-    return named_folder(chosen, entry.weights)
+    _check_named(task, model, entry)
+    return named_folder(entry.default if model is None else model, entry.weights)
 
 
 def has_option(task: str | None, engine: Any, option: str) -> bool:
@@ -127,7 +127,10 @@ def create(task: str, model: str | Path | None = None, *, engine: Any = None, **
     entry = _entry(task, engine)
     if entry is None:
         return load(engine, model, options)
+    _check_named(task, model, entry)
     _check_kind(task, model, entry)  # before what takes seconds to import
+    if entry.extra != "client":
+        say_what_is_left_out(task, model)
     factory = _import_known(task, entry)
     _check_options(task, factory, options)
     return factory(model, **options)
@@ -152,6 +155,11 @@ def _entry(task: str, engine: Any) -> _Entry | None:
             f"task {task!r} has no engine {engine!r}; known: {', '.join(engines)}, or module:name for one of your own"
         )
     return entry
+
+
+def _check_named(task: str, model: str | Path | None, entry: _Entry) -> None:
+    if model is None and entry.default is None and entry.weights is not None:
+        raise ConfigError(f"task {task!r} has no default model; name the folder of one: --model FOLDER")
 
 
 def _check_kind(task: str, model: str | Path | None, entry: _Entry) -> None:

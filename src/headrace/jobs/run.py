@@ -66,6 +66,8 @@ def run(job: Job) -> JobEnd:
             raise BrokenOffError(f"cannot write {job.output.target}: {error}; run again to continue") from error
         finally:
             job.user.close()
+            if job.in_flight is not None:
+                job.in_flight.close()
             job.listener(JobDone(state, time.monotonic()))
         return end
 
@@ -73,9 +75,9 @@ def run(job: Job) -> JobEnd:
 def _started(job: Job, todo: Pass | Finished) -> JobStarted:
     source = job.source
     if isinstance(todo, Pass) and todo.total is not None:
-        return JobStarted(None, todo.total, todo.done, time.monotonic())
+        return JobStarted(None, todo.total, todo.done, time.monotonic(), todo.failed)
     done = todo.done if isinstance(todo, Pass) else todo.records
-    return JobStarted(source.total_bytes, source.total_records, done, time.monotonic())
+    return JobStarted(source.total_bytes, source.total_records, done, time.monotonic(), todo.failed)
 
 
 def _work(job: Job, todo: Pass) -> JobEnd:

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from headrace.argument_types import check_types
 from headrace.errors import ConfigError
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver
@@ -52,7 +53,7 @@ class JobSettings:
     """None: what an OpenAI batch file asks for, else "embed"."""
     model: str | None = None
     """A folder or a known name; None is the task's default."""
-    engine: str | Callable[..., Any] | None = None
+    engine: str | Callable[..., Any] | object | None = None
     """The engine to use instead of the task's own: a name such as "onnx" or "vllm", or one of your own: `module:name`,
     a function, or whatever else `headrace.engines.custom.load` takes."""
     engine_options: Mapping[str, Any] = field(default_factory=dict)
@@ -60,7 +61,8 @@ class JobSettings:
     engine_process: bool = False
     """Run the engine in a process of its own, so that a crash costs only the record that caused it."""
     engine_timeout_s: float | None = None
-    """Most seconds that the engine may take for a batch, a step or a request; None for no limit."""
+    """Most seconds that the engine may take to prepare or run a batch, for a step or a request, and `prepare` or
+    `finish` in a process for a record; None for no limit."""
     text_column: str | None = None
     """What to process; None for the column "text", or "image" where the task is one of images."""
     text_pair_column: str | None = None
@@ -139,12 +141,14 @@ def _absolute(name: Any) -> Any:
     return str(Path(name).resolve()) if name is not None and Path(name).exists() else name
 
 
-def check_numbers(settings: JobSettings) -> None:
-    """See that each number is in its range.
+def check_values(settings: JobSettings) -> None:
+    """See that each setting is of its type, and each number in its range.
 
     Raises:
         ConfigError: one is not; the message names it.
     """
+    check_types(settings, "sink")  # which says it in words of its own
+    check_types(settings.limits)
     limits, timeout = settings.limits, settings.engine_timeout_s
     checks: tuple[tuple[str, float | None, bool, str], ...] = (
         ("batch_tokens", settings.batch_tokens, settings.batch_tokens is None or settings.batch_tokens >= 1, ">= 1"),
@@ -159,8 +163,6 @@ def check_numbers(settings: JobSettings) -> None:
         ("part_records", limits.part_records, limits.part_records >= 1, ">= 1"),
         ("commit_interval_s", limits.commit_interval_s, limits.commit_interval_s > 0, "> 0"),
     )
-    if settings.on_nan not in get_args(OnNan):
-        raise ConfigError(f"on_nan is {settings.on_nan!r}; it must be one of {', '.join(get_args(OnNan))}")
     for name, value, good, allowed in checks:
         if not good:
             raise ConfigError(f"{name} is {value!r}; it must be {allowed}")

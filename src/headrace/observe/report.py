@@ -101,6 +101,8 @@ class Report:
     """What the input holds that was not read, by reasons."""
     nulled: int = 0
     """NaN and infinities that JSON lacks, written as null."""
+    skipped_failed: int = 0
+    """How many of the skipped records are dead letters."""
     numbers: NumbersChosen | None = None
     """Which the model computed with, and why; None where the engine does not say."""
     budget: float | None = None
@@ -134,7 +136,7 @@ class ReportBuilder:
         self._start: float | None = None
         self._last = 0.0
         self._state: State = "interrupted"
-        self._skipped = 0
+        self._skipped = self._skipped_failed = 0
         self._ok = 0
         """Records committed: what was computed once and written for several counts as often as it was written."""
         self._damaged: list[PartDamaged] = []
@@ -163,7 +165,7 @@ class ReportBuilder:
     def _hear(self, event: Event) -> None:
         match event:
             case JobStarted():
-                self._skipped = event.records_done
+                self._skipped, self._skipped_failed = event.records_done, event.failed_done
             case StageDone():
                 self._stages[event.stage] += event.duration_s
                 self._prepared_tokens += event.tokens
@@ -260,6 +262,7 @@ class ReportBuilder:
             ok=self._ok,
             failed=failed,
             skipped=self._skipped,
+            skipped_failed=self._skipped_failed,
             failures=dict(self._failures.most_common()),
             truncated=self._truncated,
             wall_s=wall,

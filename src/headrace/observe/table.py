@@ -103,7 +103,8 @@ def _title(report: Report) -> str:
 def _records(report: Report) -> str:
     parts = [f"{report.ok:,} ok", f"{report.failed:,} failed"]
     if report.skipped:
-        parts.append(f"{report.skipped:,} done before")
+        lost = f" ({report.skipped_failed:,} of them failed)" if report.skipped_failed else ""
+        parts.append(f"{report.skipped:,} done before{lost}")
     return ", ".join(parts)
 
 

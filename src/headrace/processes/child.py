@@ -33,6 +33,11 @@ _LOOK_S = 0.2
 """How often to see whether the process still lives: its end of the connection may be held by children of its own."""
 _GRACE_S = 3.0
 """How long a process that is asked to end may take."""
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: ", which the system also uses when memory runs out",
+    signal.SIGALRM: ", which ends a call that takes too long (--engine-timeout)",
+}
+"""What a signal most likely means."""
 
 
 class ChildProcess:
@@ -153,8 +158,7 @@ def _obituary(code: int | None) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = ", which the system also uses when memory runs out" if -code == signal.SIGKILL else ""
-    return f"the process was killed by {name}{hint}"
+    return f"the process was killed by {name}{_HINTS.get(-code, '')}"
 
 
 def serve(fd: int) -> NoReturn:

@@ -88,6 +88,7 @@ def create_app(
         version=version,
         summary="Many callers, one batcher, one model.",
         lifespan=lifespan,
+        redirect_slashes=False,  # to an address that may be another behind a proxy
         # The framework's pages load their scripts from elsewhere, into a browser that may hold a key.
         docs_url=None,
         redoc_url=None,

@@ -102,7 +102,7 @@ def api_error(error: BaseException, param: str | None = None, request_id: str = 
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RecordError):
-        return ApiError(400, _line(error), code=type(error).__name__, param=error.param or param)
+        return ApiError(400, _line(error), code=error.code, param=error.param or param)
     if isinstance(error, QueueFullError):
         return ApiError(429, "the server has as much work waiting as it takes", code="overloaded", retry_after_s=1)
     if isinstance(error, DeadlineExceededError):  # the caller's own: no failure of the server's

@@ -62,6 +62,30 @@ def test_a_cancelled_call_is_cancelled_on_the_cluster(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_call_that_loses_the_first_interrupt_gets_another(tmp_path: Path) -> None:
+    from headrace.cluster.ray_tasks import ray_task
+
+    def hard_of_hearing(name: str) -> None:
+        for mark in ("first", "second"):
+            try:
+                (tmp_path / f"{name} waits for the {mark}").touch()
+                while True:
+                    time.sleep(0.05)
+            except KeyboardInterrupt:
+                (tmp_path / mark).touch()
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        calls = asyncio.ensure_future(map_concurrent(ray_task(hard_of_hearing, num_cpus=0.5), ["it"])._collect())
+        await there(tmp_path / "it waits for the first")
+        calls.cancel()
+        await asyncio.wait({calls})
+        await there(tmp_path / "first")
+        await there(tmp_path / "second")
+
+    asyncio.run(main())
+
+
 def test_a_function_that_cannot_be_sent_is_refused_at_once() -> None:
     from headrace.cluster.ray_tasks import ray_task
 

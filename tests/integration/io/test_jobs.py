@@ -420,7 +420,12 @@ def test_a_batch_file_is_answered_as_openai_does(tmp_path: Path) -> None:
     assert first["body"]["usage"] == {"prompt_tokens": 2, "total_tokens": 2}
     errors = read(tmp_path / "out.errors.jsonl")
     assert [(error["custom_id"], error["response"]) for error in errors] == [(f"q{n}", None) for n in (3, 5, 9, 11)]
-    assert errors[0]["error"] == {"code": "RecordError", "message": "method is 'GET': it must be POST"}
+    assert errors[0]["error"] == {
+        "message": "method is 'GET': it must be POST",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "invalid_value",
+    }
     assert errors[1]["error"]["message"].startswith("url is '/v1/chat/completions': this file's first request asks")
     assert errors[2]["error"]["message"].startswith("input is a list of 2: a line of a file has one text")
 

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.json
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -169,8 +171,27 @@ def test_one_bad_value_costs_its_record_alone_and_its_letter_has_the_row_as_read
     if isinstance(record, str):  # too deep for other readers: its JSON as text
         record = json.loads(record)
     assert (record["v"], record["seen"]) == (1.5, 4)
-    if isinstance(bad, (list, dict, str)):
+    if isinstance(bad, str):  # no reader but Python's takes it
+        assert record["k"] == r"\ud800"
+        assert letter["message"].endswith(r"(1 lone surrogate written as text: \uXXXX)")
+    elif isinstance(bad, (list, dict)):
         assert record["k"] == bad
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_other_readers_take_dead_letters_with_half_surrogate_pairs(tmp_path: Path, name: str) -> None:
+    half, whole = "a\ud800\ud83d\ude00\udc00b", "\U0001f600 \\ud800"
+    rows = [{"id": f"r{n}", "v": 1.5, "k": half if n % 2 else whole, half: whole} for n in range(6)]
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    end, _ = run(source, tmp_path / name, part_records=9)
+    assert end.failed == 3
+    errors = tmp_path / "out.errors.jsonl"
+    records = pyarrow.json.read_json(errors)["record"].to_pylist()
+    assert [record["k"] for record in records] == [r"a\ud800" + "\U0001f600" + r"\udc00b"] * 3
+    spelt = r"a\ud800" + "\U0001f600" + r"\udc00b"
+    assert [record[spelt] for record in records] == [whole] * 3, "the names of columns too"
+    assert duckdb.sql(f"select id from read_json('{errors}')").fetchall() == [("r1",), ("r3",), ("r5",)]
 
 
 def test_a_text_among_vectors_is_its_records_failure(tmp_path: Path) -> None:

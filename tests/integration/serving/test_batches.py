@@ -222,9 +222,79 @@ def test_lines_that_are_cut_or_cannot_be_obeyed_say_so(serve: Callable[..., Any]
             [None, True],
         ]
         first, second = (row["error"] for row in rows_of(server, done["error_file_id"]))
-        assert first["code"] == second["code"] == "RecordError"
+        assert [(error["type"], error["code"], error["param"]) for error in (first, second)] == [
+            ("invalid_request_error", "bad_dimensions", "dimensions"),
+            ("invalid_request_error", "bad_timeout", "timeout"),
+        ]
         assert first["message"].startswith("dimensions is 4: vectors")
         assert "timeout" in second["message"]
+
+
+def test_what_fails_in_a_batch_fails_as_the_same_request_does(server: Running) -> None:
+    bodies: list[dict[str, Any]] = [
+        {"input": "a", "dimensions": True},
+        {"input": "a", "dimensions": "5"},
+        {"input": 5},
+        {"input": ""},
+        {"input": "a", "colour": "red"},
+        {"input": "x" * 1_000_001},
+    ]
+    done = ended(server, begin(server, [line(number, body=body) for number, body in enumerate(bodies)]))
+    errors = [row["error"] for row in rows_of(server, done["error_file_id"])]
+    assert errors == [server.post("/v1/embeddings", body).json()["error"] for body in bodies]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [("after=file-nope", "after"), ("order=asc&limit=1.5", "limit"), ("limit=true", "limit"), ("colour=red", "colour")],
+)
+def test_a_list_is_not_chosen_from_by_what_nobody_reads(server: Running, query: str, param: str) -> None:
+    for path in ("/v1/files", "/v1/batches"):
+        refused = server.client.get(f"{path}?{query.replace('order=asc&', '') if 'batches' in path else query}")
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == param
+
+
+def test_whoever_deletes_while_listing_gets_every_file(serve: Callable[..., Any]) -> None:
+    with serve() as server:
+        files = {upload(server, [line(number)]) for number in range(5)}
+        assert len(server.client.get("/v1/files?limit=10000").json()["data"]) == 5
+        deleted, page = set(), server.client.get("/v1/files?limit=2").json()
+        while page["data"]:
+            for file in page["data"]:
+                assert server.client.delete(f"/v1/files/{file['id']}").status_code == 200
+                deleted.add(file["id"])
+            page = server.client.get(f"/v1/files?limit=2&after={page['last_id']}").json()
+        assert deleted == files
+
+
+def test_an_address_with_a_slash_at_its_end_is_none(server: Running) -> None:
+    assert server.client.get("/v1/files/").status_code == 404
+
+
+def test_ids_of_answers_are_those_of_their_batch(server: Running) -> None:
+    seen: set[str] = set()
+    for _ in range(2):
+        done = ended(server, begin(server, [line(number) for number in range(3)]))
+        rows = rows_of(server, done["output_file_id"])
+        assert all(row["id"] == f"batch_req_{row['response']['request_id']}" for row in rows)
+        seen |= {row["id"] for row in rows}
+    assert len(seen) == 6
+
+
+def test_the_head_of_a_file_is_told_without_reading_it(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"/v1/files/{upload(server, [line(number) for number in range(100)])}/content"
+    whole = server.client.get(path)
+
+    def unread(*_: Any, **__: Any) -> None:
+        raise AssertionError("the file is read")
+
+    monkeypatch.setattr("starlette.responses.anyio.open_file", unread)
+    head = server.client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    names = ("content-length", "content-type", "etag", "last-modified")
+    assert [head.headers[name] for name in names] == [whole.headers[name] for name in names]
+    assert int(head.headers["content-length"]) == len(whole.content)
 
 
 def test_a_custom_id_that_cannot_be_written_is_refused(server: Running) -> None:

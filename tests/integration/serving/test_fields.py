@@ -65,6 +65,12 @@ def talker() -> Iterator[Running]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def real() -> Iterator[Running]:
+    with running(ServerSettings(task="generate")) as server:
+        yield server
+
+
 def refused(server: Running, path: str, body: dict[str, Any], param: str) -> str:
     response = server.post(path, body)
     assert response.status_code == 400, response.text
@@ -109,6 +115,50 @@ def test_neutral_values_are_welcome(talker: Running, short: Running) -> None:
     assert answer.json()["choices"][0]["text"] == "a b"
     body = {"input": "a", "dimensions": 8, "encoding_format": "float", "user": "u", "truncate": None, "other": None}
     assert short.post("/v1/embeddings", body).status_code == 200
+
+
+NOT_A_NUMBER: list[Any] = [True, "5", 1.5, float("nan"), [5]]
+
+
+@pytest.mark.parametrize("value", NOT_A_NUMBER)
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed"])
+def test_what_is_no_whole_number_is_refused_by_generation(real: Running, field: str, value: Any) -> None:
+    assert_no_number(real, "/v1/completions", {"prompt": "x"}, field, value)
+    assert_no_number(real, "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, field, value)
+
+
+@pytest.mark.parametrize("value", [True, "0.5", float("nan"), float("inf"), [0.5]])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p", "presence_penalty", "timeout"])
+def test_what_is_no_number_is_refused_by_generation(real: Running, field: str, value: Any) -> None:
+    assert_no_number(real, "/v1/completions", {"prompt": "x"}, field, value)
+
+
+@pytest.mark.parametrize("value", NOT_A_NUMBER)
+def test_what_is_no_number_is_refused_for_texts(short: Running, labels: Running, value: Any) -> None:
+    for server, path, body in (
+        (short, "/v1/embeddings", {"input": "a"}),
+        (short, "/generate", {"prompts": ["a"]}),
+        (labels, "/classify", {"input": "a"}),
+    ):
+        assert_no_number(server, path, body, "truncate_prompt_tokens", value)
+        assert_no_number(server, path, body, "timeout", "5" if value == 1.5 else value)
+    assert_no_number(short, "/v1/embeddings", {"input": "a"}, "dimensions", value)
+
+
+@pytest.mark.parametrize("value", ["true", 1, "no", 0])
+def test_what_is_neither_true_nor_false_is_refused(short: Running, talker: Running, value: Any) -> None:
+    assert_no_number(talker, "/v1/completions", {"prompt": "x"}, "stream", value)
+    body = {"prompt": "x", "stream": True, "stream_options": {"include_usage": value}}
+    refused(talker, "/v1/completions", body, "stream_options.include_usage")
+    assert_no_number(short, "/v1/embeddings", {"input": "a"}, "truncate", value)
+
+
+def assert_no_number(server: Running, path: str, body: dict[str, Any], field: str, value: Any) -> None:
+    raw = json.dumps({**body, field: value})  # with NaN, which is no JSON and which httpx does not send
+    response = server.client.post(path, content=raw, headers={"content-type": "application/json"})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert response.json()["error"]["param"] == field, response.text
 
 
 @pytest.mark.parametrize(

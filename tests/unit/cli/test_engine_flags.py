@@ -2,10 +2,43 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.app import app
 from headrace.cli.engine_flags import engine_options
 from headrace.errors import ConfigError
+
+
+def test_serve_hands_flags_that_it_does_not_have_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def serve(flags: SimpleNamespace) -> int:
+        given.update(flags.options)
+        return 0
+
+    monkeypatch.setattr("headrace.cli.serve._serve", serve)
+    flags = ["--labels", "a,b", "--multi-label", "--max-model-len", "64"]
+    assert CliRunner().invoke(app, ["serve", "--task", "zero-shot", *flags]).exit_code == 0
+    assert given == {"labels": "a,b", "multi_label": True, "max_model_len": 64}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prot", "80"], "--prot: task 'embed' has no option 'prot'; known: device"),
+        (["--prot", "80"], "did you mean --port?"),
+        (["--task", "zero-shot", "--lables", "a"], "did you mean --labels?"),
+        (["my-model"], "did you mean --model my-model?"),
+    ],
+)
+def test_serve_tells_flags_that_nobody_has(arguments: list[str], message: str) -> None:
+    ended = CliRunner().invoke(app, ["serve", *arguments])
+    assert ended.exit_code == 2
+    assert message in ended.output
 
 
 def test_flags_become_options_of_the_type_their_value_has() -> None:

@@ -97,10 +97,42 @@ def test_a_text_without_words_is_cut_too(kind: str, piece: str) -> None:
     assert counting.characters < 100_000
 
 
-def test_spaces_that_a_special_token_takes_are_not_taken_for_tokens() -> None:
+@pytest.mark.parametrize("spaces", [5_000, 100_000])
+@pytest.mark.parametrize("kind", ["bytes", "regex", "characters"])
+def test_spaces_that_a_special_token_takes_are_not_taken_for_tokens(kind: str, spaces: int) -> None:
     """`<mask>` takes the spaces before it, however many they are."""
-    found = subject("bytes", 8, "right").difference("the" + " " * 5_000 + "<mask>" + WORDS * 20)
+    found = subject(kind, 8, "right").difference("the" + " " * spaces + "<mask>" + WORDS * 20)
     assert found is None
+
+
+@pytest.mark.parametrize("piece", ["\u0e2a\u0e33", "\u200b", "\u0301", "\U0001f1e9\U0001f1ea"])
+def test_without_a_normalizer_no_character_depends_on_its_neighbours(piece: str) -> None:
+    cutter = TextTruncator(KINDS["bytes"]())
+    text = piece * (1_000_000 // len(piece))
+    part = cutter.cut(text, 256)
+    assert len(part) < 10_000
+    assert cutter.ids(part)[:256] == cutter.ids(text)[:256]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("room", [100, 101])
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_two_long_texts_are_cut_as_the_tokenizer_cuts_them(kind: str, room: int, side: Any) -> None:
+    pair = subject(kind, room, side, "pair")
+    for first, second in ((1_000, 700), (700, 1_000), (700, 700)):
+        assert pair.difference(("\u6c34 " * first, "\u6f22 " * second)) is None
+
+
+def test_a_pair_of_very_long_texts_takes_no_more_memory_than_the_texts() -> None:
+    """The tokenizer itself would make 14,000 combinations of what it cuts off."""
+    tokens = Subject("wordpiece", 256, "right", "pair").tokens
+    counting: Any = Counting(tokens._tokenizer)
+    tokens._tokenizer = counting
+    [found] = tokens.prepare([("\u6c34" * 30_000, "\u6f22" * 30_000)])
+    assert counting.characters == 0
+    assert isinstance(found, Prepared)
+    assert found.cost == 256
+    assert found.truncated
 
 
 def test_where_the_tokens_are_few_the_whole_text_is_taken() -> None:

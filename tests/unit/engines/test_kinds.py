@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engines.model_kinds import check_kind, with_own_settings
+from headrace.engines.model_kinds import check_kind, say_what_is_left_out, with_own_settings
 from headrace.engines.registry import create
 from headrace.errors import ConfigError
 
@@ -139,3 +139,30 @@ def test_the_weights_of_another_engine_are_named(tmp_path: Path) -> None:
     (path / "model.safetensors").rename(path / "model.onnx")
     with pytest.raises(ConfigError, match="it is an ONNX model: choose the engine onnx"):
         create("embed", path)
+
+
+@pytest.mark.parametrize("name", ["splade-v3", "plain"])
+def test_a_masked_language_model_is_embedded_with_a_warning_or_refused_by_its_name(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / name).mkdir()
+    path = folder(tmp_path / name, "BertForMaskedLM")
+    if name == "plain":
+        say_what_is_left_out("embed", path)
+        assert "(BertForMaskedLM) without files of sentence-transformers: its head is left out" in caplog.text
+        assert "the mean of its token vectors" in caplog.text
+        return
+    with pytest.raises(ConfigError, match=r"sparse .SPLADE. encoder.*BertForMaskedLM, its folder's name"):
+        create("embed", path)
+    path.rename(tmp_path / "other")
+    config = tmp_path / "other" / "config.json"
+    config.write_text(config.read_text().replace("{", '{"_name_or_path": "naver/Splade_v2", ', 1))
+    with pytest.raises(ConfigError, match=r"_name_or_path in config\.json"):
+        create("embed", tmp_path / "other")
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "GPT2LMHeadModel"])
+def test_nothing_is_said_of_other_models(tmp_path: Path, architecture: str, caplog: pytest.LogCaptureFixture) -> None:
+    say_what_is_left_out("embed", folder(tmp_path, architecture))
+    assert not caplog.text

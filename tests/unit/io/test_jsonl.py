@@ -189,7 +189,7 @@ def test_a_dead_letter_says_where_why_and_what() -> None:
         "position": 3,
         "id": "x",
         "reason": "RecordError",
-        "message": "null",
+        "message": r"null (1 lone surrogate written as text: \uXXXX)",
         "attempts": 2,
-        "record": {"text": None, "half": "\ud800"},
+        "record": {"text": None, "half": r"\ud800"},
     }

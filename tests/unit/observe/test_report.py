@@ -43,7 +43,7 @@ def report_of(*events: Event) -> Report:
 
 
 JOB: tuple[Event, ...] = (
-    JobStarted(total_bytes=1_000, total_records=None, records_done=7, at=100.0),
+    JobStarted(total_bytes=1_000, total_records=None, records_done=7, at=100.0, failed_done=3),
     StageDone("load", 9, 0.25, at=100.3, bytes=1_000),
     StageDone("prepare", 8, 0.5, at=100.8, tokens=60, truncated=2),
     RecordFailed(3, "RecordError", "expected text, got null"),
@@ -163,7 +163,13 @@ def test_busy_time_stays_small_and_exact_over_many_gaps() -> None:
 def test_plain_text_names_every_stage_and_ends_with_the_advice() -> None:
     report = report_of(*JOB)
     text = as_text(report)
-    for words in ("7 ok, 2 failed, 7 done before", "RecordError 1, ValueError 1", "2 records cut", "30.0%", "75.0%"):
+    for words in (
+        "7 ok, 2 failed, 7 done before (3 of them failed)",
+        "RecordError 1, ValueError 1",
+        "2 records cut",
+        "30.0%",
+        "75.0%",
+    ):
         assert words in text
     for stage in ("load", "prepare", "starved", "inference", "finish", "write"):
         assert f"time: {stage}" in text

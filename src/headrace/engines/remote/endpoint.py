@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,11 @@ from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
 from headrace.engines.requests import Generation, Sampling, parse
 from headrace.errors import EngineDeadError, EngineError, RecordError
+
+logger = logging.getLogger("headrace")
+
+SILENCE_S = 60.0
+"""A request without an answer for so long is worth a line, once for each job."""
 
 
 class EndpointEngine:
@@ -39,6 +45,9 @@ class EndpointEngine:
     ) -> None:
         self.max_in_flight = settings.concurrency
         self._model = model
+        self._endpoints = tuple(endpoints)
+        self._settings = settings
+        self._said = False
         self._ask = ask
         self._read = read
         # A loop of its own: connections belong to one loop, and callers come and go with theirs.
@@ -73,11 +82,28 @@ class EndpointEngine:
         """
         if self._loop is None:
             raise EngineDeadError("the engine is closed; create a new one")
-        answer = await asyncio.wrap_future(self._loop.submit(self._client.post(*payload)))
+        told = asyncio.get_running_loop().call_later(SILENCE_S, self._say_waiting, payload[0])
+        try:
+            answer = await asyncio.wrap_future(self._loop.submit(self._client.post(*payload)))
+        finally:
+            told.cancel()
         try:
             return self._read(answer)
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError(f"the answer to {payload[0]} is not what was asked for: {answer!r:.100}") from error
+
+    def _say_waiting(self, path: str) -> None:
+        if not self._said:
+            self._said = True
+            logger.warning(
+                "headrace: no answer to a request for %s from %s after %g s; one attempt may take %g s, and there are "
+                "up to %d (--engine-timeout limits a request with all its attempts)",
+                path,
+                ", ".join(self._endpoints),
+                SILENCE_S,
+                self._settings.read_s,
+                self._settings.attempts,
+            )
 
     def close(self) -> None:
         """Let the connections go. Safe to call twice."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE, Unigram, WordPiece
@@ -49,13 +49,15 @@ class TextTruncator:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._side = side
-        joins = isinstance(self._tokenizer.model, (BPE, Unigram))
-        self._longest = max(map(len, self._tokenizer.get_vocab())) if joins else 0
+        self._longest = max(map(len, self._tokenizer.get_vocab())) if _joins(self._tokenizer.model) else 0
+        self._changes = self._tokenizer.normalizer is not None
+        self._strips = any(token.lstrip for token in self._tokenizer.get_added_tokens_decoder().values())
         self._runs = _long_runs(self._tokenizer)
 
-    def count(self, text: str) -> int:
+    def ids(self, text: str) -> list[int]:
         """The tokens of a text, without special ones."""
-        return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return encoding.ids
 
     def cut(self, text: str, tokens: int) -> str:
         """A part of the text that has the same first so many tokens, and more; or the text itself.
@@ -88,9 +90,12 @@ class TextTruncator:
         longest = self._longest
         if not longest or 2 * longest * size > len(text):
             return False  # the whole text is no more work
-        if encoding.offsets[tokens - 1][1] > size - 2 * longest - _CHARACTERS or not all(
-            map(_plain, text[size - longest : size + 1])
-        ):
+        end = encoding.offsets[tokens - 1][1]
+        if end > size - 2 * longest - _CHARACTERS:
+            return False
+        if self._strips and end > len(text[: size - longest].rstrip()):
+            return False  # a special token such as RoBERTa's <mask> takes all white space before it
+        if self._changes and not all(map(_plain, text[size - longest : size + 1])):
             return False
         parts = [text[:end] for end in range(size - longest, size)]
         first = encoding.ids[:tokens]
@@ -120,6 +125,11 @@ class TextTruncator:
 
     def _encode(self, text: str) -> Encoding:
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _joins(model: Any) -> bool:
+    """Whether a model joins characters to tokens, and the end of a word is no token of its own kind (as in CLIP)."""
+    return isinstance(model, Unigram) or (isinstance(model, BPE) and not model.end_of_word_suffix)
 
 
 def _long_runs(tokenizer: Tokenizer) -> re.Pattern[str] | None:

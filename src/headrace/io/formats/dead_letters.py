@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from headrace.records import Failed
 
 _DEEPEST = 64
 """A record that is nested deeper is kept as the text of its JSON: readers of JSON have limits of their own."""
+
+_ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>\\u[dD][89a-fA-F]..)|\\.")
+"""Of JSON: a whole surrogate pair, half of one, or any other."""
 
 
 def letter(failed: Failed) -> dict[str, Any]:
@@ -31,12 +35,37 @@ def encode_failures(failures: Sequence[Failed]) -> bytes:
 
 
 def encode_letters(letters: Iterable[Mapping[str, Any]]) -> bytes:
-    """Dead letters as lines, whatever the records hold; NaN and infinities become null."""
-    return "".join([_line(row) + "\n" for row in letters]).encode()
+    """Dead letters as lines, whatever the records hold; NaN and infinities become null, half surrogate pairs text."""
+    return "".join([_readable(row) + "\n" for row in letters]).encode()
+
+
+def _readable(row: Mapping[str, Any]) -> str:
+    """The line, with what no reader takes spelt out: half of a surrogate pair becomes the text of its escape."""
+    line, halves = _without_halves(_line(row))
+    if not halves:
+        return line
+    told = f"{row['message']} ({halves} lone surrogate{'s' * (halves > 1)} written as text: \\uXXXX)"
+    return _without_halves(_line({**row, "message": told}))[0]
+
+
+def _without_halves(line: str) -> tuple[str, int]:
+    """JSON in ASCII without escapes of lone surrogates, and how many there were."""
+    if "\\ud" not in line:
+        return line, 0
+    halves = 0
+
+    def spelt(match: re.Match[str]) -> str:
+        nonlocal halves
+        if match["half"] is None:
+            return match[0]
+        halves += 1
+        return "\\" + match[0]
+
+    return _ESCAPES.sub(spelt, line), halves
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    # ASCII, so that a lone surrogate, which JSON can spell and UTF-8 cannot, does not fail the failure's own report.
+    # ASCII, so that what UTF-8 cannot spell does not fail the failure's own report.
     try:
         line = _JSON.dump(row)
         if line.count("[") + line.count("{") <= _DEEPEST or depth(row["record"], _DEEPEST) < _DEEPEST:

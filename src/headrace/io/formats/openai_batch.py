@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headrace.errors import ConfigError, JobError
+from headrace.errors import ConfigError, DeadlineExceededError, JobError, ProcessTimeoutError
 from headrace.io.base import Chunk
 from headrace.io.formats.dead_letters import encode_letters, letter
 from headrace.io.formats.strict_json import OnNan, StrictJson
@@ -28,6 +28,7 @@ from headrace.io.storage.lines import (
 from headrace.records import Failed, Ok, Record
 
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
+_TIMEOUTS = frozenset({ProcessTimeoutError.__name__, DeadlineExceededError.__name__})
 EMBEDDINGS = "/v1/embeddings"
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -99,7 +100,10 @@ class OpenAIFormat:
             problem = _unknown_field(row["body"])  # a generator refuses its own
         if problem:
             return Failed(
-                Record(position, identity if isinstance(identity, str) else position, row), "RecordError", problem
+                Record(position, identity if isinstance(identity, str) else position, row),
+                "RecordError",
+                problem,
+                code="invalid_value",
             )
         data = {
             "id": identity,
@@ -158,6 +162,8 @@ class OpenAIWriter:
 
     def __init__(self, url: str, on_nan: OnNan = "null", clock: Callable[[], float] = time.time) -> None:
         self._body = _BODIES[url]
+        self.batch = ""
+        """What tells the ids of these answers from those to other files."""
         self._has_created = url != EMBEDDINGS
         self._clock = clock
         self._json = StrictJson(_plain, on_nan)
@@ -176,7 +182,7 @@ class OpenAIWriter:
         return "".join([self._json.dump(self._response(ok)) + "\n" for ok in outcomes]).encode()
 
     def _response(self, ok: Ok) -> dict[str, Any]:
-        number = _number(ok.record.position)
+        number = _number(self.batch, ok.record.position)
         created = {"created": int(self._clock())} if self._has_created else {}
         body = {"id": number, **created, "model": (ok.record.data or {}).get("model"), **self._body(ok)}
         response = {"status_code": 200, "request_id": number, "body": body}
@@ -201,7 +207,11 @@ class OpenAIWriter:
 
 def _error(failed: Failed) -> dict[str, Any]:
     """A dead letter as a line of an error file; its own fields stay beside OpenAI's."""
-    error = {"code": failed.reason, "message": failed.message}
+    kind, code = "invalid_request_error", failed.code
+    if code is None:  # no fault of the request: the words that a server's routes have for it
+        kind = "timeout_error" if failed.reason in _TIMEOUTS else "server_error"
+        code = "engine"
+    error = {"message": failed.message, "type": kind, "param": failed.param, "code": code}
     return {**letter(failed), "custom_id": failed.record.id, "response": None, "error": error}
 
 
@@ -246,9 +256,9 @@ def _usage(outputs: Sequence[Any]) -> dict[str, int]:
 _BODIES: Mapping[str, Callable[[Ok], dict[str, Any]]] = {EMBEDDINGS: _embedding, COMPLETIONS: _completion, CHAT: _chat}
 
 
-def _number(position: int) -> str:
-    """The same for the same record in every run."""
-    return uuid.uuid5(uuid.NAMESPACE_OID, str(position)).hex
+def _number(batch: str, position: int) -> str:
+    """The same for the same record in every run of a batch."""
+    return uuid.uuid5(uuid.NAMESPACE_OID, f"{batch} {position}".lstrip()).hex
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import io
 import itertools
 import sys
@@ -10,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from headrace.errors import JobError, MissingExtraError
+from headrace.errors import JobError, MissingExtraError, RecordError
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.row_groups import RowGroups, row_bytes
 from headrace.io.formats.strict_json import OnNan, StrictJson, depth
+from headrace.io.storage.locations import file_names
 from headrace.records import Failed, Ok
 
 ROW_GROUP_BYTES = 16 * 1024 * 1024
@@ -27,6 +29,9 @@ _DEEPEST = 45
 _CRASHES = 500
 """Levels that pyarrow is not given: with some thousands of them it ends the process."""
 _TYPES_KNOWN = 256
+_DECIMAL = 38
+"""Most digits of a decimal of 128 bits."""
+_WAY_OUT = "give the column one type with a function (--map), or write one .parquet file, whose columns widen"
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -38,9 +43,14 @@ class ParquetWriter:
     text, an integer in its decimal form and anything else as JSON. Once the output of some record was a vector, one
     that is none fails its record.
 
+    In a folder, where parts stay, the first part with rows fixes the columns and their types for the job: a column
+    without a value in it is text, decimals have the most digits there are. A value of a later part that does not fit
+    fails its record.
+
     Args:
         column: the name of the output.
         on_nan: what NaN and infinities become in values that are written as JSON; numbers keep them.
+        folder: where the parts are, if they stay.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
@@ -48,7 +58,7 @@ class ParquetWriter:
 
     suffix = ".parquet"
 
-    def __init__(self, column: str, on_nan: OnNan = "null") -> None:
+    def __init__(self, column: str, on_nan: OnNan = "null", folder: Path | None = None) -> None:
         try:
             import pyarrow
             import pyarrow.parquet
@@ -62,6 +72,9 @@ class ParquetWriter:
         self._json = StrictJson(str, on_nan, compact=False)
         self._refused_in: set[str] | None = set() if on_nan == "error" else None
         """Columns that were written as text, where NaN fails its record: it then does so alone too, or others would."""
+        self._folder = folder
+        self._fixed: Any = None
+        """The schema of the parts in the folder, once there is one."""
         self._vectors = False
         """Whether an output was a vector."""
         self._problems: dict[Any, str] = {}
@@ -87,12 +100,67 @@ class ParquetWriter:
             for name in names:
                 columns[name] = self._array(name, [(ok.record.data or {}).get(name) for ok in outcomes])
             table = self._pa.table(columns | {self._column: self._outputs(outcomes)})
+            if self._folder is not None:
+                table = self._as_committed(table)
             self._schema = table.schema
         else:
             table = self._schema.empty_table()
         # A part most often lives until the merge: no time is spent on compressing or indexing it.
         self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
         return buffer.getvalue()
+
+    def _as_committed(self, table: Any) -> Any:
+        """The rows in the schema of the parts that are in the folder; the first ones in one that others can keep to.
+
+        Raises:
+            RecordError: a value does not fit.
+        """
+        pa = self._pa
+        if self._fixed is None:
+            self._fixed = self._committed_schema()
+        schema = self._fixed or pa.schema([(field.name, self._settled(field.type)) for field in table.schema])
+        if unknown := [name for name in table.column_names if name not in schema.names]:
+            raise RecordError(f"column {unknown[0]!r} is not in the parts committed before; {_WAY_OUT}")
+        return pa.table([self._kept_to(table, field) for field in schema], schema=schema)
+
+    def _kept_to(self, table: Any, field: Any) -> Any:
+        if field.name not in table.column_names:
+            return self._pa.nulls(table.num_rows, field.type)
+        column = table[field.name].combine_chunks()
+        found = column.type
+        if found == field.type:
+            return column
+        if self._pa.types.is_string(field.type):
+            return self._as_texts(column.to_pylist(), self._json)
+        if self._fits(field.type, found):
+            with contextlib.suppress(self._pa.ArrowException):  # an integer that a float cannot hold, say
+                return column.cast(field.type)
+        raise RecordError(
+            f"column {field.name!r} is of type {field.type} in the parts committed before, and here {found}; {_WAY_OUT}"
+        )
+
+    def _fits(self, kept: Any, found: Any) -> bool:
+        return bool(self._pa.types.is_null(found) or self._common(kept, found) == kept)
+
+    def _committed_schema(self) -> Any:
+        """Of the first part there is; None before that."""
+        assert self._folder is not None, "asked for by `encode`"
+        names = (name for name in file_names(self._folder) if name.startswith("part-") and name.endswith(self.suffix))
+        first = min(names, default=None)
+        return None if first is None else self._footer(self._folder / first)[0]
+
+    def _settled(self, kind: Any) -> Any:
+        """A type that values to come fit as well as these: text where nothing is known, decimals with all digits."""
+        pa = self._pa
+        if pa.types.is_null(kind):
+            return pa.string()
+        if pa.types.is_decimal(kind):
+            return pa.decimal128(38, kind.scale) if kind.precision <= _DECIMAL else pa.decimal256(76, kind.scale)
+        if pa.types.is_struct(kind):
+            return pa.struct([field.with_type(self._settled(field.type)) for field in kind])
+        if pa.types.is_list(kind):
+            return pa.list_(kind.value_field.with_type(self._settled(kind.value_type)))
+        return kind
 
     def _outputs(self, outcomes: Sequence[Ok]) -> Any:
         """Vectors where one output is one: a fixed-size list where all have the same length."""
@@ -127,7 +195,8 @@ class ParquetWriter:
             array = pa.array([value.tolist() if hasattr(value, "tolist") else value for value in values])
         except Exception:  # noqa: BLE001 - pyarrow raises errors of many classes for values that have no common type
             return self._texts(name, values)
-        if problem := self._problem(array.type):
+        problem = self._problem(array.type)
+        if problem and not (self._fixed is not None and self._fits(self._fixed.field(name).type, array.type)):
             if any(depth(value, _DEEPEST) == _DEEPEST for value in values):
                 raise ValueError(f"column {name!r} is nested deeper than Parquet takes: {problem}")
             return self._texts(name, values)

@@ -72,8 +72,10 @@ class CallbackWriter:
                 self._runner.run(_result_of(answer))
         except BaseException as error:
             # The task boundary to a user's own code, on a thread of its own: whatever it raises ends the job.
+            first, last = rows[0]["id"], rows[-1]["id"]
             raise JobError(
-                f"the function that takes the results raised {type(error).__name__}: {text_of(error)}"
+                f"the function that takes the results raised {type(error).__name__}: {text_of(error)} (at rows "
+                f"{first!r:.60} to {last!r:.60}; such a job cannot be resumed: write to a file to keep what is done)"
             ) from error
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +17,7 @@ from headrace.io.formats.strict_json import OnNan
 from headrace.io.storage import compression
 from headrace.io.storage.locations import can_write, is_remote, locate
 
-_WRITERS: Mapping[str, Callable[[str, str, OnNan], PartWriter]] = {
-    "jsonl": JsonlWriter,
-    "parquet": lambda column, packing, on_nan: ParquetWriter(column, on_nan),  # noqa: ARG005 - packs by its own means
-}
-FORMATS = tuple(_WRITERS)
+FORMATS = ("jsonl", "parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +59,9 @@ class Target:
         Raises:
             MissingExtraError: what the format needs is not installed.
         """
-        return _WRITERS[self.format](column, self.compression, on_nan)
+        if self.format == "parquet":
+            return ParquetWriter(column, on_nan, self.place if self.is_folder else None)
+        return JsonlWriter(column, self.compression, on_nan)
 
     def __str__(self) -> str:
         return f"{self.place}/" if self.is_folder else str(self.place)

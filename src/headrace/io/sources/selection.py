@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headrace.argument_types import check_types
 from headrace.errors import ConfigError
 from headrace.io.base import Chunk, Source
 from headrace.records import Record
@@ -36,6 +37,7 @@ class Selection:
     """No more than the first so many of those."""
 
     def __post_init__(self) -> None:
+        check_types(self, seed="sample_seed")
         if self.shard is not None and not 0 <= self.shard[0] < self.shard[1]:
             raise ConfigError(f"shard is {self.shard[0]}/{self.shard[1]}; it must be i/n with 0 <= i < n")
         if self.sample is not None and not 0 < self.sample <= 1:

@@ -146,4 +146,4 @@ def object_chunks(
 
 def _failed_line(position: int, line: bytes, error: Exception) -> Failed:
     raw = line[:RAW_KEPT_BYTES].decode(errors="replace")
-    return Failed(Record(position, position, raw), type(error).__name__, str(error))
+    return Failed(Record(position, position, raw), type(error).__name__, str(error), code="invalid_json_line")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections import deque
@@ -17,6 +18,7 @@ from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
 from headrace.jobs.pipeline.dedupe import Deduplicator
 from headrace.jobs.pipeline.job import IdCheck, Job
 from headrace.jobs.pipeline.memory_budget import Memory
+from headrace.jobs.pipeline.preparing import InTime
 from headrace.jobs.pipeline.retries import RetryQueue
 from headrace.jobs.pipeline.stages import (
     MAX_RUN,
@@ -59,7 +61,7 @@ class Feed:
     ) -> None:
         self._job = job
         self._memory = memory
-        self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe)
+        self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe, InTime(job.engine_timeout_s))
         source = job.ids or job.source
         self._chunks = portions(source.chunks(next_todo), getattr(job.engine, "prepare_rows", _ALL_ROWS))
         self._expect = expect
@@ -71,7 +73,8 @@ class Feed:
         self._retries = RetryQueue(job.limits.max_attempts, job.limits.retry_wait_s)
         self._once: Deduplicator[Work] | None = Deduplicator() if job.dedupe else None
         self._doubts = SuspectFailures(job.engine, job.engine_timeout_s)
-        self._in_flight = self._reading = 0
+        self._in_flight = self._reading = self._ready = self._done = 0
+        self._began = math.inf
         self._settled = asyncio.Event()
         self._ended = False
         self._handed_back = 0
@@ -112,10 +115,13 @@ class Feed:
                 if known:
                     self._memory.prepared -= prepared_bytes([item for item, _ in known])
                     await self._on_done([self._ok(item, output) for item, output in known])
+            self._ready = len(work)
             for run in longest_first(work):
-                if stop.requested:
+                if stop.is_over:
                     return
+                self._ready -= len(run)
                 self._in_flight += len(run)
+                self._began = min(self._began, time.monotonic())
                 yield run
 
     def settle(self, run: Sequence[Work], results: Sequence[Any], some_failed: bool) -> list[Outcome]:
@@ -125,6 +131,10 @@ class Feed:
             BrokenOffError: the engine is gone, which is no record's fault.
         """
         self._in_flight -= len(run)
+        self._done += len(run)
+        if self._job.stop.requested:
+            waiting = self._in_flight + self._ready
+            self._job.stop.judge(waiting, self._done / max(time.monotonic() - self._began, 1e-3))
         if self._memory.prepared:
             self._memory.prepared -= prepared_bytes(run)
         if self._ended:

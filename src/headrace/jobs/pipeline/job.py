@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from headrace.events import Listener
 from headrace.io.base import Chunk, Source
 from headrace.jobs.pipeline.columns import Columns
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.state.in_flight import InFlight
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.records import Failed
 
@@ -50,13 +52,29 @@ class Limits:
 class StopRequest:
     """Asks a running job to stop. A plain flag: it may be set from a signal handler or from any thread."""
 
+    grace_s: float = 0.0
+    """For so long batches of records already read are begun: what has finished lies scattered among what waits, and
+    each gap makes one more part."""
+
     def __init__(self) -> None:
         self.requested = False
         self.working = False
         """Whether a job has begun that would finish what is in flight; before, there is nothing to wait for."""
+        self._asked_at = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more batches are to be begun."""
+        return self.requested and time.monotonic() >= self._asked_at + self.grace_s
+
+    def judge(self, waiting: int, per_second: float) -> None:
+        """Begin no more batches if so many records cannot be done in the grace: it would be spent for nothing."""
+        if waiting > per_second * self.grace_s:
+            self.grace_s = 0.0
 
     def request(self) -> None:
         """Read no more, finish what is in flight, commit, return."""
+        self._asked_at = time.monotonic()
         self.requested = True
 
 
@@ -120,6 +138,8 @@ class Job:
     """Compute equal inputs once."""
     retry: bool = False
     """Do again what failed in the finished job, and nothing else."""
+    in_flight: InFlight | None = None
+    """Where the batch in the engine is noted; None where a crash of the engine does not end this process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,78 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import checked_results, own_copy
 from headrace.batching.policy.cost import checked_cost
 from headrace.engines.base import Engine, Prepared
-from headrace.errors import BadResultError, BrokenOffError, EngineDeadError, StoppedEarly
+from headrace.errors import BadResultError, BrokenOffError, EngineDeadError, ProcessTimeoutError, StoppedEarly
+from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
+
+_ROWS = 64
+"""Records that are prepared within the limit together, where the engine has no size of batches."""
+
+
+class InTime:
+    """`prepare_all` within a limit of time for each batch of records.
+
+    A batch that takes longer is tried in halves, until the record that blocks `prepare` is alone and fails. Each call
+    has a thread of its own: one that hangs cannot be ended and goes on without being heard.
+
+    Args:
+        timeout_s: None for no limit.
+    """
+
+    def __init__(self, timeout_s: float | None = None) -> None:
+        self._timeout_s = timeout_s
+        self._in_a_row = 0
+
+    def prepare(self, engine: Engine[Any, Any], inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+        """What the engine makes of each input, or that input's error.
+
+        Raises:
+            BrokenOffError: the engine is gone, or hangs whatever the record is.
+        """
+        if self._timeout_s is None:
+            return prepare_all(engine, inputs)
+        rows = max(1, getattr(engine, "default_batch_size", _ROWS))
+        pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
+        return [answer for piece in pieces for answer in self._within(engine, piece, self._timeout_s)]
+
+    def _within(
+        self, engine: Engine[Any, Any], inputs: Sequence[Any], timeout_s: float
+    ) -> list[Prepared[Any] | Exception]:
+        future: Future[list[Prepared[Any] | Exception]] = Future()
+        threading.Thread(target=_answer, args=(future, engine, inputs), name="headrace-prepare", daemon=True).start()
+        try:
+            found = future.result(timeout_s)
+        except TimeoutError:
+            if future.done():  # raised by the engine's side, and not by the wait
+                raise
+        else:
+            self._in_a_row = 0
+            return found
+        if half := len(inputs) // 2:
+            return self._within(engine, inputs[:half], timeout_s) + self._within(engine, inputs[half:], timeout_s)
+        self._in_a_row += 1
+        limit = f"{timeout_s:g} s (--engine-timeout)"
+        if self._in_a_row >= MOST_IN_A_ROW:
+            raise BrokenOffError(
+                f"the engine's prepare had no result after {limit} for {self._in_a_row} records in a row: the engine "
+                "hangs; what is finished is kept, run again to continue"
+            )
+        return [ProcessTimeoutError(f"the engine's prepare had no result after {limit}")]
+
+
+def _answer(future: Future[list[Prepared[Any] | Exception]], engine: Engine[Any, Any], inputs: Sequence[Any]) -> None:
+    try:
+        future.set_result(prepare_all(engine, inputs))
+    except BaseException as error:  # noqa: BLE001 - it is raised again where the answer is waited for
+        future.set_exception(error)
 
 
 def prepare_all(engine: Engine[Any, Any], inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:

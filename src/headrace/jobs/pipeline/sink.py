@@ -45,6 +45,7 @@ class Sink:
         self._spent = RunTimeLog(job.output.work)
         self._user = job.user
         self._listener = job.listener
+        self._stop = job.stop
         self._tally = tally
         self._memory = memory
         self._tick_s = limits.commit_interval_s / 2
@@ -131,8 +132,13 @@ class Sink:
                 pass
 
     def _now(self, closing: bool) -> float:
-        """The time, or infinity where every row is to be committed whatever its age."""
-        return float("inf") if closing or self._memory.wants(len(self._coalescer)) else time.monotonic()
+        """The time; infinity where every row is to be committed whatever its age, and its opposite for full runs alone.
+
+        While a job stops, rows wait for those between them: the end is near, and every gap makes one more part.
+        """
+        if closing or self._memory.wants(len(self._coalescer)):
+            return float("inf")
+        return float("-inf") if self._stop.requested else time.monotonic()
 
     def _release(self, outcomes: Sequence[Outcome]) -> None:
         """Give back the memory of what is committed."""

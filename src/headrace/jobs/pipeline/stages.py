@@ -26,10 +26,11 @@ from headrace.io.base import Chunk
 from headrace.jobs.pipeline.columns import Columns
 from headrace.jobs.pipeline.dedupe import key_of
 from headrace.jobs.pipeline.job import StopRequest
-from headrace.jobs.pipeline.preparing import prepare_all
+from headrace.jobs.pipeline.preparing import InTime
 from headrace.jobs.pipeline.retries import TRANSIENT, Retry
 from headrace.jobs.pipeline.sizes import rows_bytes, value_bytes
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.state.in_flight import InFlight
 from headrace.records import Failed, Ok, Outcome, Record
 
 MAX_RUN = 512
@@ -115,6 +116,8 @@ class Preparation:
     engine: Engine[Any, Any]
     user: UserCode
     dedupe: bool
+    in_time: InTime = field(default_factory=InTime)
+    """How long the engine may take for it."""
 
     def load(self, chunks: Iterator[Chunk]) -> tuple[Chunk, int, StageDone] | None:
         """The next chunk of the input and the bytes it holds; None at its end. Runs on the reader thread.
@@ -153,7 +156,7 @@ class Preparation:
         keys = [key_of(value) for value in inputs] if self.dedupe else itertools.repeat(None)
         sees = self.user.finishes
         in_tokens = getattr(self.engine, "counts_tokens", True)
-        answers = prepare_all(self.engine, inputs) if inputs else []
+        answers = self.in_time.prepare(self.engine, inputs) if inputs else []
         for (row, mapped, kept), value, prepared, key in zip(selected, inputs, answers, keys, strict=False):
             attempt = attempts.get(row.position, 1) if attempts else 1
             if isinstance(prepared, Exception):
@@ -236,16 +239,22 @@ def _cost(work: Work) -> int:
     return work.cost
 
 
-def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopRequest, max_attempts: int) -> list[Any]:
-    """One batch through the engine. What has not begun when the job is asked to stop is handed back unprocessed.
+def infer(
+    work: list[Work],
+    engine: BatchEngine[Any, Any, Any],
+    stop: StopRequest,
+    max_attempts: int,
+    in_flight: InFlight | None = None,
+) -> list[Any]:
+    """One batch through the engine. What has not begun by the end of a stop's grace is handed back unprocessed.
 
     Raises:
         Exception: what the engine raised. The batcher runs the batch again in halves.
     """
-    if stop.requested:
+    if stop.is_over:
         return [StoppedError("the job was asked to stop")] * len(work)
     try:
-        results = checked_results(engine.forward([item.payload for item in work]), len(work), "the engine")
+        results = checked_results(_forward(work, engine, in_flight), len(work), "the engine")
     except StoppedError as error:
         raise sound(error) from error
     except ProcessTimeoutError:
@@ -256,6 +265,16 @@ def infer(work: list[Work], engine: BatchEngine[Any, Any, Any], stop: StopReques
             raise
         return [error] * len(work)
     return list(map(sound, results))
+
+
+def _forward(work: list[Work], engine: BatchEngine[Any, Any, Any], in_flight: InFlight | None) -> Any:
+    if in_flight is None:
+        return engine.forward([item.payload for item in work])
+    in_flight.enter([item.record.position for item in work])
+    try:
+        return engine.forward([item.payload for item in work])
+    finally:
+        in_flight.leave()
 
 
 async def infer_one(work: Work, engine: StreamEngine[Any, Any, Any], stop: StopRequest) -> Any:
@@ -323,4 +342,6 @@ def failure(record: Record, error: Exception, attempts: int) -> Failed:
     """How a record's own error is kept."""
     words = " ".join(text_of(error)[:MOST_MESSAGE].split())
     raised = (error.__cause__ or error) if type(error) is ProcessError else error  # which stands in for another
+    if isinstance(error, RecordError):
+        return Failed(record, type(raised).__name__, words, attempts, error.code, error.param)
     return Failed(record, type(raised).__name__, words, attempts)

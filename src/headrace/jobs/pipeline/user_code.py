@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,6 +33,7 @@ class UserCode:
         finish: `(row, output) -> output`, with the row as `prepare` returned it; None leaves outputs as they are.
         kind: where they run; "auto" begins on threads and measures.
         workers: processes, where they run in processes.
+        timeout_s: most seconds of one call there; None for no limit. On a thread, a call cannot be ended.
     """
 
     def __init__(
@@ -40,7 +42,9 @@ class UserCode:
         finish: Callable[[Any, Any], Any] | None = None,
         kind: WorkerKind = "auto",
         workers: int | None = None,
+        timeout_s: float | None = None,
     ) -> None:
+        self._timeout_s = timeout_s
         self._prepare = prepare
         self._finish = finish
         self._kind = kind
@@ -118,7 +122,7 @@ class UserCode:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._workers, "headrace-user-code")
                 for _ in range(self._workers):
-                    child = ChildProcess(_applier, self._prepare, self._finish)
+                    child = ChildProcess(_applier, self._prepare, self._finish, self._timeout_s)
                     self._children.put((child, CrashIsolation(child.call)))
         size = max(1, -(-len(calls) // self._workers))
         which = "finish" if function is self._finish else "prepare"
@@ -181,12 +185,23 @@ def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         return RecordError(f"{_name(function)} raised {type(error).__name__}: {text_of(error)}")
 
 
-def _applier(prepare: Callable[..., Any] | None, finish: Callable[..., Any] | None) -> Callable[[Any], list[Any]]:
-    """What answers calls of either function, in a process of its own."""
+def _applier(
+    prepare: Callable[..., Any] | None, finish: Callable[..., Any] | None, timeout_s: float | None
+) -> Callable[[Any], list[Any]]:
+    """What answers calls of either function, in a process of its own, which a call that takes too long ends."""
     functions = {"prepare": prepare, "finish": finish}
+    # The alarm has no handler: the system ends the process, also one that is stuck in a library's own code.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    def call(which: str, arguments: tuple[Any, ...]) -> Any:
+        signal.setitimer(signal.ITIMER_REAL, timeout_s or 0)
+        try:
+            return _called(cast("Callable[..., Any]", functions[which]), arguments)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     def apply(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
-        return [_called(cast("Callable[..., Any]", functions[which]), arguments) for which, arguments in calls]
+        return [call(which, arguments) for which, arguments in calls]
 
     return apply
 

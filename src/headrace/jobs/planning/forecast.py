@@ -18,6 +18,7 @@ from headrace.engines.base import BatchEngine
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
 from headrace.jobs.pipeline.job import Job
+from headrace.jobs.pipeline.sink import sort_out
 from headrace.jobs.pipeline.stages import Work, longest_first
 from headrace.jobs.planning.survey import Survey
 from headrace.records import Ok
@@ -97,7 +98,8 @@ def forecast(job: Job, survey: Survey, shape: Shape, *, is_folder: bool) -> Fore
         seconds, done = asyncio.run(_run_some(job, work[:: max(1, len(work) // _REQUESTS)]))
         seconds *= len(work) / len(done)
     engine_s = seconds / len(work) * good
-    row_bytes = len(job.output.writer.encode(_finished(job, done))) / len(done)
+    rows, _ = sort_out(_finished(job, done), job.output.writer.encode)
+    row_bytes = len(job.output.writer.encode(rows)) / max(1, len(rows))
     host_s = survey.prepare_s * survey.records / (job.limits.workers or 2)
     return Forecast(
         seconds=max(engine_s, host_s),

@@ -12,6 +12,7 @@ from headrace.errors import RecordError
 from headrace.events import NumbersChosen
 from headrace.io.base import Chunk, Source
 from headrace.jobs.pipeline.job import Job
+from headrace.jobs.pipeline.preparing import InTime
 from headrace.jobs.pipeline.stages import Preparation, Work
 from headrace.records import LeftOut
 
@@ -59,7 +60,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
     Raises:
         JobError: the input cannot be read.
     """
-    preparation = Preparation(job.columns, job.engine, job.user, dedupe=False)
+    preparation = Preparation(job.columns, job.engine, job.user, dedupe=False, in_time=InTime(job.engine_timeout_s))
     sample = _Sample(job.source)
     work: list[Work] = []
     left_out: list[LeftOut] = []

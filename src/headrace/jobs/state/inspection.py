@@ -57,7 +57,10 @@ def state_of(name: str | Path) -> tuple[Target, dict[str, Any]]:
     except OSError as error:
         raise ConfigError(f"cannot read {target.work / 'job.json'}: {error}") from error
     if state is None:
-        raise ConfigError(f"no job has written {name}: there is no {target.work / 'job.json'}")
+        raise ConfigError(
+            f"no job has written {name}: there is no {target.work / 'job.json'}, "
+            "which a job writes once its model is loaded"
+        )
     chosen = (state.get("settings") or {}).get("output_format")
     return find_target(name, chosen or target.format), state
 

@@ -46,6 +46,8 @@ class StartMode:
     """What the job was begun with, to be begun with again; None where that cannot be written down."""
     changes: Literal["refuse", "ignore", "overwrite"] = "refuse"
     """What to do where the output was begun with something else."""
+    made_of: str | None = None
+    """What the engine is made of, as `engines.identity` tells it; None where that cannot be told."""
 
 
 class JobOutput:
@@ -313,6 +315,7 @@ class JobOutput:
         state = {
             "fingerprint": begun.fingerprint,
             "settings": begun.settings,
+            "made_of": begun.made_of,
             "finished": asdict(finished) if finished else None,
             "swap": swap,
         }

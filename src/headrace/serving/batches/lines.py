@@ -37,7 +37,7 @@ class Line:
         try:
             answers = Answers(outputs if self.written is None else map(self.written, outputs))
         except ApiError as error:
-            raise RecordError(error.detail) from error
+            raise _record_error(error) from error
         answers.truncated = tuple(place for place, part in enumerate(self.parts) if part.truncated)
         return answers
 
@@ -54,6 +54,7 @@ class Lines:
     def __init__(self, engine: Engine[Any, Any], url: str, host: ServerState) -> None:
         self._engine = engine
         self._host = host
+        self._param = {EMBEDDINGS: "input", COMPLETIONS: "prompt"}.get(url, "messages")
         self._read = {EMBEDDINGS: self._embedding, COMPLETIONS: self._completion}.get(url, self._chat)
         self.counts_tokens = getattr(engine, "counts_tokens", True)
 
@@ -72,15 +73,19 @@ class Lines:
         try:
             values, may_cut, written = self._read(body)
         except ValidationError as error:
-            return RecordError(invalid(error).detail)
+            return _record_error(invalid(error))
         except ApiError as error:
-            return RecordError(error.detail)
+            return _record_error(error)
         parts: list[Prepared[Any]] = []
         for part in self._engine.prepare(values):
             if isinstance(part, Exception):
+                if isinstance(part, RecordError):
+                    part.param = part.param or self._param
                 return part
             if part.truncated and not may_cut:
-                return RecordError("a text is longer than the model takes; shorten it, or leave out truncate")
+                return RecordError(
+                    "a text is longer than the model takes; shorten it, or leave out truncate", code="too_long"
+                )
             parts.append(part)
         return Prepared(Line(parts, written), sum(part.cost for part in parts), any(part.truncated for part in parts))
 
@@ -107,6 +112,12 @@ class Lines:
         _refuse_timeout(asked)
         self._host.check_messages(asked.messages)
         return [asked.asked(messages=asked.messages)], True, None
+
+
+def _record_error(error: ApiError) -> RecordError:
+    """The error of a line that a request over HTTP would be answered with."""
+    said = error.body["error"]
+    return RecordError(error.detail, code=said["code"], param=said["param"])
 
 
 def _refuse_stream(asked: CompletionRequest | ChatRequest) -> None:

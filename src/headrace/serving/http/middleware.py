@@ -51,7 +51,7 @@ class RequestMiddleware:
         method = scope["method"]
         identity = scope["headrace_request_id"] = request_id(scope["headers"])
         if method == "HEAD":  # what GET would answer, less its body
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", "headrace_head": True}
 
         async def tell(message: Message) -> None:
             nonlocal status

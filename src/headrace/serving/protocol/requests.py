@@ -43,8 +43,11 @@ def texts_of(given: str | list[str]) -> list[str]:
 class Fields(BaseModel):
     """Fields of a request, of which the unknown ones are refused once asked to."""
 
-    # Kept, not forbidden: pydantic would make an error of each unknown field before the first one is told.
-    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
+    # Unknown fields are kept, not forbidden: pydantic would make an error of each before the first one is told.
+    # Strict: true is no 1, and "5" no 5, as for OpenAI.
+    model_config = ConfigDict(
+        extra="allow", strict=True, allow_inf_nan=False, json_schema_extra={"additionalProperties": False}
+    )
     passes_on: ClassVar[bool] = False
     """Whether fields that are not named here are the engine's, to obey or refuse."""
 
@@ -125,14 +128,14 @@ class ClassifyRequest(_TextsRequest):
 class StreamOptions(BaseModel):
     """How a stream ends."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class _GenerationRequest(_Request):
-    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
     passes_on = True
 
     stream: bool | None = None

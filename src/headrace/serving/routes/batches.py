@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import Field
+from starlette.types import Receive, Scope, Send
 
 from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.batches.files import FileStore
@@ -19,8 +21,11 @@ from headrace.serving.protocol.requests import Fields
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Batch, BatchList, Deleted, File, FileList
 
+FilesLimit = Annotated[int, Query(ge=1, le=10_000)]
 Limit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(max_length=100)]
+
+_ID = re.compile(r"(file-|batch_)[0-9a-f]{32}")
 
 
 class BatchRequest(Fields):
@@ -54,12 +59,13 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
     @routes.get("/v1/files", response_model=FileList)
     async def list_all(
         request: Request,
-        limit: Limit = 100,
+        limit: FilesLimit = 100,
         after: After = None,
         purpose: str | None = None,
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
         """The newest first, or with `order=asc` the oldest."""
+        _refuse_unknown_parameters(request, "limit", "after", "purpose", "order")
         found = await asyncio.to_thread(files.list, _tenant(request))
         found = [file for file in found if purpose in (None, file["purpose"])]
         return JsonReply(_page(found if order == "desc" else found[::-1], limit, after))
@@ -73,7 +79,7 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
     async def content(request: Request, file_id: str) -> FileResponse:
         """A file's lines."""
         path = await asyncio.to_thread(files.path, file_id, _tenant(request))
-        return FileResponse(path, media_type="application/jsonl")
+        return _Content(path, media_type="application/jsonl")
 
     @routes.delete("/v1/files/{file_id}", response_model=Deleted)
     async def delete(request: Request, file_id: str) -> Response:
@@ -103,6 +109,7 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
     @routes.get("/v1/batches", response_model=BatchList)
     async def list_all(request: Request, limit: Limit = 20, after: After = None) -> Response:
         """The newest first."""
+        _refuse_unknown_parameters(request, "limit", "after")
         return JsonReply(_page(batches().list(_tenant(request)), limit, after))
 
     @routes.get("/v1/batches/{batch_id}", response_model=Batch)
@@ -121,12 +128,27 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
     return routes
 
 
+class _Content(FileResponse):
+    """A file. For HEAD, which comes here as GET, its headers alone: it is not read."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer."""
+        await super().__call__({**scope, "method": "HEAD"} if "headrace_head" in scope else scope, receive, send)
+
+
 async def _refuse_unknown_parts(request: Request) -> None:
     """Raise 400 for a part of a form that nobody reads, such as `expires_after[seconds]`."""
     for name in (await request.form()).keys() - {"file", "purpose"}:
         raise ApiError(
             400, f"unknown field {name!r:.60}; known: file, purpose", code="unknown_field", param=f"{name:.60}"
         )
+
+
+def _refuse_unknown_parameters(request: Request, *known: str) -> None:
+    """Raise 400 for a parameter that would choose from a list, and that nobody reads."""
+    for name in request.query_params.keys() - set(known):
+        message = f"unknown parameter {name!r:.60}; known: {', '.join(known)}"
+        raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")
 
 
 def _tenant(request: Request) -> Tenant:
@@ -141,6 +163,11 @@ def disk_error(error: OSError) -> ApiError:
 
 
 def _page(every: Sequence[dict[str, Any]], limit: int, after: str | None) -> dict[str, Any]:
+    """A page of the list. After an id that is no more, it begins anew: whoever deletes what is listed gets the rest."""
+    if after is not None and not _ID.fullmatch(after):
+        raise ApiError(
+            400, f"after is {after!r:.80}: it must be the id of a file or batch", code="bad_id", param="after"
+        )
     ids = [entry["id"] for entry in every]
     start = ids.index(after) + 1 if after in ids else 0
     page = every[start : start + limit]

@@ -1,0 +1,83 @@
+"""The batch that is in the engine, noted on disk: what a run that was killed or crashed there leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.io.storage.locations import is_remote
+from headrace.jobs.state.output import JobOutput
+
+logger = logging.getLogger("headrace")
+
+_BYTES = 64
+
+
+class InFlight:
+    """A file that holds how many records are in the engine, the first position and the last; empty while none is.
+
+    It is written in place, without waiting for the disk: it outlives the process, which is what matters here. Where it
+    cannot be written, as in an object store, nothing is noted.
+    """
+
+    def __init__(self, work: Path) -> None:
+        self._path = None if is_remote(work) else work / "in-flight"
+        self._file: int | None = None
+
+    def left_behind(self) -> str:
+        """What an earlier run was doing when it ended without a word; empty where none did."""
+        try:
+            count, first, last = map(int, self._path.read_text(encoding="ascii").split()) if self._path else (0, 0, 0)
+        except (OSError, ValueError):
+            return ""
+        return f"{count:,} records (positions {first:,} to {last:,})" if count else ""
+
+    def enter(self, positions: Sequence[int]) -> None:
+        """These go into the engine."""
+        self._write(f"{len(positions)} {min(positions)} {max(positions)}")
+
+    def leave(self) -> None:
+        """They came out."""
+        self._write("")
+
+    def close(self) -> None:
+        """The run ends as it should."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        self.forget()
+
+    def forget(self) -> None:
+        """What was left behind is known."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _write(self, text: str) -> None:
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):
+            if self._file is None:
+                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            os.pwrite(self._file, text.ljust(_BYTES).encode(), 0)
+
+
+def tell_of_a_crash(output: JobOutput, *, overwrite: bool) -> None:
+    """Say where the last run ended if it did so without a word; with `overwrite` nobody wants to know.
+
+    Raises:
+        OutputLockedError: it has not ended.
+    """
+    in_flight = InFlight(output.work)
+    if not in_flight.left_behind():
+        return
+    with output.locked():
+        if (left := in_flight.left_behind()) and not overwrite:
+            logger.warning(
+                "headrace: the last run was killed or crashed while the engine had %s. If the engine crashes, "
+                "--engine-process turns the record that causes it into a dead letter",
+                left,
+            )
+        in_flight.forget()

@@ -1,0 +1,113 @@
+"""A finished job is recognised without its engine, whichever that is."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace
+from headrace.app import job as wiring
+from headrace.errors import ResumeMismatchError
+from headrace.testing import FakeEngine
+
+HANDLER = "def handle(data, context):\n    return [1] * len(data)\n"
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"id": n, "text": f"t{n}"}) + "\n" for n in range(20)))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    for name in ("model.onnx", "model.safetensors"):
+        (folder / name).write_bytes(b"weights")
+    (tmp_path / "handler.py").write_text(HANDLER)
+    return folder
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Each model that is loaded for a job."""
+    loaded: list[Any] = []
+
+    def create(task: str, model: Any, **options: Any) -> FakeEngine:
+        loaded.append(task)
+        return FakeEngine()
+
+    monkeypatch.setattr("headrace.engines.registry.create", create)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0")
+    return loaded
+
+
+ENGINES: Sequence[tuple[str, dict[str, Any]]] = [
+    ("onnx", {"task": "embed", "engine": "onnx"}),
+    ("vllm", {"task": "generate", "engine": "vllm", "max_tokens": 4}),
+    ("torchserve", {"task": "custom", "engine": "torchserve", "handler": "handler.py"}),
+    ("custom", {"task": "custom", "engine": "tests.integration.jobs.own:make"}),
+    ("torch", {"task": "embed"}),
+]
+
+
+@pytest.mark.parametrize("settings", [settings for _, settings in ENGINES], ids=[name for name, _ in ENGINES])
+def test_no_engine_is_loaded_for_a_finished_job(
+    settings: dict[str, Any], rows: Path, model: Path, loads: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(rows.parent)
+    run: Callable[[], Any] = lambda: headrace.run(  # noqa: E731 - the same call, several times
+        rows, model, sink=rows.parent / "out.jsonl", progress=False, **settings
+    )
+    run()
+    assert len(loads) == 1
+    run()
+    headrace.run(rows, model, sink=rows.parent / "out.jsonl", progress=False, retry=True, **settings)
+    assert len(loads) == 1, "the job is finished, and nothing has failed"
+    os.utime(model / "config.json", (1, 1))
+    run()
+    assert len(loads) == 2, "the model may be another one: only the engine can tell"
+
+
+@pytest.mark.parametrize("as_name", [True, False], ids=["name", "object"])
+def test_a_factory_of_ones_own_is_not_called_for_a_finished_job(
+    as_name: bool, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "mine_own", raising=False)
+    (tmp_path / "mine_own.py").write_text(
+        "calls = []\n\ndef make(model, depth=1):\n    calls.append(depth)\n    return lambda values: values\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import mine_own  # type: ignore[import-not-found]
+
+    sink = tmp_path / "out.jsonl"
+    engine = "mine_own:make" if as_name else mine_own.make
+
+    def run(source: Any = rows, **options: Any) -> None:
+        headrace.run(source, sink=sink, engine=engine, task="custom", progress=False, **options)
+
+    run()
+    run()
+    assert mine_own.calls == [1]
+    run(batch_size=7)
+    assert mine_own.calls == [1], "the size of a batch decides no output"
+    run(depth=2)
+    assert mine_own.calls == [1, 2], "an option may decide it"
+    with pytest.raises(ResumeMismatchError):
+        run([{"id": 1, "text": "another"}])
+
+
+def test_an_object_made_already_is_asked_what_it_is(rows: Path, tmp_path: Path) -> None:
+    engine = FakeEngine()
+    settings = wiring.JobSettings(rows, tmp_path / "out.jsonl", engine=engine)  # type: ignore[arg-type]
+    assert wiring.engine_identity(settings) is None

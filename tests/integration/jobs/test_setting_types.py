@@ -1,0 +1,69 @@
+"""A setting of another type than it has is one error that names it, its value and what it takes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace
+from headrace.app.job import JobSettings, check
+from headrace.errors import ConfigError
+from headrace.io.sources.selection import Selection
+from headrace.jobs.pipeline.job import Limits
+
+NEVER = object()
+"""Of no setting's type."""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "takes"),
+    [
+        ("limits", 3, "a Limits"),
+        ("limits", 0, "a Limits"),
+        ("limits", Limits(workers="x"), "a whole number or None"),  # type: ignore[arg-type]
+        ("shard", "1", "a tuple of a whole number and a whole number or None"),
+        ("shard", (1, 2, 3), "a tuple of a whole number and a whole number or None"),
+        ("sample", "x", "a number or None"),
+        ("sample_seed", "x", "a whole number"),
+        ("limit", 1.5, "a whole number or None"),
+        ("batch_size", "x", "a whole number or None"),
+        ("batch_size", True, "a whole number or None"),
+        ("batch_tokens", [1], "a whole number or None"),
+        ("engine_timeout_s", "1", "a number or None"),
+        ("keep_columns", "title", "a tuple, each item a text"),
+        ("keep_columns", [1], "a tuple, each item a text"),
+        ("keep_columns", 5, "a tuple, each item a text"),
+        ("model", 5, "a text or None"),
+        ("task", 5, "a text or None"),
+        ("overwrite", "yes", "True or False"),
+        ("on_nan", "zero", "one of null, error"),
+        ("worker_kind", "fiber", "one of auto, thread, process"),
+        ("prepare", 5, "a function or a text or None"),
+    ],
+)
+def test_a_wrong_type_is_named(tmp_path: Path, name: str, value: Any, takes: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        headrace.run(["a"], sink=tmp_path / "out.jsonl", engine="headrace.testing:FakeEngine", **{name: value})
+    said = str(raised.value)
+    assert said.startswith("workers is 'x'" if isinstance(value, Limits) else f"{name} is ")
+    assert said.endswith(f"; it must be {takes}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [JobSettings, Selection, Limits])
+def test_no_setting_is_left_out(kind: type[Any], tmp_path: Path) -> None:
+    for field in fields(kind):
+        if kind is JobSettings and field.name in ("source", "engine"):
+            continue  # which take objects of any type
+        with pytest.raises(ConfigError, match="sink" if field.name == "sink" else f"{field.name} is <object"):
+            make(kind, tmp_path / "o.jsonl", {field.name: NEVER})
+
+
+def make(kind: type[Any], sink: Path, given: dict[str, Any]) -> None:
+    if kind is Selection:
+        Selection(**given)
+    own = {"limits": Limits(**given)} if kind is Limits else given
+    check(JobSettings(**({"source": ["a"], "sink": sink} | own)))
