@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
@@ -17,7 +18,7 @@ from headrace.app.budgets import follow
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, engine_identity, fingerprint, finished_before
 from headrace.app.plan import check as check
-from headrace.app.tuning import Sample, Tuned, check_resumable, settings_to_load, tune, wants_sample
+from headrace.app.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.dynamic import DynamicBatcher
@@ -151,7 +152,7 @@ def execute(
     tell_of_a_crash(plan.output, overwrite=plan.settings.overwrite)
     if on_load is not None:
         on_load(plan.settings)
-    return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey)
+    return carry_out(plan, load(plan, build_engine), stop, progress=progress, on_survey=on_survey)
 
 
 def carry_out(
@@ -178,22 +179,20 @@ def carry_out(
             found = _survey(plan, job, spread=False)
             if on_survey is not None:
                 on_survey(found)
-        tuned = _tune(plan, engine, found)
+        tuned = tune(plan, engine, build_engine, found, shape_of(plan.settings, engine))
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, stop, fan)
-        if tuned.numbers is not None:
-            fan(tuned.numbers)
         if (follower := follow(plan.settings, engine, job.batcher, fan)) is not None:
             listeners.append(follower)
-        for left_out in plan.left_out:
-            fan(InputLeftOut(left_out, time.monotonic()))
-        if not progress:
-            end = main_path.run(job)
-        else:
-            with Progress() as bar:
+        with Progress() if progress else contextlib.nullcontext() as bar:
+            if bar is not None:
                 listeners.append(bar)
-                end = main_path.run(job)
+            if tuned.numbers is not None:
+                fan(tuned.numbers)
+            for left_out in plan.left_out:
+                fan(InputLeftOut(left_out, time.monotonic()))
+            end = main_path.run(job)
     finally:
         _close(engine)
         if isinstance(plan.output.writer, CallbackWriter):
@@ -231,11 +230,11 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         JobError: the input cannot be read.
     """
     plan = check(settings)
-    engine = load(plan)
+    engine = load(plan, build_engine)
     try:
         job = build(plan, engine, StopRequest(), Broadcast(()))
         found = _survey(plan, job, spread=True)
-        tuned = _tune(plan, engine, found)
+        tuned = tune(plan, engine, build_engine, found, shape_of(plan.settings, engine))
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, StopRequest(), Broadcast(()))
@@ -244,31 +243,6 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
     finally:
         plan.user.close()
         _close(engine)
-
-
-def load(plan: Plan) -> Engine[Any, Any]:
-    """Load the model, in the numbers that the job was begun with where it was begun. Blocks.
-
-    Raises:
-        ConfigError, EngineError: as `build_engine`.
-        ResumeMismatchError: this machine does not compute these numbers itself.
-    """
-    settings = settings_to_load(plan)
-    engine = build_engine(settings)
-    if settings is not plan.settings:
-        check_resumable(plan, settings.engine_options["dtype"], engine)
-    return engine
-
-
-def _tune(plan: Plan, engine: Engine[Any, Any], found: Survey | None) -> Tuned:
-    """The engine in the numbers that suit the sample."""
-
-    def make(dtype: str) -> Engine[Any, Any]:
-        settings = plan.settings
-        return build_engine(replace(settings, engine_options={**settings.engine_options, "dtype": dtype}))
-
-    sample = Sample((), None) if found is None else Sample(found.work, found.records)
-    return tune(plan, engine, make, sample, shape_of(plan.settings, engine))
 
 
 def build(

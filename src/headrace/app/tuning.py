@@ -18,6 +18,7 @@ from headrace.errors import EngineDeadError, EngineError, JobError, ResumeMismat
 from headrace.events import NumbersChosen
 from headrace.jobs.pipeline.stages import Work
 from headrace.jobs.planning.forecast import Shape, pack
+from headrace.jobs.planning.survey import Survey
 from headrace.jobs.settings import JobSettings
 
 logger = logging.getLogger("headrace")
@@ -36,16 +37,7 @@ _EMULATED = 0.8
 """A device that computes a 16-bit product at less than this speed of float32 does not compute it itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Of a job's records."""
-
-    work: Sequence[Work]
-    """Prepared."""
-    records: float | None
-    """How many the job has; None where nothing tells."""
-
-
+Build = Callable[[JobSettings], Engine[Any, Any]]
 Make = Callable[[str], Engine[Any, Any]]
 """Loads the same model in the numbers of that name."""
 
@@ -75,12 +67,21 @@ def settings_to_load(plan: Plan) -> JobSettings:
     return replace(settings, engine_options={**settings.engine_options, "dtype": dtype})
 
 
-def check_resumable(plan: Plan, dtype: str, engine: Engine[Any, Any]) -> None:
-    """See that the device computes the numbers that a job was begun with itself, and does not only emulate them.
+def load(plan: Plan, build: Build) -> Engine[Any, Any]:
+    """Load the model, in the numbers that the job was begun with where it was begun. Blocks.
 
     Raises:
-        ResumeMismatchError: it does not. The engine is closed.
+        ConfigError, EngineError: the model cannot be loaded.
+        ResumeMismatchError: this machine only emulates these numbers.
     """
+    settings = settings_to_load(plan)
+    engine = build(settings)
+    if settings is not plan.settings:
+        _check_native(plan, settings.engine_options["dtype"], engine)
+    return engine
+
+
+def _check_native(plan: Plan, dtype: str, engine: Engine[Any, Any]) -> None:
     speed = engine.dtype_speeds().get(dtype, 1.0) if isinstance(engine, TunableEngine) else 1.0
     if speed >= _EMULATED:
         return
@@ -97,14 +98,14 @@ def wants_sample(plan: Plan, engine: Engine[Any, Any]) -> bool:
     return isinstance(engine, TunableEngine) and not _settled(plan, engine)
 
 
-def tune(plan: Plan, engine: Engine[Any, Any], make: Make, sample: Sample, shape: Shape) -> Tuned:
+def tune(plan: Plan, engine: Engine[Any, Any], build: Build, survey: Survey | None, shape: Shape) -> Tuned:
     """The engine in the fastest numbers whose outputs for a sample of the job's records are as good as float32's.
 
     Args:
         plan: of the job.
         engine: as loaded. It is closed where another takes its place.
-        make: loads the model anew.
-        sample: of the job's records.
+        build: loads a model.
+        survey: of the job's records; None where they were not looked at.
         shape: what a batch may be.
     """
     if not isinstance(engine, TunableEngine) or not isinstance(engine, BatchEngine):
@@ -114,10 +115,14 @@ def tune(plan: Plan, engine: Engine[Any, Any], make: Make, sample: Sample, shape
     why = _settled(plan, engine)
     if why or not dtype:
         return Tuned(engine, _chosen(dtype, why, started) if dtype else None)
-    batches = batches_of(sample.work, shape)
-    allowed = _allowance(engine, batches, sample)
+
+    def make(dtype: str) -> Engine[Any, Any]:
+        return build(replace(plan.settings, engine_options={**plan.settings.engine_options, "dtype": dtype}))
+
+    batches = [] if survey is None else batches_of(survey.work, shape)
+    allowed = None if survey is None else _allowance(engine, batches, survey)
     if allowed is None:
-        short = "no record" if not sample.work else "too few records"
+        short = "no record" if not batches else "too few records"
         name = candidates(engine.dtype_speeds())[0]
         return Tuned(engine, _chosen(dtype, f"{short} to try {name}", started))
     return try_faster(engine, make, batches, allowed)
@@ -185,9 +190,9 @@ def batches_of(work: Sequence[Work], shape: Shape) -> list[Sequence[Work]]:
     return batches
 
 
-def _allowance(engine: BatchEngine[Any, Any, Any], batches: Sequence[Sequence[Work]], sample: Sample) -> float | None:
+def _allowance(engine: BatchEngine[Any, Any, Any], batches: Sequence[Sequence[Work]], survey: Survey) -> float | None:
     """How many seconds trying may take; None where the job is too short for it."""
-    work, records = sample.work, sample.records
+    work, records = survey.work, survey.records
     if not work or records is None:
         return _UNKNOWN_S if work else None
     first = batches[0]
