@@ -19,6 +19,7 @@ from headrace.batching.batcher import Batcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.passthrough import PassthroughBatcher
+from headrace.device.cache import TuningCache
 from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
 from headrace.engines.model_folder import pickled_weights
@@ -165,7 +166,9 @@ def _service(settings: ServerSettings, host: ServerState) -> Service:
         fixed_budget=settings.batch_tokens is not None,
         latency_target_s=settings.latency_target_s,
     )
-    ready = warm_up(make(""), make, wanted)
+    # Batches that were begun go on in the same numbers after a restart: what was chosen stays beside them.
+    cache = None if settings.state is None else TuningCache(settings.state / "tuning")
+    ready = warm_up(make(""), make, wanted, cache)
     if ready.detail:
         logger.info("%s runs in %s", settings.model or settings.task, ready.detail)
     engine = ready.engine

@@ -153,11 +153,13 @@ def try_faster(
 
 def _settled(plan: Plan, engine: TunableEngine) -> str:
     """Why there is nothing to try; empty where there is."""
+    dtype = engine.describe().get("dtype")
     if not _is_auto(plan.settings):
-        return "as set"
+        speed = engine.dtype_speeds().get(str(dtype), 1.0)
+        return "as set" if speed >= 1 else f"as set; this device computes it at {speed:.2g} times the speed of float32"
     if settings_to_load(plan) is not plan.settings:
         return "as the job was begun"
-    if engine.describe().get("dtype") != "float32":
+    if dtype != "float32":
         return "the weights' own"
     once = hasattr(plan.settings.source, "__next__") or hasattr(plan.settings.source, "__anext__")
     return none_faster(engine) or ("the input is an iterator: there is no sample to try others on" if once else "")

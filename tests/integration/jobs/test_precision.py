@@ -236,3 +236,14 @@ def test_vectors_are_pooled_and_normalised_in_float32(sentence_folder: Callable[
     payloads = [one.payload for one in engine.prepare([row["text"] for row in ROWS]) if isinstance(one, Prepared)]
     lengths = np.linalg.norm(np.stack(engine.forward(payloads)), axis=1)
     assert np.abs(lengths - 1).max() < 1e-5
+
+
+def test_numbers_that_the_device_lacks_are_used_if_set_and_said_to_be_slow(
+    docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path
+) -> None:
+    speeds["bfloat16"] = 0.13
+    report = headrace.run(
+        docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False, dtype="bfloat16"
+    )
+    assert report.numbers is not None and report.numbers.dtype == "bfloat16"
+    assert report.numbers.detail == "as set; this device computes it at 0.13 times the speed of float32"
