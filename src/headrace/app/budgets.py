@@ -41,21 +41,36 @@ def follow(
     settings: JobSettings, engine: Engine[Any, Any], batcher: object, tell: Listener, cache: TuningCache | None = None
 ) -> BudgetListener | None:
     """What to let hear the job's events; None where the user set the budget, or the engine batches otherwise."""
-    if settings.batch_tokens is not None or settings.batch_size is not None:
+    if not isinstance(batcher, DynamicBatcher) or not _is_followed(settings, engine):
         return None
-    if not isinstance(engine, TunableEngine) or not isinstance(batcher, DynamicBatcher):
-        return None
-    if not getattr(engine, "counts_tokens", True) or not getattr(engine, "pads", False):
-        return None
+    assert isinstance(engine, TunableEngine), "that is one of the conditions"
     cache = cache or TuningCache()
-    key = find_key(engine, settings.task or "")
-    if key["model_digest"] is None:
-        return None  # an engine of the user's own, in a process: its own budget is its author's
     own = batcher.target_batch_cost
     least, most = own / _RANGE[0], own * _RANGE[1]
-    start = min(max(budget_in(cache.read(key)) or own, least), most)
+    start = starting_budget(settings, engine, own, cache)
     tuner = BudgetTuner(start, max(least, getattr(engine, "max_model_len", least)), most)
-    return BudgetListener(batcher, tuner, MemoryWatch(memory_limit(), PeakMeter()), tell, (cache, key))
+    keep = (cache, find_key(engine, settings.task or ""))
+    return BudgetListener(batcher, tuner, MemoryWatch(memory_limit(), PeakMeter()), tell, keep)
+
+
+def starting_budget(
+    settings: JobSettings, engine: Engine[Any, Any], own: float, cache: TuningCache | None = None
+) -> float:
+    """What the first batches of a job may cost: what an earlier job has found, or else the engine's own."""
+    if not _is_followed(settings, engine):
+        return own
+    assert isinstance(engine, TunableEngine), "that is one of the conditions"
+    kept = budget_in((cache or TuningCache()).read(find_key(engine, settings.task or "")))
+    return min(max(kept or own, own / _RANGE[0]), own * _RANGE[1])
+
+
+def _is_followed(settings: JobSettings, engine: Engine[Any, Any]) -> bool:
+    """Whether the budget is to be found: one of tokens, of a model of Headrace's own, that the user did not set."""
+    if settings.batch_tokens is not None or settings.batch_size is not None:
+        return False
+    if not isinstance(engine, TunableEngine) or engine.describe().get("model_digest") is None:
+        return False
+    return bool(getattr(engine, "counts_tokens", True) and getattr(engine, "pads", False))
 
 
 def budget_in(found: Mapping[str, Any] | None) -> float | None:

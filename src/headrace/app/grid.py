@@ -13,6 +13,7 @@ from typing import Any
 from headrace.app.budgets import find_key
 from headrace.app.job import Broadcast, build, build_engine, check, shape_of
 from headrace.app.plan import Plan
+from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.memory import PeakMeter
@@ -90,10 +91,12 @@ class Grid:
 def measure(settings: JobSettings, options: GridOptions, say: Callable[[str], None]) -> Grid:
     """Run a sample of the input at every point. Blocks. What is best is kept for later jobs on this machine.
 
+    All engines stay loaded, and the points take turns: what disturbs the machine disturbs them all.
+
     Raises:
         ConfigError: a parameter, file, column or model cannot be used, or the model is none that this can be done with.
         JobError: the input cannot be read.
-        EngineError: the model cannot be loaded.
+        EngineError: a model cannot be loaded.
     """
     plan = check(settings)
     measuring = _Measuring(plan, options)
@@ -103,46 +106,43 @@ def measure(settings: JobSettings, options: GridOptions, say: Callable[[str], No
             while todo:
                 dtype = todo.pop(0)
                 say(f"loading {name} in {dtype} ...")
-                faster = measuring.run(name, dtype)
+                faster = measuring.add(name, dtype)
                 if not options.dtypes and dtype == "float32":
                     todo += faster
+        return measuring.result()
     finally:
+        measuring.close()
         plan.user.close()
-    return measuring.result()
 
 
 class _Measuring:
-    """What was measured so far. The first engine is what the others are compared with."""
+    """The engines and their points. The first engine is what the others are compared with."""
 
     def __init__(self, plan: Plan, options: GridOptions) -> None:
         self._plan = plan
         self._options = options
-        self._rows: list[GridRow] = []
+        self._points: list[_Point] = []
+        self._engines: list[BatchEngine[Any, Any, Any]] = []
         self._work: list[Work] = []
         self._reference: list[Any] = []
-        self._keys: dict[Setting, dict[str, Any]] = {}
-        self._fastest = (0.0, 0.0, 0.0)
 
-    def run(self, name: str, dtype: str) -> list[str]:
-        """Load the model so, and measure it; returns the types that its device computes faster."""
+    def add(self, name: str, dtype: str) -> list[str]:
+        """Load the model so; returns the types that its device computes faster."""
         settings = self._plan.settings
         own = {} if name == "onnx" else {"dtype": dtype}
         engine = build_engine(replace(settings, engine=name, engine_options={**settings.engine_options, **own}))
-        try:
-            if not isinstance(engine, TunableEngine) or not isinstance(engine, BatchEngine):
-                raise ConfigError(f"task {settings.task!r} has no batches to tune: its engine batches by itself")
-            if not self._work:
-                self._work = self._sample(engine)
-            quality = _compared(engine, self._work, self._reference)
-            key = find_key(engine, settings.task or "")
-            for threads in (self._options.threads if name != "onnx" else ()) or (None,):
-                setting = Setting(name, dtype, threads)
-                self._keys[setting] = key
-                with _threads(threads):
-                    self._measure(engine, setting, quality)
-            return candidates(engine.dtype_speeds())
-        finally:
+        if not isinstance(engine, TunableEngine) or not isinstance(engine, BatchEngine):
             engine.close()
+            raise ConfigError(f"task {settings.task!r} has no batches to tune: its engine batches by itself")
+        self._engines.append(engine)
+        if not self._work:
+            self._work = self._sample(engine)
+        off, passes = _compared(engine, self._work, self._reference)
+        key = find_key(engine, settings.task or "")
+        for threads in (self._options.threads if name != "onnx" else ()) or (None,):
+            way = _Way(Setting(name, dtype, threads), engine, key, off, passes)
+            self._points += _points(way, self._work, self._options.budgets)
+        return candidates(engine.dtype_speeds())
 
     def _sample(self, engine: BatchEngine[Any, Any, Any]) -> list[Work]:
         job = build(self._plan, engine, StopRequest(), Broadcast(()))
@@ -151,19 +151,41 @@ class _Measuring:
             raise ConfigError(f"{self._plan.settings.source} has no record that the model takes")
         return work
 
-    def _measure(self, engine: BatchEngine[Any, Any, Any], setting: Setting, quality: tuple[str, bool]) -> None:
-        new = list(_points(engine, setting, self._work, self._options, quality))
-        self._rows += new
-        top = max((row.measured.cost_per_s for row in new if row.passes), default=0.0)
-        if top > self._fastest[0]:
-            self._fastest = (top, *_one_and_many(engine, self._work))
-
     def result(self) -> Grid:
-        """All of it. What is best is kept for the jobs to come, where they run the model so by themselves."""
-        best = _choose(self._rows, self._options.latency_target_s)
+        """Measure it all. What is best is kept for the jobs to come, where they run the model so by themselves."""
+        for point in self._points:
+            point.run()  # the first of a shape prepares itself
+            point.forget()
+        ends = time.perf_counter() + self._options.seconds
+        while True:
+            for point in self._points:
+                point.run()
+            if time.perf_counter() > ends:
+                break
+        rows = {id(row): (row, point.way) for point in self._points if (row := point.row()) is not None}
+        best = _choose([row for row, _ in rows.values()], self._options.latency_target_s)
+        way = rows[id(best)][1]
         if best.setting.threads is None:
-            TuningCache().write(self._keys[best.setting], {"budget": best.measured.budget})
-        return Grid(tuple(self._rows), best, self._fastest[1], self._fastest[2], _cpu())
+            TuningCache().write(way.key, {"budget": best.measured.budget})
+        with _threads(best.setting.threads):
+            one, many = _one_and_many(way.engine, self._work)
+        return Grid(tuple(row for row, _ in rows.values()), best, one, many, _cpu())
+
+    def close(self) -> None:
+        """Free the engines."""
+        for engine in self._engines:
+            engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A loaded engine, and how good its outputs are."""
+
+    setting: Setting
+    engine: BatchEngine[Any, Any, Any]
+    key: dict[str, Any]
+    off: str
+    passes: bool
 
 
 def _engines(settings: JobSettings) -> tuple[str, ...]:
@@ -191,24 +213,10 @@ def _compared(engine: BatchEngine[Any, Any, Any], work: Sequence[Work], referenc
     return ("not comparable", False) if deviation is None else (str(deviation), deviation.passes)
 
 
-def _points(
-    engine: BatchEngine[Any, Any, Any],
-    setting: Setting,
-    work: Sequence[Work],
-    options: GridOptions,
-    quality: tuple[str, bool],
-) -> Iterator[GridRow]:
-    own = shape_of(JobSettings("", ""), engine)
-    budgets = options.budgets or [round(own.budget * factor) for factor in _FACTORS]
-    ways = max(len(options.engines or "x") * len(options.dtypes or "xx") * len(options.threads or "x"), 1)
-    each = options.seconds / (len(budgets) * ways)
-    for budget in budgets:
-        batches = pack(work, Shape(budget, max(own.size, budget // 8), own.padded))
-        try:
-            measured, records_per_s = _point(engine, budget, _spread(batches), each)
-        except EngineOutOfMemoryError:
-            return  # a larger one would not fit either
-        yield GridRow(setting, measured, records_per_s, *quality)
+def _points(way: _Way, work: Sequence[Work], budgets: Sequence[int]) -> Iterator[_Point]:
+    own = shape_of(JobSettings("", ""), way.engine)
+    for budget in budgets or [round(own.budget * factor) for factor in _FACTORS]:
+        yield _Point(way, budget, _spread(pack(work, Shape(budget, max(own.size, budget // 8), own.padded))))
 
 
 def _spread(batches: Sequence[Sequence[Work]]) -> list[Sequence[Work]]:
@@ -224,30 +232,55 @@ def _spread(batches: Sequence[Sequence[Work]]) -> list[Sequence[Work]]:
     return order
 
 
-def _point(
-    engine: BatchEngine[Any, Any, Any], budget: int, batches: Sequence[Sequence[Work]], most_s: float
-) -> tuple[Measured, float]:
-    """Runs batches until the time is spent, each lot of them at least once."""
-    engine.forward([item.payload for item in batches[0]])  # the first of a shape prepares itself
-    meter = PeakMeter()
-    counted = meter.restart()
-    times: list[float] = []
-    cost = computed = records = 0
-    ends = time.perf_counter() + most_s
-    for batch in batches:
-        started = time.perf_counter()
-        engine.forward([item.payload for item in batch])
-        now = time.perf_counter()
-        times.append(now - started)
-        cost += sum(item.cost for item in batch)
-        computed += len(batch) * max(item.cost for item in batch) if engine.pads else sum(item.cost for item in batch)
-        records += len(batch)
-        if now > ends:
-            break
-    seconds = sum(times)
-    peak = meter.peak() if counted else None
-    measured = Measured(budget, cost / seconds, statistics.median(times), 1 - cost / computed, peak)
-    return measured, records / seconds
+class _Point:
+    """One point of the curve, measured batch by batch."""
+
+    def __init__(self, way: _Way, budget: int, batches: Sequence[Sequence[Work]]) -> None:
+        self.way = way
+        self._budget = budget
+        self._batches = batches
+        self._meter = PeakMeter()
+        self._fits = True
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._next = 0
+        self._times: list[float] = []
+        self._cost = self._computed = 0.0
+        self._records = 0
+        self._peak: int | None = None
+
+    def run(self) -> None:
+        """One more batch. A budget that does not fit is given up."""
+        if not self._fits:
+            return
+        batch = self._batches[self._next % len(self._batches)]
+        counted = self._meter.restart()
+        with _threads(self.way.setting.threads):
+            started = time.perf_counter()
+            try:
+                self.way.engine.forward([item.payload for item in batch])
+            except EngineOutOfMemoryError:
+                self._fits = False
+                return
+            self._times.append(time.perf_counter() - started)
+        peak = self._meter.peak() if counted else None
+        self._peak = max(self._peak or 0, peak) if peak is not None else self._peak
+        self._next += 1
+        costs: list[float] = [item.cost for item in batch]
+        self._cost += sum(costs)
+        self._computed += batch_cost(costs, padded=self.way.engine.pads)
+        self._records += len(batch)
+
+    def row(self) -> GridRow | None:
+        """What was measured; None where it did not fit."""
+        if not self._fits or not self._times:
+            return None
+        seconds, way = sum(self._times), self.way
+        padding = 1 - self._cost / self._computed
+        measured = Measured(self._budget, self._cost / seconds, statistics.median(self._times), padding, self._peak)
+        return GridRow(way.setting, measured, self._records / seconds, way.off, way.passes)
 
 
 def _one_and_many(engine: BatchEngine[Any, Any, Any], work: Sequence[Work]) -> tuple[float, float]:

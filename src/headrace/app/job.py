@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.app.budgets import follow
+from headrace.app.budgets import follow, starting_budget
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, engine_identity, fingerprint, finished_before
 from headrace.app.plan import check as check
@@ -239,7 +239,9 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
             engine = tuned.engine
             job = build(plan, engine, StopRequest(), Broadcast(()))
         found = replace(found, numbers=tuned.numbers)
-        return found, forecast(job, found, shape_of(plan.settings, engine), is_folder=plan.output.is_folder)
+        shape = shape_of(plan.settings, engine)
+        shape = replace(shape, budget=starting_budget(plan.settings, engine, shape.budget))
+        return found, forecast(job, found, shape, is_folder=plan.output.is_folder)
     finally:
         plan.user.close()
         _close(engine)
