@@ -189,6 +189,19 @@ class BudgetChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUsed:
+    """A job has ended, and its process held so much memory while its batches ran."""
+
+    peak: int
+    """Bytes."""
+    limit: int
+    """What it may hold."""
+    source: str
+    """Whose limit that is."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobDone:
     """A job ended: `state` is what a later run of the same command finds."""
 
@@ -258,6 +271,7 @@ Event: TypeAlias = (
     | PartDamaged
     | NumbersChosen
     | BudgetChanged
+    | MemoryUsed
     | JobDone
     | WorkUnitDone
     | WorkerLost

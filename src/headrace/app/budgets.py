@@ -13,7 +13,7 @@ from headrace.device.budget import BudgetTuner
 from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.memory import TARGET_SHARE, MemoryLimit, Peak, PeakMeter, fit, memory_limit
 from headrace.engines.base import Engine, TunableEngine
-from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone, Listener
+from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone, Listener, MemoryUsed
 from headrace.jobs.settings import JobSettings
 
 _RANGE = (4, 32)
@@ -49,8 +49,10 @@ def follow(
     least, most = own / _RANGE[0], own * _RANGE[1]
     start = starting_budget(settings, engine, own, cache)
     tuner = BudgetTuner(start, max(least, getattr(engine, "max_model_len", least)), most)
+    on_cpu = engine.hardware().get("device", "cpu") == "cpu"
+    watch = MemoryWatch(memory_limit(), PeakMeter() if on_cpu else None)
     keep = (cache, find_key(engine, settings.task or ""))
-    return BudgetListener(batcher, tuner, MemoryWatch(memory_limit(), PeakMeter()), tell, keep)
+    return BudgetListener(batcher, tuner, watch, tell, keep)
 
 
 def starting_budget(
@@ -85,28 +87,31 @@ class MemoryWatch:
 
     Args:
         limit: what the process may use.
-        meter: measures what it used.
+        meter: measures what it used; None where the batches run in other memory.
     """
 
-    def __init__(self, limit: MemoryLimit, meter: PeakMeter) -> None:
+    def __init__(self, limit: MemoryLimit, meter: PeakMeter | None) -> None:
         self.limit = limit
-        self._meter = meter
+        self._meter = meter if meter is not None and meter.restart() else None
         self._peaks: list[Peak] = []
         self._highest = 0.0
         self._longest = 0.0
-        self._on = meter.restart()
+
+    @property
+    def highest(self) -> int:
+        """The most that was held, in bytes; 0 where that is not known."""
+        return round(self._highest)
 
     def ran(self, size: int, computed: float) -> float | None:
         """A batch of so many records and so much cost has run; the budget that would fill the memory, once known."""
-        peak = self._meter.peak() if self._on and size else None
+        peak = self._meter.peak() if self._meter is not None and size else None
         if peak is None:
             return None
         length = computed / size
         self._longest = max(self._longest, length)
-        if peak > self._highest + _NOISE:  # else it ran in what an earlier one had left
-            if self._highest:
-                self._peaks.append(Peak(computed, length, peak))
-            self._highest = peak
+        if self._highest and peak > self._highest + _NOISE:  # else it ran in what an earlier one had left
+            self._peaks.append(Peak(computed, length, peak))
+        self._highest = max(self._highest, peak)
         if len(self._peaks) < _PEAKS:
             return None
         return fit(self._peaks).largest_budget(TARGET_SHARE * self.limit.bytes, self._longest)
@@ -170,5 +175,8 @@ class BudgetListener:
             self._tell(BudgetChanged(self._told, time.monotonic()))
 
     def _end(self) -> None:
+        limit = self._memory.limit
+        if self._memory.highest:
+            self._tell(MemoryUsed(self._memory.highest, limit.bytes, limit.source, time.monotonic()))
         if self._tuner.has_compared:
             self._cache.write(self._key, {"budget": self._tuner.best})

@@ -18,6 +18,7 @@ from headrace.events import (
     InputLeftOut,
     JobDone,
     JobStarted,
+    MemoryUsed,
     NumbersChosen,
     PartCommitted,
     PartDamaged,
@@ -107,6 +108,8 @@ class Report:
     """Which the model computed with, and why; None where the engine does not say."""
     budget: float | None = None
     """What a batch might cost in the end, in the engine's unit, where the job found that; else None."""
+    memory: MemoryUsed | None = None
+    """What the process held at most, where that was measured; else None."""
 
 
 class _WorkerRow:
@@ -151,6 +154,7 @@ class ReportBuilder:
         self._left_out: dict[str, LeftOut] = {}
         self._numbers: NumbersChosen | None = None
         self._budget: float | None = None
+        self._memory: MemoryUsed | None = None
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -180,12 +184,19 @@ class ReportBuilder:
                 self._failures[event.reason] += 1
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
+            case NumbersChosen() | BudgetChanged() | MemoryUsed():
+                self._hear_tuning(event)
+            case JobDone():
+                self._state = event.state
+
+    def _hear_tuning(self, event: NumbersChosen | BudgetChanged | MemoryUsed) -> None:
+        match event:
             case NumbersChosen():
                 self._numbers = event
             case BudgetChanged():
                 self._budget = event.budget
-            case JobDone():
-                self._state = event.state
+            case MemoryUsed():
+                self._memory = event
 
     def _hear_engine(self, event: BatchFormed | BatchDone | BatchSplit | StepDone) -> None:
         match event:
@@ -283,4 +294,5 @@ class ReportBuilder:
             nulled=self._nulled,
             numbers=self._numbers,
             budget=self._budget,
+            memory=self._memory,
         )

@@ -7,6 +7,8 @@ from typing import TextIO
 from headrace.observe.report import Report, WorkerRow
 
 _PARTS_NAMED = 3
+_MEMORY_ENOUGH = 0.9
+"""Of the limit: with more a job is close to being killed."""
 _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
 
 
@@ -66,9 +68,16 @@ def rows(report: Report) -> list[tuple[str, str]]:
 
 
 def _tuning(report: Report) -> list[tuple[str, str]]:
-    numbers, budget = report.numbers, report.budget
-    lines = [] if numbers is None else [("numbers", f"{numbers.dtype}: {numbers.detail}")]
-    return lines + ([] if budget is None else [("batch budget", f"{budget:,.0f} tokens, found while the job ran")])
+    lines = []
+    if (numbers := report.numbers) is not None:
+        lines.append(("numbers", f"{numbers.dtype}: {numbers.detail}"))
+    if report.budget is not None:
+        lines.append(("batch budget", f"{report.budget:,.0f} tokens, found while the job ran"))
+    if (memory := report.memory) is not None:
+        share = memory.peak / memory.limit
+        warning = "; set a smaller --batch-tokens or --buffer-memory" if share > _MEMORY_ENOUGH else ""
+        lines.append(("memory", f"{memory.peak / 1e9:.1f} GB at most, {share:.0%} of {memory.source}{warning}"))
+    return lines
 
 
 def _damaged(report: Report) -> str:

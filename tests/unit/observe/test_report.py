@@ -15,6 +15,7 @@ from headrace.events import (
     Event,
     JobDone,
     JobStarted,
+    MemoryUsed,
     NumbersChosen,
     PartCommitted,
     PartDamaged,
@@ -233,4 +234,6 @@ def test_the_numbers_and_the_budget_are_told_with_their_reasons() -> None:
     text = as_text(report)
     assert "bfloat16: 2.1 times as fast as float32, cosine >= 0.9999 on 400 records" in text
     assert "4,096 tokens, found while the job ran" in text
+    held = report_of(*JOB, MemoryUsed(930_000_000, 1_000_000_000, "the machine", at=1.0))
+    assert "0.9 GB at most, 93% of the machine; set a smaller --batch-tokens" in as_text(held)
     assert "batch budget" not in as_text(report_of(*JOB))
