@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.engines.base import Prepared
+from headrace.engines.profile import EngineProfile, from_attributes
 from headrace.errors import EngineDeadError, RecordError
 
 
@@ -55,6 +56,11 @@ class FakeEngine:
         self.batch_sizes: list[int] = []
         """Texts in each `forward`, in the order of the calls."""
         self.closed = False
+
+    @property
+    def profile(self) -> EngineProfile:
+        """How it is to be fed, from its attributes: a subclass or a test may change these."""
+        return from_attributes(self)
 
     def describe(self) -> Mapping[str, Any]:
         """What decides the vectors."""
@@ -158,6 +164,11 @@ class FakeStepEngine:
         """The texts that were taken out before their end."""
         self.closed = False
 
+    @property
+    def profile(self) -> EngineProfile:
+        """How it is to be fed, from its attributes: a subclass or a test may change these."""
+        return from_attributes(self)
+
     def describe(self) -> Mapping[str, Any]:
         """What decides the answers."""
         return {"engine": "fake_steps", "model": self._model, "most": self._most}
@@ -255,6 +266,11 @@ class FakeStreamEngine:
         self.in_flight = 0
         self.most_in_flight = 0
         """The most requests that were under way at once."""
+
+    @property
+    def profile(self) -> EngineProfile:
+        """How it is to be fed, from its attributes: a subclass or a test may change these."""
+        return from_attributes(self)
 
     def describe(self) -> Mapping[str, Any]:
         """What decides the vectors."""

@@ -139,7 +139,7 @@ def test_pooling_dense_and_prompts_are_those_of_the_folder(
 
 def test_a_plain_encoder_is_pooled_by_the_mean(encoder_folder: Path) -> None:
     engine = EmbeddingEngine(encoder_folder, device="cpu")
-    assert engine.max_model_len == 40
+    assert engine.profile.max_model_len == 40
     expected = SentenceTransformer(str(encoder_folder), device="cpu", local_files_only=True).encode(MIXED)
     assert np.abs(vectors(engine, MIXED) - expected).max() < 1e-5
 
@@ -251,6 +251,6 @@ def test_a_closed_engine_says_so(encoder_folder: Path) -> None:
 
 def test_it_is_a_batch_engine(engine: EmbeddingEngine) -> None:
     as_seam: BatchEngine[Any, Any, Any] = engine
-    assert as_seam.pads
-    assert as_seam.default_batch_cost == 1_024
-    assert as_seam.default_batch_size >= 1
+    assert as_seam.profile.pads
+    assert as_seam.profile.batch_cost == 1_024
+    assert as_seam.profile.batch_size >= 1

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
+from headrace.engines.profile import profile_of
 from headrace.errors import ProcessTimeoutError, StoppedError
 from headrace.events import InputLeftOut
 from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
@@ -61,7 +62,8 @@ class Feed:
         self._memory = memory
         self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe)
         source = job.ids or job.source
-        self._chunks = portions(source.chunks(next_todo), getattr(job.engine, "prepare_rows", _ALL_ROWS))
+        profile = profile_of(job.engine)
+        self._chunks = portions(source.chunks(next_todo), profile.prepare_rows or _ALL_ROWS)
         self._expect = expect
         self._on_done = on_done
         self._ahead: deque[asyncio.Task[PreparedChunk | None]] = deque()
@@ -70,7 +72,7 @@ class Feed:
         self._workers = ThreadPoolExecutor(self._width.most, "headrace-prepare")
         self._retries = RetryQueue(job.limits.max_attempts, job.limits.retry_wait_s)
         self._once: Deduplicator[Work] | None = Deduplicator() if job.dedupe else None
-        self._doubts = SuspectFailures(job.engine, job.engine_timeout_s)
+        self._doubts = SuspectFailures(profile.batching, job.engine_timeout_s)
         self._in_flight = self._reading = 0
         self._settled = asyncio.Event()
         self._ended = False
