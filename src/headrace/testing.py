@@ -15,7 +15,14 @@ from headrace.engines.profile import EngineProfile, from_attributes
 from headrace.errors import EngineDeadError, RecordError
 
 
-class FakeEngine:
+class _Attributes:
+    @property
+    def profile(self) -> EngineProfile:
+        """How it is to be fed, from its attributes: a subclass or a test may change these."""
+        return from_attributes(self)
+
+
+class FakeEngine(_Attributes):
     """An embedding engine without a model: a vector that depends on the text alone.
 
     A text costs its number of words. It satisfies `headrace.engines.base.BatchEngine`.
@@ -56,11 +63,6 @@ class FakeEngine:
         self.batch_sizes: list[int] = []
         """Texts in each `forward`, in the order of the calls."""
         self.closed = False
-
-    @property
-    def profile(self) -> EngineProfile:
-        """How it is to be fed, from its attributes: a subclass or a test may change these."""
-        return from_attributes(self)
 
     def describe(self) -> Mapping[str, Any]:
         """What decides the vectors."""
@@ -126,7 +128,7 @@ class FakeRequest:
     taken: int = 0
 
 
-class FakeStepEngine:
+class FakeStepEngine(_Attributes):
     """A generator without a model: it says a text's words again, one at each step.
 
     A text of n words costs n at first, and one more with each word of the answer. It satisfies
@@ -163,11 +165,6 @@ class FakeStepEngine:
         self.removed: list[str] = []
         """The texts that were taken out before their end."""
         self.closed = False
-
-    @property
-    def profile(self) -> EngineProfile:
-        """How it is to be fed, from its attributes: a subclass or a test may change these."""
-        return from_attributes(self)
 
     def describe(self) -> Mapping[str, Any]:
         """What decides the answers."""
@@ -240,7 +237,7 @@ class FakeStepEngine:
         self.closed = True
 
 
-class FakeStreamEngine:
+class FakeStreamEngine(_Attributes):
     """An embedding engine that batches by itself: the vectors of `FakeEngine`, one request at a time.
 
     It satisfies `headrace.engines.base.StreamEngine`.
@@ -266,11 +263,6 @@ class FakeStreamEngine:
         self.in_flight = 0
         self.most_in_flight = 0
         """The most requests that were under way at once."""
-
-    @property
-    def profile(self) -> EngineProfile:
-        """How it is to be fed, from its attributes: a subclass or a test may change these."""
-        return from_attributes(self)
 
     def describe(self) -> Mapping[str, Any]:
         """What decides the vectors."""

@@ -142,9 +142,9 @@ def load_factory(reference: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]  # narrowed to a callable of unknown signature
 
 
-def _name(engine: Any) -> str:
+def _name(found: Any) -> str:
     """What identifies an object in a job's fingerprint: no address of it."""
-    kind = engine if hasattr(engine, "__qualname__") else type(engine)
+    kind = found if hasattr(found, "__qualname__") else type(found)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
@@ -66,6 +66,10 @@ class EngineProfile:
     """Most that the requests in its steps may hold together, in the unit of `span`."""
     max_model_len: int | None = None
     """Tokens of the longest input it takes; None if it does not say."""
+    dimension: int | None = None
+    """Components of its vectors; None if it makes none, or does not say."""
+    matryoshka: Sequence[int] = ()
+    """Smaller numbers of components that its vectors may be cut to."""
     prepare_rows: int | None = None
     """Records to prepare at a time, if one is much work or memory; None for as many as were read together."""
     followable: bool = False
@@ -85,7 +89,7 @@ class EngineProfile:
                 raise ConfigError(f"{name} is {value!r}: an engine with batching={self.batching!r} does not use it")
         if self.batch_delay_s is not None:
             number("batch_delay_s", self.batch_delay_s, minimum=0)
-        for name in ("max_model_len", "prepare_rows"):
+        for name in ("max_model_len", "dimension", "prepare_rows"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name), 1)
 
@@ -171,7 +175,9 @@ def from_attributes(engine: object) -> EngineProfile:
         ):
             break
     else:
-        raise _says_nothing(engine)
+        raise ConfigError(
+            f"engine {type(engine).__name__} does not say how to feed it: give it a profile, see docs/engines.md"
+        )
     unit: CostUnit = "tokens" if getattr(engine, "counts_tokens", True) else "records"
     try:
         return EngineProfile(
@@ -179,6 +185,8 @@ def from_attributes(engine: object) -> EngineProfile:
             cost_unit=unit,
             batch_delay_s=getattr(engine, "default_batch_delay_s", None) if batching == "batches" else None,
             max_model_len=getattr(engine, "max_model_len", None),
+            dimension=getattr(engine, "dimension", None),
+            matryoshka=getattr(engine, "matryoshka", ()),
             prepare_rows=getattr(engine, "prepare_rows", None),
             followable=callable(getattr(engine, "follow", None)),
             **{field: getattr(engine, name) for field, name in names.items()},
@@ -201,15 +209,3 @@ def check_methods(engine: object, profile: EngineProfile) -> None:
                 f"engine {type(engine).__name__} has no method {name}, which an engine with "
                 f"batching={profile.batching!r} needs; see docs/engines.md"
             )
-
-
-def _says_nothing(engine: object) -> ConfigError:
-    name = type(engine).__name__
-    for batching, names in _ATTRIBUTES.items():
-        if all(callable(getattr(engine, method, None)) for method in _METHODS[batching]):
-            missing = ", ".join(attribute for attribute in names.values() if not hasattr(engine, attribute))
-            return ConfigError(
-                f"engine {name} has the methods of an engine with batching={batching!r} but no {missing}; give it a "
-                "profile, see docs/engines.md"
-            )
-    return ConfigError(f"engine {name} does not say how it batches; give it a profile, see docs/engines.md")

@@ -84,7 +84,8 @@ class Service:
         self.engine = engine
         self.batcher = batcher
         self.limits = limits
-        self._profile = profile = profile_of(engine)
+        self.profile = profile = profile_of(engine)
+        """Of the engine."""
         full = profile.full_cost
         self.gate = AdmissionController(
             limits.max_requests, limits.max_cost or _GATE_BATCHES * full, profile.width, full
@@ -162,7 +163,7 @@ class Service:
     @property
     def longest(self) -> int | None:
         """Tokens of the longest text that the engine takes, where it says so."""
-        return self._profile.max_model_len
+        return self.profile.max_model_len
 
     def _too_long(self, place: int, call: Call) -> ApiError:
         limit = "" if self.longest is None else f" {self.longest:,} tokens"
@@ -176,7 +177,7 @@ class Service:
 
     def submit(self, entry: Prepared[Any], call: Call) -> asyncio.Future[Any]:
         """Let one prepared record wait for its batch."""
-        estimate = self._profile.estimate(entry.cost)
+        estimate = self.profile.estimate(entry.cost)
         return self.batcher.submit_nowait(entry.payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
 
     def told(self, error: BaseException, call: Call) -> ApiError:

@@ -45,6 +45,8 @@ class Attributes(Forward):
     counts_tokens = False
     prepare_rows = 4
     max_model_len = 128
+    dimension = 8
+    matryoshka = (2, 4)
 
 
 class Profiled(Forward):
@@ -64,6 +66,7 @@ class Profiled(Forward):
         ({"batch_delay_s": -1}, "batch_delay_s is -1"),
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"prepare_rows": 0}, "prepare_rows is 0"),
+        ({"dimension": "8"}, "dimension is '8'"),
         ({"max_in_flight": 4}, "max_in_flight is 4: an engine with batching='batches' does not use it"),
         ({**STEPS, "max_cost": 0}, "batch_size is 64: an engine with batching='steps' does not use it"),
         ({**OWN, "batch_size": 0, "batch_cost": 0, "pads": True}, "pads is True: .* 'own' does not use it"),
@@ -96,6 +99,8 @@ def test_an_engine_without_a_profile_says_the_same_by_its_attributes() -> None:
         batch_size=16,
         batch_delay_s=0.25,
         max_model_len=128,
+        dimension=8,
+        matryoshka=(2, 4),
         prepare_rows=4,
     )
     assert profile_of(FakeStepEngine(max_slots=3, max_cost=70)) == EngineProfile(
@@ -138,10 +143,7 @@ def engine_with(base: type, **attributes: Any) -> Any:
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        (
-            engine_with(Forward),
-            "engine Mine has the methods .*'batches' but no pads, default_batch_cost, default_batch_",
-        ),
+        (engine_with(Forward), "engine Mine does not say how to feed it: give it a profile, see docs/engines.md"),
         (engine_with(Attributes, default_batch_size=0), "engine Mine: default_batch_size is 0: it must be an int >= 1"),
         (engine_with(Attributes, prepare_rows=0), "engine Mine: prepare_rows is 0"),
         (engine_with(Forward, profile="fast"), "the profile of engine Mine is 'fast': it must be an EngineProfile"),
