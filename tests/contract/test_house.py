@@ -100,7 +100,7 @@ def guesses_about_engines(source: str) -> list[int]:
             subject, other = node.args[:2]
             kinds = [name for name in ast.walk(other) if isinstance(name, ast.Name | ast.Attribute)]
             named = any(KINDS.search(name.id if isinstance(name, ast.Name) else name.attr) for name in kinds)
-            asked = isinstance(other, ast.Constant) and reads_an_engine(subject)
+            asked = reads_an_engine(subject) and (isinstance(other, ast.Constant) or len(node.args) > 2)
             if (node.func.id == "isinstance" and named) or (node.func.id in ("getattr", "hasattr") and asked):
                 lines.append(node.lineno)
     return lines
@@ -118,6 +118,7 @@ def test_only_the_profile_knows_what_an_engine_may_not_say(module: str) -> None:
         "isinstance(job.engine, (base.StreamEngine, StepEngine))",
         "getattr(self._engine, 'pads', False)",
         "getattr(engine, 'max_model_len')",
+        "getattr(engine, name, None)",
         "hasattr(engine, 'follow')",
         "self.engine.profile",
     ],

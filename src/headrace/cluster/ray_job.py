@@ -25,7 +25,7 @@ class RemoteEngine:
 
     def __init__(self, facts: WorkerInfo) -> None:
         self._facts = facts
-        self.profile = replace(facts.profile, cost_unit="records", prepare_rows=None)
+        self.profile = replace(facts.profile, cost_unit="records", prepare_rows=None, followable=False)
 
     def describe(self) -> Mapping[str, Any]:
         """As the engine itself does: so a job can begin here and go on there."""

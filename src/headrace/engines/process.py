@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ class _Host:
             engine.close()
             raise _no_batches(name or type(engine).__name__)
         self._engine: BatchEngine[Any, Any, Any] = engine
-        self.facts = profile, dict(engine.describe())
+        self.facts = replace(profile, followable=False), dict(engine.describe())
 
     def __call__(self, request: tuple[str, list[Any]]) -> list[Any]:
         method, rows = request
