@@ -94,7 +94,14 @@ class EngineProfile:
                 whole(name, getattr(self, name), 1)
 
     def tuned(self, batch_tokens: int | None, batch_size: int | None = None) -> EngineProfile:
-        """The profile with a user's own budget and size, where the engine's kind has these."""
+        """The profile with a user's own budget and size, where the engine's kind has these.
+
+        Raises:
+            ConfigError: one is out of range.
+        """
+        for name, value in (("batch_tokens", batch_tokens), ("batch_size", batch_size)):
+            if value is not None:
+                whole(name, value, 1)
         if self.batching == "own":
             return self
         if self.batching == "steps":

@@ -178,6 +178,10 @@ def test_a_users_own_budget_and_size() -> None:
     assert batches.tuned(500, 2_000).batch_cost == 500
     assert steps.tuned(500, 10) == EngineProfile(**{**STEPS, "max_cost": 500})
     assert own.tuned(500, 10) == own
+    with pytest.raises(ConfigError, match="batch_tokens is -5: it must be an int >= 1"):
+        batches.tuned(-5)
+    with pytest.raises(ConfigError, match="batch_size is 0: it must be an int >= 1"):
+        own.tuned(None, 0)
 
 
 def test_what_follows_from_it() -> None:
