@@ -127,7 +127,7 @@ def compare(folder: Path) -> None:
     whole = vllm.LLM(str(folder), disable_log_stats=True, **OPTIONS)
     engine = VllmEngine(folder, chat=False, **OPTIONS)
     peer = f"vllm {vllm.__version__}, LLM.generate"
-    ours = f"headrace, a job from file to file, at most {engine.max_in_flight} under way"
+    ours = f"headrace, a job from file to file, at most {engine.profile.max_in_flight} under way"
     slow = f"{version('transformers')}, generate, batches of {STATIC}, one round"
     variants: dict[str, Callable[[], list[str]]] = {
         slow: partial(static, plain, AutoTokenizer.from_pretrained(folder), asks),

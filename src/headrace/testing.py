@@ -11,10 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.engines.base import Prepared
+from headrace.engines.profile import EngineProfile, from_attributes
 from headrace.errors import EngineDeadError, RecordError
 
 
-class FakeEngine:
+class _Attributes:
+    @property
+    def profile(self) -> EngineProfile:
+        """How it is to be fed, from its attributes: a subclass or a test may change these."""
+        return from_attributes(self)
+
+
+class FakeEngine(_Attributes):
     """An embedding engine without a model: a vector that depends on the text alone.
 
     A text costs its number of words. It satisfies `headrace.engines.base.BatchEngine`.
@@ -120,7 +128,7 @@ class FakeRequest:
     taken: int = 0
 
 
-class FakeStepEngine:
+class FakeStepEngine(_Attributes):
     """A generator without a model: it says a text's words again, one at each step.
 
     A text of n words costs n at first, and one more with each word of the answer. It satisfies
@@ -229,7 +237,7 @@ class FakeStepEngine:
         self.closed = True
 
 
-class FakeStreamEngine:
+class FakeStreamEngine(_Attributes):
     """An embedding engine that batches by itself: the vectors of `FakeEngine`, one request at a time.
 
     It satisfies `headrace.engines.base.StreamEngine`.

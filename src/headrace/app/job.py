@@ -13,16 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, engine_identity, fingerprint, finished_before
 from headrace.app.plan import check as check
 from headrace.batching.batcher import Batcher
-from headrace.batching.continuous import ContinuousBatcher
-from headrace.batching.dynamic import DynamicBatcher
-from headrace.batching.passthrough import PassthroughBatcher
 from headrace.engines import registry
-from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
+from headrace.engines.base import Engine, batches_itself, runs_batches, works_in_steps
 from headrace.engines.process import ProcessEngine
+from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedEarly, text_of
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
 from headrace.io.formats.strict_json import OnNan
@@ -35,7 +34,7 @@ from headrace.jobs.pipeline.mapped_ids import MappedIds
 from headrace.jobs.pipeline.stages import Work, infer, infer_one
 from headrace.jobs.pipeline.stepping import WorkSteps
 from headrace.jobs.pipeline.user_code import WorkerKind
-from headrace.jobs.planning.forecast import Forecast, Shape, forecast
+from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey
 from headrace.jobs.settings import JobSettings as JobSettings
 from headrace.jobs.settings import as_json
@@ -222,7 +221,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
     try:
         job = build(plan, engine, StopRequest(), Broadcast(()))
         found = _survey(plan, job, spread=True)
-        return found, forecast(job, found, shape_of(plan.settings, engine), is_folder=plan.output.is_folder)
+        return found, forecast(job, found, tuned_profile(plan.settings, engine), is_folder=plan.output.is_folder)
     finally:
         plan.user.close()
         _close(engine)
@@ -288,62 +287,28 @@ def build_batcher(
     listener: Listener,
     in_flight: InFlight | None = None,
 ) -> Batcher[Work, Any]:
-    """What feeds an engine of this type."""
-    if isinstance(engine, StreamEngine):
-        return PassthroughBatcher(
-            functools.partial(infer_one, engine=engine, stop=stop),
-            max_in_flight=engine.max_in_flight,
-            cost_estimator=lambda work: work.cost,
-            process_timeout_s=settings.engine_timeout_s,
-            listener=listener,
-        )
-    if isinstance(engine, StepEngine):
-        return ContinuousBatcher(
-            WorkSteps(engine, stop),
-            max_slots=engine.max_slots,
-            max_cost=settings.batch_tokens or engine.max_cost,
-            max_queue_size=max(2 * engine.max_slots, 64),
-            on_error="isolate",
-            process_timeout_s=settings.engine_timeout_s,
-            listener=listener,
-        )
-    assert isinstance(engine, BatchEngine), "there is no fourth kind"
-    shape = shape_of(settings, engine)
-    window = _window(shape.budget, shape.size)
-    return DynamicBatcher(
-        functools.partial(
-            infer, engine=engine, stop=stop, max_attempts=settings.limits.max_attempts, in_flight=in_flight
-        ),
-        cost_estimator=lambda work: work.cost,
-        target_batch_cost=shape.budget,
-        max_batch_size=shape.size,
-        batch_timeout_s=getattr(engine, "default_batch_delay_s", 0.05),  # of those whose own files set one
-        max_queue_size=window,
-        prefetch_batches=0,
-        padded=engine.pads,
-        length_bucketing=window if engine.pads else False,  # without padding, company of like length is no gain
-        on_error="isolate",
-        process_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
-        listener=listener,
-    )
+    """What feeds the engine the records of a job."""
+    # A process of its own ends a batch that takes too long, and then the batcher need not.
+    timeout_s = None if settings.engine_process else settings.engine_timeout_s
+    batching = BatcherSettings(listener, cost_estimator=lambda work: work.cost, process_timeout_s=timeout_s)
+    process = _process(engine, stop, settings.limits.max_attempts, in_flight)
+    return make_batcher(tuned_profile(settings, engine), process, batching)
 
 
-def shape_of(settings: JobSettings, engine: Any) -> Shape:
-    """What a batch may be; where an engine batches by itself, nothing that says anything."""
-    size: int = getattr(engine, "default_batch_size", 1) if settings.batch_size is None else settings.batch_size
-    # An engine that counts records has as many as its budget: a larger batch is a larger budget.
-    budget = settings.batch_tokens or max(getattr(engine, "default_batch_cost", 1), settings.batch_size or 0)
-    return Shape(budget, size, getattr(engine, "pads", False))
+def _process(
+    engine: Engine[Any, Any], stop: StopRequest, max_attempts: int, in_flight: InFlight | None
+) -> Process[Work]:
+    if batches_itself(engine):
+        return functools.partial(infer_one, engine=engine, stop=stop)
+    if works_in_steps(engine):
+        return WorkSteps(engine, stop)
+    assert runs_batches(engine), "there is no fourth kind"
+    return functools.partial(infer, engine=engine, stop=stop, max_attempts=max_attempts, in_flight=in_flight)
 
 
-def _window(budget: float, batch_size: int) -> int:
-    """How many records length bucketing may reorder: about 16 batches of short texts.
-
-    More would pad a little less. But what finishes is scattered over the window, and only runs of neighbours can be
-    committed: the wider the window, the more of a slow engine's work is lost by a kill.
-    """
-    typical_cost = 16
-    return max(16 * min(batch_size, int(budget / typical_cost)), 256)
+def tuned_profile(settings: JobSettings, engine: Engine[Any, Any]) -> EngineProfile:
+    """The engine's profile, with the budget and the size of the settings."""
+    return profile_of(engine).tuned(settings.batch_tokens, settings.batch_size)
 
 
 def build_engine(settings: JobSettings) -> Engine[Any, Any]:

@@ -12,14 +12,12 @@ from fastapi import FastAPI
 
 import headrace
 from headrace.app.batch_api import MOST_WAITING, BatchApi
+from headrace.app.batchers import BatcherSettings, engine_process, make_batcher
 from headrace.app.job import Broadcast
-from headrace.batching.batcher import Batcher
-from headrace.batching.continuous import ContinuousBatcher
-from headrace.batching.dynamic import DynamicBatcher
-from headrace.batching.passthrough import PassthroughBatcher
 from headrace.engines import registry
-from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
+from headrace.engines.base import Engine
 from headrace.engines.model_folder import pickled_weights
+from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError
 from headrace.events import Listener
 from headrace.observe.prometheus import PrometheusListener
@@ -150,12 +148,19 @@ def _service(settings: ServerSettings, host: ServerState) -> Service:
     if settings.trust_remote_code:
         options["trust_remote_code"] = True
     engine: Engine[Any, Any] = registry.create(settings.task, settings.model, engine=settings.engine, **options)
+    batching = BatcherSettings(
+        listener=host.listener,
+        # Its own room is never full: the gate and the backfill are before it.
+        max_queue_size=2 * settings.limits.max_requests + (MOST_WAITING if settings.state is not None else 0),
+        batch_delay_s=settings.batch_timeout_s,
+    )
+    profile = profile_of(engine).tuned(settings.batch_tokens)
     name = settings.name or (Path(settings.model).name if settings.model else _DEFAULT_NAMES.get(settings.task))
     return Service(
         name or settings.task,
         settings.task,
         engine,
-        _batcher(settings, engine, host.listener),
+        make_batcher(profile, engine_process(engine), batching),
         settings.limits,
         host.engine_died,
     )
@@ -171,33 +176,3 @@ def _refuse_pickles(model: str | None) -> None:
             f"model {model!r} keeps its weights as pickle ({found[0].name}), which can run code when it is read; "
             "use its safetensors, or say --allow-pickled-weights if you trust it"
         )
-
-
-def _batcher(settings: ServerSettings, engine: Engine[Any, Any], listener: Listener) -> Batcher[Any, Any]:
-    """What feeds an engine of this type. Its own room is never full: the gate and the backfill are before it."""
-    room = 2 * settings.limits.max_requests + (MOST_WAITING if settings.state is not None else 0)
-    if isinstance(engine, StreamEngine):
-        return PassthroughBatcher(
-            engine.infer, max_in_flight=engine.max_in_flight, max_queue_size=room, listener=listener
-        )
-    if isinstance(engine, StepEngine):
-        return ContinuousBatcher(
-            engine,
-            max_slots=engine.max_slots,
-            max_cost=settings.batch_tokens or engine.max_cost,
-            max_queue_size=room,
-            on_error="isolate",
-            listener=listener,
-        )
-    assert isinstance(engine, BatchEngine), "there is no fourth kind"
-    return DynamicBatcher(
-        engine.forward,
-        target_batch_cost=settings.batch_tokens or engine.default_batch_cost,
-        max_batch_size=engine.default_batch_size,
-        batch_timeout_s=settings.batch_timeout_s,
-        max_queue_size=room,
-        padded=engine.pads,
-        length_bucketing=engine.pads,
-        on_error="isolate",
-        listener=listener,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import headrace
@@ -22,10 +23,9 @@ from headrace.observe.report import Report
 class RemoteEngine:
     """What a job needs of an engine whose model is elsewhere; a record's own cost is known there."""
 
-    counts_tokens = False
-
     def __init__(self, facts: WorkerInfo) -> None:
         self._facts = facts
+        self.profile = replace(facts.profile, cost_unit="records", prepare_rows=None, followable=False)
 
     def describe(self) -> Mapping[str, Any]:
         """As the engine itself does: so a job can begin here and go on there."""
@@ -78,7 +78,7 @@ def execute(
     with connected(place):
         staff = RayWorkers(spec, place)
         try:
-            crew = functools.partial(WorkerPool, staff.workers, staff.hire, staff.facts.keeps_busy, stop)
+            crew = functools.partial(WorkerPool, staff.workers, staff.hire, staff.facts.profile.keeps_busy, stop)
             return wiring.carry_out(plan, RemoteEngine(staff.facts), stop, progress=progress, batcher=crew)
         finally:
             staff.close()

@@ -15,7 +15,7 @@ import headrace
 from headrace.app import job as wiring
 from headrace.batching.batcher import Batcher
 from headrace.cluster.worker_pool import WorkUnitReply
-from headrace.engines.base import Engine, StepEngine, StreamEngine
+from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import BadResultError, ConfigError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
 from headrace.jobs.pipeline.job import Limits, StopRequest
@@ -25,9 +25,6 @@ from headrace.jobs.settings import JobSettings
 from headrace.observe.batches import BusyTime
 from headrace.processes.portable import Portable
 from headrace.records import Record
-
-_TYPICAL_TOKENS = 16
-"""Of a short text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +63,8 @@ class WorkerInfo:
 
     engine: Mapping[str, Any]
     """As `Engine.describe` has it."""
-    keeps_busy: int
-    """How many records its engine works on at one time, about."""
+    profile: EngineProfile
+    """Of the engine, with the budget and the size of the job."""
 
 
 class WorkerActor:
@@ -102,10 +99,7 @@ class WorkerActor:
             await self._batcher.start()
         except Exception as error:  # noqa: BLE001 - the edge of the process: whoever started it hears why
             return Portable.of(error)
-        return WorkerInfo(
-            engine=dict(self._engine.describe()),
-            keeps_busy=_keeps_busy(settings, self._engine),
-        )
+        return WorkerInfo(dict(self._engine.describe()), wiring.tuned_profile(settings, self._engine))
 
     async def work(self, payloads: list[bytes]) -> bytes:
         """The pickled `WorkUnitReply` to a piece."""
@@ -138,7 +132,7 @@ class WorkerActor:
             cut += entry.truncated
             work.append(Work(Record(index, None, None), None, entry.payload, entry.cost))
         ended = time.monotonic()
-        tokens = sum(costs) if getattr(self._engine, "counts_tokens", True) else 0
+        tokens = sum(costs) if profile_of(self._engine).counts_tokens else 0
         self._events.append(StageDone("prepare", 0, ended - started, ended, tokens=tokens, truncated=cut))
         return work
 
@@ -189,13 +183,3 @@ def _sendable(result: Any) -> Any:
 async def _runs(work: list[Work]) -> AsyncIterator[list[Work]]:
     for run in longest_first(work):
         yield run
-
-
-def _keeps_busy(settings: JobSettings, engine: Engine[Any, Any]) -> int:
-    if isinstance(engine, StreamEngine):
-        return engine.max_in_flight
-    if isinstance(engine, StepEngine):
-        return engine.max_slots
-    shape = wiring.shape_of(settings, engine)
-    typical = _TYPICAL_TOKENS if getattr(engine, "counts_tokens", True) else 1
-    return max(min(shape.size, int(shape.budget / typical)), 1)

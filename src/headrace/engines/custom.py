@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.batching.callables import plain_function, unfinished
 from headrace.engines.base import BatchEngine, Prepared
+from headrace.engines.profile import EngineProfile, check_methods, profile_of
 from headrace.errors import BadResultError, ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
 
 BATCH_SIZE = 32
@@ -28,9 +29,6 @@ class FunctionEngine:
         batch_size: most values in a call.
     """
 
-    pads = False
-    counts_tokens = False
-
     def __init__(
         self,
         function: Callable[[list[Any]], Sequence[Any]],
@@ -38,12 +36,12 @@ class FunctionEngine:
         model: str | Path | None = None,
         batch_size: int = BATCH_SIZE,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size!r}; it must be an int >= 1")
         self._function: Callable[[list[Any]], Sequence[Any]] | None = function
         self._name = name
         self._model = model
-        self.default_batch_cost = self.default_batch_size = batch_size
+        self.profile = EngineProfile(
+            batching="batches", cost_unit="records", batch_cost=batch_size, batch_size=batch_size
+        )
 
     def describe(self) -> Mapping[str, Any]:
         """The function's name and its model's; not its code, so that a job can go on after it was mended."""
@@ -106,6 +104,7 @@ def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> B
         _refuse(reference, chosen, ())
         for method in ("prepare", "forward", "span", "add", "step", "needs", "remove", "describe", "close"):
             plain_function(f"{method} of {reference!r}", getattr(made, method, None))
+        check_methods(made, profile_of(made))
         whole: BatchEngine[Any, Any, Any] = made
         return whole
     size = chosen.pop("batch_size", BATCH_SIZE)
@@ -143,9 +142,9 @@ def load_factory(reference: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]  # narrowed to a callable of unknown signature
 
 
-def _name(engine: Any) -> str:
+def _name(found: Any) -> str:
     """What identifies an object in a job's fingerprint: no address of it."""
-    kind = engine if hasattr(engine, "__qualname__") else type(engine)
+    kind = found if hasattr(found, "__qualname__") else type(found)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 

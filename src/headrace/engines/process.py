@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from headrace.batching.pending import checked_results
 from headrace.engines import registry
-from headrace.engines.base import BatchEngine, Prepared, StepEngine, StreamEngine
+from headrace.engines.base import BatchEngine, Prepared
+from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError, WorkerDiedError, text_of
 from headrace.processes.child import ChildProcess
 from headrace.processes.culprits import CrashIsolation
 
-_FACTS = (
-    "pads",
-    "default_batch_cost",
-    "default_batch_size",
-    "default_batch_delay_s",
-    "prepare_rows",
-    "counts_tokens",
-)
 _AT_WORK_S = 1.0
 """How long to wait for the end of a call before its process is killed."""
 _REFUSED = frozenset({"vllm", "endpoint"})
@@ -44,10 +38,6 @@ class ProcessEngine:
         EngineError: also a process that ends while it loads the model.
     """
 
-    pads: bool
-    default_batch_cost: int
-    default_batch_size: int
-
     def __init__(
         self,
         task: str,
@@ -68,13 +58,12 @@ class ProcessEngine:
         self._closed = False
         self._turn = threading.Lock()
         try:
-            facts = self._child.start()
+            facts: tuple[EngineProfile, Mapping[str, Any]] = self._child.start()
         except EngineDeadError as error:
             raise EngineError(f"the engine cannot be loaded: {error}") from error
-        self._description: Mapping[str, Any] = facts.pop("describe")
-        self.__dict__.update(facts)
+        self.profile, self._description = facts
         self._prepare = CrashIsolation(lambda rows: self._call("prepare", rows, timeout_s))
-        self._prepare_rows = self.default_batch_size if timeout_s is not None else None
+        self._prepare_rows = self.profile.batch_size if timeout_s is not None else None
         self._forward = CrashIsolation(lambda rows: self._call("forward", rows, timeout_s))
 
     def describe(self) -> Mapping[str, Any]:
@@ -136,12 +125,12 @@ class _Host:
         except BaseException as error:  # a user's own factory may raise anything
             words = " ".join(text_of(error).split())
             raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
-        if isinstance(engine, (StepEngine, StreamEngine)) or not isinstance(engine, BatchEngine):
+        profile = profile_of(engine)
+        if profile.batching != "batches":
             engine.close()
             raise _no_batches(name or type(engine).__name__)
         self._engine: BatchEngine[Any, Any, Any] = engine
-        self.facts = {name: getattr(engine, name) for name in _FACTS if hasattr(engine, name)}
-        self.facts["describe"] = dict(engine.describe())
+        self.facts = replace(profile, followable=False), dict(engine.describe())
 
     def __call__(self, request: tuple[str, list[Any]]) -> list[Any]:
         method, rows = request

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import BatchEngine, Engine, FollowableEngine, Prepared, StepEngine
+from headrace.engines.base import Engine, Prepared, can_be_followed
+from headrace.engines.profile import profile_of
 from headrace.errors import EngineDeadError
 from headrace.events import Listener
 from headrace.serving.admission.controller import AdmissionController
@@ -84,18 +84,19 @@ class Service:
         self.engine = engine
         self.batcher = batcher
         self.limits = limits
-        full = _full_batch(engine)
+        self.profile = profile = profile_of(engine)
+        """Of the engine."""
+        full = profile.full_cost
         self.gate = AdmissionController(
-            limits.max_requests, limits.max_cost or _GATE_BATCHES * full, _width(engine), full
+            limits.max_requests, limits.max_cost or _GATE_BATCHES * full, profile.width, full
         )
-        self.most_cost = _most_cost(engine)
+        # Else a long text would be taken for one that is prepared on the event loop.
+        self.most_cost = max(int(profile.largest_record), _INLINE_CHARS)
         """What one record is taken to cost at most, however long it is and whatever answer it allows."""
         self.cancelled = 0
         """Records whose client left before they were answered."""
         self.tokens = Tokens(engine)
-        # Asked here once: looking through a protocol's methods takes longer than a small request.
-        self.follows = engine if isinstance(engine, FollowableEngine) else None
-        self._tells_cost = not isinstance(engine, StepEngine)  # whose budget is of the unit of its `span`
+        self.follows = engine if can_be_followed(engine) else None
         self._on_dead = on_dead
         self._dead = False
         self._pool = ThreadPoolExecutor(2, "headrace-prepare")
@@ -162,7 +163,7 @@ class Service:
     @property
     def longest(self) -> int | None:
         """Tokens of the longest text that the engine takes, where it says so."""
-        return getattr(self.engine, "max_model_len", None)
+        return self.profile.max_model_len
 
     def _too_long(self, place: int, call: Call) -> ApiError:
         limit = "" if self.longest is None else f" {self.longest:,} tokens"
@@ -176,9 +177,8 @@ class Service:
 
     def submit(self, entry: Prepared[Any], call: Call) -> asyncio.Future[Any]:
         """Let one prepared record wait for its batch."""
-        return self.batcher.submit_nowait(
-            entry.payload, estimated_cost=entry.cost if self._tells_cost else None, priority=ONLINE, caller=call.caller
-        )
+        estimate = self.profile.estimate(entry.cost)
+        return self.batcher.submit_nowait(entry.payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
 
     def told(self, error: BaseException, call: Call) -> ApiError:
         """What to tell the caller of an error; a dead engine is told to the server too."""
@@ -186,21 +186,3 @@ class Service:
             self._dead = True
             self._on_dead()
         return api_error(error, call.param, call.request_id)
-
-
-def _most_cost(engine: Engine[Any, Any]) -> int:
-    longest = getattr(engine, "max_model_len", None) or getattr(engine, "max_cost", None) or sys.maxsize
-    return max(int(longest), _INLINE_CHARS)  # or a long text would be taken for one that is prepared on the loop
-
-
-def _full_batch(engine: Engine[Any, Any]) -> float:
-    if isinstance(engine, StepEngine):
-        return engine.max_cost
-    return engine.default_batch_cost if isinstance(engine, BatchEngine) else 65_536
-
-
-def _width(engine: Engine[Any, Any]) -> int:
-    """Records that it takes at once."""
-    if isinstance(engine, StepEngine):
-        return engine.max_slots
-    return engine.default_batch_size if isinstance(engine, BatchEngine) else int(getattr(engine, "max_in_flight", 1))

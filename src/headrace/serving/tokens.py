@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.engines.base import Engine
+from headrace.engines.profile import profile_of
 
 
 class Tokens:
@@ -18,7 +19,7 @@ class Tokens:
     def __init__(self, engine: Engine[Any, Any]) -> None:
         self.prompt = 0
         self.generated = 0
-        self._cost_is_tokens = getattr(engine, "counts_tokens", True)
+        self._cost_is_tokens = profile_of(engine).counts_tokens
 
     def count(self, outputs: Sequence[Any], cost: int) -> None:
         """Add records that were answered: what a generator's answers say of themselves, else what they cost."""

@@ -162,7 +162,7 @@ def outputs(engine: Any, values: list[Any]) -> list[Any]:
 def test_a_class_runs_with_its_model(folder: Path) -> None:
     engine = serve(handler=str(folder / "my_handler.py"))
     assert outputs(engine, ["[1, 2]", {"numbers": [3, 4]}, [5, 6], b"[7, 8]"]) == [[2, 4], [6, 8], [10, 12], [14, 16]]
-    assert engine.default_batch_size == 1
+    assert engine.profile.batch_size == 1
 
 
 def test_a_function_is_called_without_data_first(tmp_path: Path) -> None:
@@ -194,10 +194,10 @@ def test_a_function_is_called_without_data_first(tmp_path: Path) -> None:
 def test_its_batch_settings_are_read_from_either_file(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
     engine = serve(handler=folder / "my_handler.py")
-    assert (engine.default_batch_size, engine.default_batch_delay_s) == (3, 0.25)
+    assert (engine.profile.batch_size, engine.profile.batch_delay_s) == (3, 0.25)
     elsewhere = (folder / name).rename(folder / f"other{Path(name).suffix}")
     chosen = serve(handler=folder / "my_handler.py", config=elsewhere)
-    assert chosen.default_batch_size == 3
+    assert chosen.profile.batch_size == 3
 
 
 def test_an_archive_runs_as_it_is_and_a_job_obeys_its_settings(folder: Path, tmp_path: Path) -> None:

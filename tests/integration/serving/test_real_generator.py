@@ -39,7 +39,7 @@ def test_the_pieces_make_the_whole(server: Running, options: dict[str, Any]) -> 
 
 def test_an_answer_counts_for_no_more_than_the_context(server: Running) -> None:
     assert server.host.loaded is not None
-    assert server.host.loaded.most_cost == server.engine.max_model_len == 512
+    assert server.host.loaded.most_cost == server.engine.profile.max_model_len == 512
 
 
 @pytest.mark.parametrize(

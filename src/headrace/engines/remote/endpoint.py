@@ -12,6 +12,7 @@ from typing import Any
 from headrace.client import AsyncClient, ClientSettings
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
+from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, Sampling, parse
 from headrace.errors import EngineDeadError, EngineError, RecordError
 
@@ -43,7 +44,7 @@ class EndpointEngine:
         settings: ClientSettings,
         api_key: str | None = None,
     ) -> None:
-        self.max_in_flight = settings.concurrency
+        self.profile = EngineProfile(batching="own", cost_unit="records", max_in_flight=settings.concurrency)
         self._model = model
         self._endpoints = tuple(endpoints)
         self._settings = settings

@@ -16,6 +16,7 @@ from typing import Any
 from headrace.batching.callables import plain_function
 from headrace.device.placement import choose_device
 from headrace.engines.base import Prepared
+from headrace.engines.profile import EngineProfile
 from headrace.engines.torchserve import files as handler_files
 from headrace.engines.torchserve import standin
 from headrace.engines.torchserve.context import Context
@@ -42,9 +43,6 @@ class TorchServeEngine:
         EngineError: the handler cannot be imported or initialized.
     """
 
-    pads = False
-    counts_tokens = False
-
     def __init__(
         self,
         model: str | Path | None = None,
@@ -68,9 +66,13 @@ class TorchServeEngine:
         finally:
             if self._handle is None:
                 self.close()
-        self.default_batch_size = self.default_batch_cost = self._files.batch_size
-        self.default_batch_delay_s = self._files.batch_delay_s
-        """How long the oldest record waits for company while the handler has nothing to do."""
+        self.profile = EngineProfile(
+            batching="batches",
+            cost_unit="records",
+            batch_cost=self._files.batch_size,
+            batch_size=self._files.batch_size,
+            batch_delay_s=self._files.batch_delay_s,
+        )
 
     def describe(self) -> Mapping[str, Any]:
         """Digests of the handler and of the model's files."""

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
+from headrace.engines.profile import profile_of
 from headrace.errors import ProcessTimeoutError, StoppedError
 from headrace.events import InputLeftOut
 from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
@@ -63,7 +64,8 @@ class Feed:
         self._memory = memory
         self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe, InTime(job.engine_timeout_s))
         source = job.ids or job.source
-        self._chunks = portions(source.chunks(next_todo), getattr(job.engine, "prepare_rows", _ALL_ROWS))
+        profile = profile_of(job.engine)
+        self._chunks = portions(source.chunks(next_todo), profile.prepare_rows or _ALL_ROWS)
         self._expect = expect
         self._on_done = on_done
         self._ahead: deque[asyncio.Task[PreparedChunk | None]] = deque()
@@ -72,7 +74,7 @@ class Feed:
         self._workers = ThreadPoolExecutor(self._width.most, "headrace-prepare")
         self._retries = RetryQueue(job.limits.max_attempts, job.limits.retry_wait_s)
         self._once: Deduplicator[Work] | None = Deduplicator() if job.dedupe else None
-        self._doubts = SuspectFailures(job.engine, job.engine_timeout_s)
+        self._doubts = SuspectFailures(profile.batching, job.engine_timeout_s)
         self._in_flight = self._reading = self._ready = self._done = 0
         self._began = math.inf
         self._settled = asyncio.Event()

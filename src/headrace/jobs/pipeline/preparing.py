@@ -11,6 +11,7 @@ from headrace.batching.callables import unfinished
 from headrace.batching.pending import checked_results, own_copy
 from headrace.batching.policy.cost import checked_cost
 from headrace.engines.base import Engine, Prepared
+from headrace.engines.profile import profile_of
 from headrace.errors import BadResultError, BrokenOffError, EngineDeadError, ProcessTimeoutError, StoppedEarly
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 
@@ -40,7 +41,8 @@ class InTime:
         """
         if self._timeout_s is None:
             return prepare_all(engine, inputs)
-        rows = max(1, getattr(engine, "default_batch_size", _ROWS))
+        profile = profile_of(engine)
+        rows = profile.batch_size if profile.batching == "batches" else _ROWS
         pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
         return [answer for piece in pieces for answer in self._within(engine, piece, self._timeout_s)]
 

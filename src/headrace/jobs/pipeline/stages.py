@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from headrace.batching.callables import PROMISES, unfinished
 from headrace.batching.pending import checked_results
 from headrace.engines.base import BatchEngine, Engine, StreamEngine
+from headrace.engines.profile import profile_of
 from headrace.errors import (
     BrokenOffError,
     EngineDeadError,
@@ -155,7 +156,7 @@ class Preparation:
         selected, inputs = self._select(rows, attempts, done)
         keys = [key_of(value) for value in inputs] if self.dedupe else itertools.repeat(None)
         sees = self.user.finishes
-        in_tokens = getattr(self.engine, "counts_tokens", True)
+        in_tokens = profile_of(self.engine).counts_tokens
         answers = self.in_time.prepare(self.engine, inputs) if inputs else []
         for (row, mapped, kept), value, prepared, key in zip(selected, inputs, answers, keys, strict=False):
             attempt = attempts.get(row.position, 1) if attempts else 1
