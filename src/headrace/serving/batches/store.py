@@ -19,9 +19,11 @@ from typing import Any, Literal, TypeVar
 
 from headrace.errors import HeadraceError, ResumeMismatchError
 from headrace.io.storage.parts import atomic_file
+from headrace.openai_protocol import batch_error
+from headrace.retry import RetryPolicy, is_transient_state
 from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.batches.files import now
-from headrace.serving.batches.runs import BatchEnd, BatchRun, BatchServices, passes
+from headrace.serving.batches.runs import BatchEnd, BatchRun, BatchServices
 from headrace.serving.errors import ApiError
 
 logger = logging.getLogger("headrace")
@@ -34,9 +36,8 @@ _LOOK_S = 0.2
 """How often a running batch is asked how far it is."""
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 _OPEN = ("validating", "in_progress", "finalizing", "cancelling")
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 30.0
-"""A batch that the server cannot go on with is tried again after a pause, which doubles from the first to this."""
+_RETRIES = RetryPolicy(max_attempts=None, backoff_s=1.0, max_backoff_s=30.0, jitter=0.0)
+"""Of a batch that the server cannot go on with."""
 
 
 class Batches:
@@ -203,7 +204,7 @@ class Batches:
 
     async def _live(self, batch: dict[str, Any]) -> None:
         """A batch from where it is to its end."""
-        pause_s, told = _FIRST_PAUSE_S, ""
+        failures, told = 0, ""
         while not self._stopping and batch["status"] in _OPEN:
             if batch["status"] == "validating":
                 async with self._validating:
@@ -212,14 +213,15 @@ class Batches:
                 async with self._slot(batch):
                     problem = await self._attempt(batch, self._work(batch))
             if problem is None:
-                pause_s = _FIRST_PAUSE_S
+                failures = 0
                 continue
+            failures += 1
             if str(problem) != told:
                 told = str(problem)
                 logger.warning("%s waits: %s", batch["id"], told)
             # Another model is served than the batch was begun with: only another server can go on with it.
-            await self._pause(batch, math.inf if isinstance(problem, ResumeMismatchError) else pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            another_model = isinstance(problem, ResumeMismatchError)
+            await self._pause(batch, math.inf if another_model else _RETRIES.wait_s(failures))
 
     @asynccontextmanager
     async def _slot(self, batch: dict[str, Any]) -> AsyncIterator[None]:
@@ -240,7 +242,7 @@ class Batches:
         left_s = max(batch["expires_at"] - now(), 1)
         cancelled = self._cancels[batch["id"]]
         if cancelled.is_set():  # it cannot even be ended now
-            await asyncio.sleep(min(seconds, _LONGEST_PAUSE_S))
+            await asyncio.sleep(min(seconds, _RETRIES.max_backoff_s))
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, left_s)):
@@ -255,7 +257,7 @@ class Batches:
             except (HeadraceError, ApiError, OSError) as error:
                 if self._stopping:
                     return None  # it was the server's end that it met: the next one continues it
-                if passes(error):
+                if is_transient_state(error):
                     return error
                 logger.error("%s failed: %s", identity, error)
                 await self._fail(batch, error)
@@ -348,8 +350,7 @@ class Batches:
         if isinstance(error, OSError):
             message = error.strerror or type(error).__name__
         message = message.replace(str(self._folder.parent), "...")  # nothing of the server's file system
-        data = [{"code": type(error).__name__, "message": message, "line": None, "param": None}]
-        batch["errors"] = {"object": "list", "data": data}
+        batch["errors"] = {"object": "list", "data": [batch_error(type(error).__name__, message)]}
         self._end(batch, "failed")
 
     def _hand_over(self, batch: dict[str, Any], end: BatchEnd) -> None:

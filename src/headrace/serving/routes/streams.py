@@ -13,6 +13,7 @@ from fastapi import Response
 
 from headrace.errors import DeadlineExceededError
 from headrace.events import WorkUnitSent
+from headrace.openai_protocol import usage
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.http.direct import Receive, Send
@@ -42,9 +43,9 @@ class Chunks(abc.ABC):
         extra = {"usage": None} if self.with_usage else {}
         return event({**self._head, "choices": [self.choice(index, text, finish_reason)], **extra})
 
-    def tokens(self, usage: dict[str, int]) -> bytes:
+    def tokens(self, counted: dict[str, int]) -> bytes:
         """The event that tells the tokens."""
-        return event({**self._head, "choices": [], "usage": usage})
+        return event({**self._head, "choices": [], "usage": counted})
 
 
 def event(content: Any) -> bytes:
@@ -139,7 +140,7 @@ class EventStream(Response):
                 await self._write(send, event(told.body), last=True)
                 return
             await self._write(send, b"".join(events))
-        tail = self._chunks.tokens(self._usage()) if self._chunks.with_usage else b""
+        tail = self._chunks.tokens(usage(self._answers)) if self._chunks.with_usage else b""
         await self._write(send, tail + b"data: [DONE]\n\n", last=True)
 
     def _new_text(self, index: int) -> bytes:
@@ -178,11 +179,6 @@ class EventStream(Response):
         return (self._chunks.piece(index, rest, None) if rest else b"") + self._chunks.piece(
             index, "", answer["finish_reason"]
         )
-
-    def _usage(self) -> dict[str, int]:
-        asked = sum(answer["prompt_tokens"] for answer in self._answers)
-        answered = sum(answer["completion_tokens"] for answer in self._answers)
-        return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
 
     async def _write(self, send: Send, content: bytes, *, last: bool = False) -> None:
         """Send some bytes; a client that does not read them is taken for gone."""
