@@ -6,7 +6,7 @@ import abc
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Response
@@ -17,7 +17,7 @@ from headrace.openai_protocol import usage
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.http.direct import Receive, Send
-from headrace.serving.service import Call, Service
+from headrace.serving.service import Call, InFlight, Service
 
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -78,46 +78,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's shape
         """Serve the stream."""
-        service, count = self._service, len(self._records)
-        service.gate.reserve(count, self._size, self._call.timeout_s)
-        done = False
-        futures: list[asyncio.Future[Any]] = []
-        wait = CancelScope(self._call.receive, self._call.timeout_s)
-        try:
-            prepared = await self._prepared()
-            futures = [service.submit(entry, self._call) for entry in prepared]
-            wait.watch(futures)
+        with InFlight(self._service, self._records, self._size, self._call) as request:
+            futures = await request.submit(self._note)
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await self._stream(futures, wait, send)
-            done = True
-            service.tokens.count(self._answers, sum(entry.cost for entry in prepared))
-        except ClientGoneError:
-            service.cancelled += count
-            raise
-        except Exception as error:  # the edge to HTTP: whatever it is, it becomes a status
-            raise service.told(error, self._call) from error
-        finally:
-            wait.close()
-            service.gate.release(count, self._size, done=done)
-
-    async def _prepared(self) -> list[Any]:
-        prepared = await self._service.prepare(self._records, self._size)
-        engine = self._service.follows
-        if engine is None:
-            return prepared
-        loop = asyncio.get_running_loop()
-        return [
-            type(entry)(engine.follow(entry.payload, self._listener(loop, index)), entry.cost, entry.truncated)
-            for index, entry in enumerate(prepared)
-        ]
-
-    def _listener(self, loop: asyncio.AbstractEventLoop, index: int) -> Callable[[str], None]:
-        """What the engine's thread tells how far an answer has come."""
-
-        def grown(text: str) -> None:
-            loop.call_soon_threadsafe(self._note, index, text)
-
-        return grown
+            await self._stream(futures, request.scope, send)
+            request.answered(self._answers)
 
     def _note(self, index: int, text: str) -> None:
         self._texts[index] = text
