@@ -217,10 +217,10 @@ class Service:
 
     def too_long(self, place: int, call: Call) -> ApiError:
         """What to tell the caller of a text that may not be cut."""
-        limit = "" if self.longest is None else f" {self.longest:,} tokens"
+        limit = "" if self.longest is None else f"the {self.longest:,} tokens that "
         return ApiError(
             400,
-            f"text {place} of {call.param} is longer than the{limit} that the model takes; shorten it, or leave out "
+            f"text {place} of {call.param} is longer than {limit}the model takes; shorten it, or leave out "
             "truncate to have it cut",
             code="too_long",
             param=call.param,
