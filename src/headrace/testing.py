@@ -13,6 +13,7 @@ from typing import Any
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile, from_attributes
 from headrace.errors import EngineDeadError, RecordError
+from headrace.records import text_refusal
 
 
 class _Attributes:
@@ -79,8 +80,8 @@ class FakeEngine(_Attributes):
         return [self._prepare(text) for text in inputs]
 
     def _prepare(self, text: Any) -> Prepared[str] | Exception:
-        if not isinstance(text, str):
-            return RecordError(f"the input is of type {type(text).__name__}, not text")
+        if refusal := text_refusal(text):
+            return refusal
         words = text.split()
         if self._max_words is None or len(words) <= self._max_words:
             return Prepared(text, max(len(words), 1))

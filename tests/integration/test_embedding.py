@@ -89,10 +89,10 @@ def test_a_bad_input_is_its_own_error_and_no_others(engine: EmbeddingEngine) -> 
     prepared = engine.prepare(["good", None, 7, "half \ud800", ["list"], ""])
     errors = {index: str(one) for index, one in enumerate(prepared) if isinstance(one, RecordError)}
     assert errors == {
-        1: "expected text, got null",
-        2: "expected text, got int",
-        3: "the text is not valid Unicode: surrogates not allowed at character 5",
-        4: "expected text, got list",
+        1: "the input is null, not text",
+        2: "the input is of type int, not text",
+        3: "the input is not valid Unicode: surrogates not allowed at character 5",
+        4: "the input is of type list, not text",
     }
     assert isinstance(prepared[0], Prepared)
     assert isinstance(prepared[5], Prepared)

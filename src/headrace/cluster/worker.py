@@ -7,7 +7,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from headrace.errors import BadResultError, ConfigError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
 from headrace.jobs.pipeline.job import Limits, StopRequest
 from headrace.jobs.pipeline.preparing import prepare_all
-from headrace.jobs.pipeline.stages import Work, longest_first
+from headrace.jobs.pipeline.stages import Work, stream_longest_first
 from headrace.jobs.settings import JobSettings
 from headrace.observe.batches import BusyTime
 from headrace.processes.portable import Portable
@@ -106,7 +106,7 @@ class WorkerActor:
         results: list[Any] = [None] * len(payloads)
         costs = [0] * len(payloads)
         work = await asyncio.to_thread(self._prepare, payloads, results, costs)
-        async for run, outputs, _ in self._batcher.runs_as_completed(_runs(work)):
+        async for run, outputs, _ in self._batcher.runs_as_completed(stream_longest_first(work)):
             for item, output in zip(run, outputs, strict=True):
                 results[item.record.position] = output
         return self._reply(results, costs)
@@ -178,8 +178,3 @@ def _sendable(result: Any) -> Any:
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         return Portable.of(BadResultError(f"the engine's result cannot leave its process: {error}"))
     return result
-
-
-async def _runs(work: list[Work]) -> AsyncIterator[list[Work]]:
-    for run in longest_first(work):
-        yield run

@@ -14,7 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from headrace.serving.errors import ApiError, error_body, invalid
+from headrace.openai_protocol import error_body
+from headrace.serving.errors import ApiError, invalid
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response

@@ -15,6 +15,7 @@ from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, Sampling, parse
 from headrace.errors import EngineDeadError, EngineError, RecordError
+from headrace.records import text_refusal
 
 logger = logging.getLogger("headrace")
 
@@ -171,9 +172,11 @@ def _name(model: str | Path | None) -> str | None:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise RecordError(f"the input is {value!r:.60}; it must be a text that is not empty")
-    return value
+    if refusal := text_refusal(value):
+        raise refusal
+    if not value:
+        raise RecordError("the text is empty")
+    return str(value)
 
 
 def _request(value: Any) -> tuple[str, dict[str, Any]]:

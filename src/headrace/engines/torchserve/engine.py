@@ -23,6 +23,7 @@ from headrace.engines.torchserve.context import Context
 from headrace.engines.torchserve.files import HandlerFiles
 from headrace.engines.torchserve.thread import HandlerThread
 from headrace.errors import BadResultError, ConfigError, EngineDeadError, EngineError, RecordError
+from headrace.records import text_refusal
 
 
 class TorchServeEngine:
@@ -121,10 +122,9 @@ def _row(value: Any) -> Prepared[dict[str, Any]] | Exception:
     if value is None:
         return RecordError("the value is null; a handler's request has a body")
     if isinstance(value, str):
-        try:
-            value = bytearray(value.encode())
-        except UnicodeEncodeError as error:
-            return RecordError(f"the text is not valid Unicode: {error.reason} at character {error.start}")
+        if refusal := text_refusal(value):
+            return refusal
+        value = bytearray(value.encode())
     elif isinstance(value, (bytes, memoryview)):
         value = bytearray(value)
     return Prepared({"body": value}, cost=1)

@@ -35,6 +35,7 @@ from headrace.jobs.pipeline.stages import (
 )
 from headrace.jobs.pipeline.suspects import SuspectFailures
 from headrace.records import Failed, Ok, Outcome, Record
+from headrace.retry import RetryPolicy
 
 MOST_PARKED = 4096
 """Records that may wait for a next try, or for an equal one; with more, nothing is read until some have left."""
@@ -72,7 +73,7 @@ class Feed:
         self._width = ConcurrencyTuner(job.limits.workers, os.cpu_count() or 1)
         self._reader = ThreadPoolExecutor(1, "headrace-read")
         self._workers = ThreadPoolExecutor(self._width.most, "headrace-prepare")
-        self._retries = RetryQueue(job.limits.max_attempts, job.limits.retry_wait_s)
+        self._retries = RetryQueue(RetryPolicy(job.limits.max_attempts, job.limits.retry_wait_s))
         self._once: Deduplicator[Work] | None = Deduplicator() if job.dedupe else None
         self._doubts = SuspectFailures(profile.batching, job.engine_timeout_s)
         self._in_flight = self._reading = self._ready = self._done = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -28,11 +28,12 @@ from headrace.jobs.pipeline.columns import Columns
 from headrace.jobs.pipeline.dedupe import key_of
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.preparing import InTime
-from headrace.jobs.pipeline.retries import TRANSIENT, Retry
+from headrace.jobs.pipeline.retries import Retry
 from headrace.jobs.pipeline.sizes import rows_bytes, value_bytes
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.state.in_flight import InFlight
 from headrace.records import Failed, Ok, Outcome, Record
+from headrace.retry import TRANSIENT
 
 MAX_RUN = 512
 """Most records that go to the batcher together."""
@@ -234,6 +235,12 @@ def longest_first(work: list[Work]) -> Iterator[list[Work]]:
             end += 1
         yield work[start:end]
         start = end
+
+
+async def stream_longest_first(work: list[Work]) -> AsyncIterator[list[Work]]:
+    """The same, for a batcher that takes a stream."""
+    for run in longest_first(work):
+        yield run
 
 
 def _cost(work: Work) -> int:

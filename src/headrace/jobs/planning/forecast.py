@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.sink import sort_out
-from headrace.jobs.pipeline.stages import Work, longest_first
+from headrace.jobs.pipeline.stages import Work, stream_longest_first
 from headrace.jobs.planning.survey import Survey
 from headrace.records import Ok
 
@@ -159,13 +159,9 @@ def _cost(batch: Sequence[Work], profile: EngineProfile) -> float:
 async def _run_some(job: Job, work: Sequence[Work]) -> tuple[float, list[tuple[Work, Any]]]:
     """Seconds that these take through the job's own batcher, and what came of them."""
 
-    async def runs() -> AsyncIterator[list[Work]]:
-        for run in longest_first(list(work)):
-            yield run
-
     started = time.perf_counter()
     done: list[tuple[Work, Any]] = []
-    async with job.batcher as batcher, aclosing(batcher.runs_as_completed(runs())) as results:
+    async with job.batcher as batcher, aclosing(batcher.runs_as_completed(stream_longest_first(list(work)))) as results:
         async for run, outputs, _ in results:
             done += [(w, o) for w, o in zip(run, outputs, strict=True) if not isinstance(o, Exception)]
     return time.perf_counter() - started, done

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
+from headrace import openai_protocol
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import ClassifyRequest, EmbeddingRequest, GenerateRequest, texts_of
 from headrace.serving.protocol.responses import JsonReply
@@ -42,17 +40,8 @@ def embedding_router(host: ServerState) -> APIRouter:
         service = host.service
         written = vector_format(body, service)
         answers = await _infer(host, body, body.input, request, "input")
-        data = [
-            {"object": "embedding", "index": index, "embedding": written(vector)}
-            for index, vector in enumerate(answers.outputs)
-        ]
-        usage = {"prompt_tokens": answers.cost, "total_tokens": answers.cost}
-        if answers.truncated:
-            usage["truncated_inputs"] = len(answers.truncated)
-            _mark(data, answers)
-        return JsonReply(
-            {"object": "list", "data": data, "model": service.name, "usage": usage}, headers=_told(answers)
-        )
+        reply = openai_protocol.embeddings(map(written, answers.outputs), answers.cost, answers.truncated)
+        return JsonReply({**reply, "model": service.name}, headers=_told(answers))
 
     return router
 
@@ -66,7 +55,8 @@ def classify_router(host: ServerState) -> APIRouter:
         """The likeliest label of each text, with its score."""
         answers = await _infer(host, body, body.input, request, "input")
         data = [{"index": index, **labels} for index, labels in enumerate(answers.outputs)]
-        _mark(data, answers)
+        for index in answers.truncated:
+            data[index]["truncated"] = True
         return JsonReply({"object": "list", "data": data, "model": host.service.name}, headers=_told(answers))
 
     return router
@@ -85,11 +75,6 @@ async def _infer(
     service = host.service
     may_cut = body.may_cut(service.longest)
     return await service.infer(texts, size, host.call(request, body.timeout, param, may_cut=may_cut))
-
-
-def _mark(data: Sequence[dict[str, Any]], answers: Answers) -> None:
-    for place in answers.truncated:
-        data[place]["truncated"] = True
 
 
 def _told(answers: Answers) -> dict[str, str] | None:
