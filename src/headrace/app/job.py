@@ -30,11 +30,11 @@ from headrace.io.sinks.callback_sink import CallbackWriter, Receiver
 from headrace.io.sources.selection import Selection
 from headrace.io.sources.unique_ids import UniqueIds
 from headrace.jobs import run as main_path
+from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
 from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, Limits, StopRequest
 from headrace.jobs.pipeline.mapped_ids import MappedIds
-from headrace.jobs.pipeline.stages import Work, infer, infer_one
-from headrace.jobs.pipeline.stepping import WorkSteps
 from headrace.jobs.pipeline.user_code import WorkerKind
+from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, Shape, forecast
 from headrace.jobs.planning.survey import Survey, survey
 from headrace.jobs.settings import JobSettings as JobSettings

@@ -18,9 +18,10 @@ from headrace.cluster.worker_pool import WorkUnitReply
 from headrace.engines.base import Engine, StepEngine, StreamEngine
 from headrace.errors import BadResultError, ConfigError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
+from headrace.jobs.pipeline.infer import longest_first
 from headrace.jobs.pipeline.job import Limits, StopRequest
-from headrace.jobs.pipeline.preparing import prepare_all
-from headrace.jobs.pipeline.stages import Work, longest_first
+from headrace.jobs.pipeline.prepare import prepare_all
+from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings
 from headrace.observe.batches import BusyTime
 from headrace.processes.portable import Portable

@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.jobs.pipeline.stages import MAX_RUN, Work, longest_first
+from headrace.jobs.pipeline.infer import MAX_RUN, longest_first
+from headrace.jobs.pipeline.work import Work
 from headrace.records import Record
 
 

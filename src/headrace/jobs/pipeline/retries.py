@@ -15,6 +15,11 @@ TRANSIENT = (TransientError, ConnectionError, TimeoutError)
 LONGEST_WAIT_S = 60.0
 
 
+def may_pass(error: object) -> bool:
+    """Whether a record that failed so may succeed later. One that was too late would only hold up the engine again."""
+    return isinstance(error, TRANSIENT) and not isinstance(error, ProcessTimeoutError)
+
+
 class Retry(NamedTuple):
     """A record to be tried once more."""
 
@@ -44,8 +49,7 @@ class RetryQueue:
 
     def wants(self, error: object, attempt: int) -> bool:
         """Whether what failed so at this attempt is to be tried again."""
-        late = isinstance(error, ProcessTimeoutError)  # it would hold up the engine again
-        return attempt < self._max_attempts and isinstance(error, TRANSIENT) and not late
+        return attempt < self._max_attempts and may_pass(error)
 
     def add(self, record: Record, attempt: int, now: float) -> None:
         """Let a record wait that has failed at this attempt."""

@@ -17,8 +17,9 @@ from headrace.batching.policy.cost import batch_cost
 from headrace.engines.base import BatchEngine
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
+from headrace.jobs.pipeline.infer import longest_first
 from headrace.jobs.pipeline.job import Job
-from headrace.jobs.pipeline.stages import Work, longest_first
+from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.survey import Survey
 from headrace.records import Ok
 
