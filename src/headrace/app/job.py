@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import logging
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -273,7 +274,7 @@ def build_batcher(
         return PassthroughBatcher(
             functools.partial(infer_one, engine=engine, stop=stop),
             max_in_flight=engine.max_in_flight,
-            cost_estimator=lambda work: work.cost,
+            cost_estimator=operator.attrgetter("cost"),
             process_timeout_s=settings.engine_timeout_s,
             listener=listener,
         )
@@ -292,7 +293,7 @@ def build_batcher(
     window = _window(shape.budget, shape.size)
     return DynamicBatcher(
         functools.partial(infer, engine=engine, stop=stop, max_attempts=settings.limits.max_attempts),
-        cost_estimator=lambda work: work.cost,
+        cost_estimator=operator.attrgetter("cost"),
         target_batch_cost=shape.budget,
         max_batch_size=shape.size,
         batch_timeout_s=getattr(engine, "default_batch_delay_s", 0.05),  # of those whose own files set one
