@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import logging
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +30,11 @@ from headrace.io.sinks.callback_sink import CallbackWriter, Receiver
 from headrace.io.sources.selection import Selection
 from headrace.io.sources.unique_ids import UniqueIds
 from headrace.jobs import run as main_path
+from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
 from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, Limits, StopRequest
 from headrace.jobs.pipeline.mapped_ids import MappedIds
-from headrace.jobs.pipeline.stages import Work, infer, infer_one
-from headrace.jobs.pipeline.stepping import WorkSteps
 from headrace.jobs.pipeline.user_code import WorkerKind
+from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey
 from headrace.jobs.settings import JobSettings as JobSettings
@@ -290,7 +291,7 @@ def build_batcher(
     """What feeds the engine the records of a job."""
     # A process of its own ends a batch that takes too long, and then the batcher need not.
     timeout_s = None if settings.engine_process else settings.engine_timeout_s
-    batching = BatcherSettings(listener, cost_estimator=lambda work: work.cost, process_timeout_s=timeout_s)
+    batching = BatcherSettings(listener, cost_estimator=operator.attrgetter("cost"), process_timeout_s=timeout_s)
     process = _process(engine, stop, settings.limits.max_attempts, in_flight)
     return make_batcher(tuned_profile(settings, engine), process, batching)
 

@@ -18,9 +18,10 @@ from headrace.cluster.worker_pool import WorkUnitReply
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import BadResultError, ConfigError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
+from headrace.jobs.pipeline.engine_prepare import prepare_all
+from headrace.jobs.pipeline.infer import stream_longest_first
 from headrace.jobs.pipeline.job import Limits, StopRequest
-from headrace.jobs.pipeline.preparing import prepare_all
-from headrace.jobs.pipeline.stages import Work, stream_longest_first
+from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings
 from headrace.observe.batches import BusyTime
 from headrace.processes.portable import Portable

@@ -22,7 +22,7 @@ from headrace.engines.registry import create
 from headrace.errors import BadResultError, ConfigError, EngineError, RecordError
 from headrace.events import BatchDone, Event
 from headrace.jobs.pipeline.job import StopRequest
-from headrace.jobs.pipeline.stages import Work
+from headrace.jobs.pipeline.work import Work
 from headrace.records import Record
 
 # TorchScript is what TorchServe's users have on disk.

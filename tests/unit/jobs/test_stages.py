@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import EngineDeadError, ProcessError, StoppedError
+from headrace.jobs.pipeline.infer import MAX_RUN, infer_one, longest_first, stream_longest_first
 from headrace.jobs.pipeline.job import StopRequest
-from headrace.jobs.pipeline.stages import MAX_RUN, Work, infer_one, longest_first, stream_longest_first
+from headrace.jobs.pipeline.work import Work
 from headrace.records import Record
 
 

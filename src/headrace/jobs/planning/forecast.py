@@ -18,9 +18,10 @@ from headrace.engines.base import BatchEngine, runs_batches
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
+from headrace.jobs.pipeline.infer import stream_longest_first
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.sink import sort_out
-from headrace.jobs.pipeline.stages import Work, stream_longest_first
+from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.survey import Survey
 from headrace.records import Ok
 
