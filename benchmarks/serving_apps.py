@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from headrace.app.server import ServerSettings, build
 from headrace.engines.base import Prepared
+from headrace.engines.config import EngineConfig
 from headrace.engines.requests import Generation
 from headrace.serving.http.server import Server
 from headrace.serving.limits import ServeLimits
@@ -147,7 +148,7 @@ def bare(port: int) -> None:
 def headrace(port: int, engine: str | None, **settings: Any) -> None:
     """Headrace with an engine of this file, or the default model."""
     name = None if engine is None else f"benchmarks.serving_apps:{engine}"
-    app, state = build(ServerSettings(engine=name, name=engine, **settings))
+    app, state = build(ServerSettings(EngineConfig(engine=name), name=engine, **settings))
     Server(app, state, {"port": port, "log_level": "warning"}).run_app()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from headrace.app import job as wiring
 from headrace.engines.base import BatchEngine
+from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError, NotRunningError
 from headrace.events import Event, JobStarted, Listener, PartCommitted
 from headrace.io.formats.openai_batch import CHAT, COMPLETIONS, EMBEDDINGS, url_of
@@ -151,8 +152,8 @@ class _Run:
         self._settings = wiring.JobSettings(
             source=source,
             sink=folder / "output.jsonl",
-            task=service.task,
-            engine=lambda *_: engine,  # it is loaded: the model's name in requests need not be that of a folder
+            # It is loaded: the model's name in requests need not be that of a folder.
+            config=EngineConfig(task=service.task, engine=lambda *_: engine),
             limits=_LIMITS,
         )
         self._url = url

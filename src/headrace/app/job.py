@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, fingerprint, finished_before
@@ -20,10 +20,11 @@ from headrace.batching.batcher import Batcher
 from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.passthrough import PassthroughBatcher
-from headrace.engines import registry
 from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
-from headrace.engines.process import ProcessEngine
-from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedEarly, text_of
+from headrace.engines.config import EngineConfig, merged_options, model_name
+from headrace.engines.loading import load_engine
+from headrace.engines.options import EngineOptions
+from headrace.errors import ConfigError, StoppedEarly, text_of
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import CallbackWriter, Receiver
@@ -81,7 +82,8 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     worker_kind: WorkerKind = "auto",
     dedupe: bool = False,
     progress: bool = True,
-    **engine_options: Any,
+    engine_options: Mapping[str, Any] | None = None,
+    **options: Unpack[EngineOptions],
 ) -> Report:
     """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
 
@@ -95,20 +97,47 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
             outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
         shard, sample, sample_seed, limit: which rows, as `Selection` has them.
         progress: show a progress bar on stderr.
-        engine_options: options of the engine, such as `max_model_len` or `on_too_long`.
+        options: options of the engine, such as `max_model_len` or `on_too_long`.
+        engine_options: the same as a mapping: for an engine of your own, whose options no type checker knows.
 
-    All others are as `JobSettings` has them.
+    All others are as `JobSettings` and `EngineConfig` have them.
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
         JobError: the job cannot start or go on; what it has finished is kept.
     """
-    given = dict(locals())
-    given |= {"model": None if model is None else str(model), "limits": limits or Limits()}
-    given |= {"keep_columns": tuple(keep_columns), "selection": Selection(shard, sample, sample_seed, limit)}
-    for name in ("progress", "shard", "sample", "sample_seed", "limit"):
-        del given[name]
-    return _off_loop(functools.partial(execute, JobSettings(**given), StopRequest(), progress=progress))[1]
+    settings = JobSettings(
+        source,
+        sink,
+        EngineConfig(
+            task=task,
+            model=model_name(model),
+            engine=engine,
+            engine_options=merged_options(engine_options, options),
+            batch_tokens=batch_tokens,
+            batch_size=batch_size,
+            engine_process=engine_process,
+            engine_timeout_s=engine_timeout_s,
+        ),
+        text_column=text_column,
+        text_pair_column=text_pair_column,
+        id_column=id_column,
+        prompt_template=prompt_template,
+        keep_columns=tuple(keep_columns),
+        on_nan=on_nan,
+        selection=Selection(shard, sample, sample_seed, limit),
+        input_format=input_format,
+        output_format=output_format,
+        limits=limits or Limits(),
+        overwrite=overwrite,
+        ignore_changes=ignore_changes,
+        retry=retry,
+        prepare=prepare,
+        finish=finish,
+        worker_kind=worker_kind,
+        dedupe=dedupe,
+    )
+    return _off_loop(functools.partial(execute, settings, StopRequest(), progress=progress))[1]
 
 
 def execute(
@@ -137,7 +166,7 @@ def execute(
         return end
     if on_load is not None:
         on_load(plan.settings)
-    return carry_out(plan, build_engine(plan.settings), stop, progress=progress, on_survey=on_survey)
+    return carry_out(plan, load_engine(plan.settings.config), stop, progress=progress, on_survey=on_survey)
 
 
 def carry_out(
@@ -206,7 +235,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         JobError: the input cannot be read.
     """
     plan = check(settings)
-    engine = build_engine(plan.settings)
+    engine = load_engine(plan.settings.config)
     try:
         job = build(plan, engine, StopRequest(), Broadcast(()))
         found = _survey(plan, job, spread=True)
@@ -244,7 +273,7 @@ def build(
         stop=stop,
         user=plan.user,
         ids=ids,
-        engine_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
+        engine_timeout_s=None if settings.config.engine_process else settings.config.engine_timeout_s,
         dedupe=settings.dedupe,
         retry=settings.retry,
     )
@@ -274,17 +303,17 @@ def build_batcher(
             functools.partial(infer_one, engine=engine, stop=stop),
             max_in_flight=engine.max_in_flight,
             cost_estimator=lambda work: work.cost,
-            process_timeout_s=settings.engine_timeout_s,
+            process_timeout_s=settings.config.engine_timeout_s,
             listener=listener,
         )
     if isinstance(engine, StepEngine):
         return ContinuousBatcher(
             WorkSteps(engine, stop),
             max_slots=engine.max_slots,
-            max_cost=settings.batch_tokens or engine.max_cost,
+            max_cost=settings.config.batch_tokens or engine.max_cost,
             max_queue_size=max(2 * engine.max_slots, 64),
             on_error="isolate",
-            process_timeout_s=settings.engine_timeout_s,
+            process_timeout_s=settings.config.engine_timeout_s,
             listener=listener,
         )
     assert isinstance(engine, BatchEngine), "there is no fourth kind"
@@ -301,16 +330,17 @@ def build_batcher(
         padded=engine.pads,
         length_bucketing=window if engine.pads else False,  # without padding, company of like length is no gain
         on_error="isolate",
-        process_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
+        process_timeout_s=None if settings.config.engine_process else settings.config.engine_timeout_s,
         listener=listener,
     )
 
 
 def shape_of(settings: JobSettings, engine: Any) -> Shape:
     """What a batch may be; where an engine batches by itself, nothing that says anything."""
-    size: int = getattr(engine, "default_batch_size", 1) if settings.batch_size is None else settings.batch_size
+    config = settings.config
+    size: int = getattr(engine, "default_batch_size", 1) if config.batch_size is None else config.batch_size
     # An engine that counts records has as many as its budget: a larger batch is a larger budget.
-    budget = settings.batch_tokens or max(getattr(engine, "default_batch_cost", 1), settings.batch_size or 0)
+    budget = config.batch_tokens or max(getattr(engine, "default_batch_cost", 1), config.batch_size or 0)
     return Shape(budget, size, getattr(engine, "pads", False))
 
 
@@ -322,26 +352,6 @@ def _window(budget: float, batch_size: int) -> int:
     """
     typical_cost = 16
     return max(16 * min(batch_size, int(budget / typical_cost)), 256)
-
-
-def build_engine(settings: JobSettings) -> Engine[Any, Any]:
-    """Load the model. Blocks.
-
-    Raises:
-        ConfigError: no such task, engine, model or option.
-        EngineError: the model cannot be loaded, or an engine's own code raised something when it was called for one.
-    """
-    task, name, options = settings.task or "", settings.engine, settings.engine_options
-    if settings.engine_process:
-        return ProcessEngine(task, settings.model, engine=name, options=options, timeout_s=settings.engine_timeout_s)
-    try:
-        engine: Engine[Any, Any] = registry.create(task, settings.model, engine=name, **options)
-    except (HeadraceError, OSError, KeyboardInterrupt, StoppedEarly):
-        raise
-    except BaseException as error:
-        words = " ".join(text_of(error).split())
-        raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
-    return engine
 
 
 def _survey(plan: Plan, job: Job, *, spread: bool) -> Survey:

@@ -27,7 +27,7 @@ from headrace.io.storage.files import FileSource
 from headrace.jobs.pipeline import columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.forecast import check_room
-from headrace.jobs.settings import TASKS, JobSettings, Task, as_json, check_numbers
+from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, Task, as_json, check_numbers
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Finished
 from headrace.records import LeftOut
@@ -69,14 +69,14 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     source = open_source(settings.source, settings.input_format)
     left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
     url = openai.url_of(source)
-    own = "custom" if callable(settings.engine) else "embed"
-    settings = replace(settings, task=settings.task or _OPENAI_TASKS.get(url or "", own))
+    config = settings.config.resolved(_OPENAI_TASKS.get(url or ""))
+    settings = replace(settings, config=config)
     if own_engine:
-        registry.check(settings.task or "", settings.model, settings.engine, settings.engine_options)
-    task = TASKS[settings.task or ""]
+        config.check(SETTING_NAMES)
+    task = TASKS[config.task or ""]
     if task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
-        raise ConfigError(f"task {settings.task!r} {need} the second text (text_pair_column)")
+        raise ConfigError(f"task {config.task!r} {need} the second text (text_pair_column)")
     if not settings.selection.is_all:
         source = SelectedSource(source, settings.selection)
     output = JobOutput(target, _writer(settings, target, task, url))
@@ -96,7 +96,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     )
     found = columns.resolve(source, named, user if settings.prepare else None)
     if task.output in found.keep:
-        raise ConfigError(f"cannot keep column {task.output!r}: the output of task {settings.task!r} is named so")
+        raise ConfigError(f"cannot keep column {task.output!r}: the output of task {config.task!r} is named so")
     if target.format == "jsonl" and url is None and settings.prepare is None:
         _check_kept(source, found.keep)
     _check_output(settings, output)
@@ -156,8 +156,9 @@ def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) 
         return CallbackWriter(settings.sink, task.output)
     if url is None:
         return target.writer(task.output, settings.on_nan)
-    if settings.task != _OPENAI_TASKS[url]:
-        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url]!r}, not {settings.task!r}")
+    chosen = settings.config.task
+    if chosen != _OPENAI_TASKS[url]:
+        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url]!r}, not {chosen!r}")
     if settings.keep_columns:
         raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
     return openai_writer(target, url, settings.on_nan)
@@ -177,7 +178,7 @@ def finished_before(plan: Plan) -> Finished | None:
     if state is None or settings.retry or changes(settings) != "refuse" or state["settings"] != as_json(settings):
         return None
     facts = state["fingerprint"].get("engine")
-    folder = registry.folder_of(settings.task or "", settings.model, settings.engine)
+    folder = registry.folder_of(settings.config.task or "", settings.config.model, settings.config.engine)
     # Of what runs elsewhere than in PyTorch the digest is not of the folder alone.
     if state["settings"] is None or folder is None or not isinstance(facts, dict) or "runtime" in facts:
         return None
@@ -196,7 +197,7 @@ def fingerprint(plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "source": plan.source.describe(),
         "engine": engine,
-        "task": plan.settings.task,
+        "task": plan.settings.config.task,
         "text_column": plan.columns.text,
         "text_pair_column": plan.columns.pair,
         "id_column": plan.columns.id,

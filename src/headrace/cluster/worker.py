@@ -16,6 +16,8 @@ from headrace.app import job as wiring
 from headrace.batching.batcher import Batcher
 from headrace.cluster.worker_pool import WorkUnitReply
 from headrace.engines.base import Engine, StepEngine, StreamEngine
+from headrace.engines.config import EngineConfig
+from headrace.engines.loading import load_engine
 from headrace.errors import BadResultError, ConfigError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
 from headrace.jobs.pipeline.job import Limits, StopRequest
@@ -34,30 +36,14 @@ _TYPICAL_TOKENS = 16
 class WorkerSpec:
     """What a worker is to load."""
 
-    task: str
-    model: str | None
-    engine: str | None
-    engine_options: Mapping[str, Any]
-    batch_tokens: int | None
-    batch_size: int | None
+    config: EngineConfig
     version: str
     """Of the Headrace that asks."""
-    engine_timeout_s: float | None = None
 
     def settings(self) -> JobSettings:
         """As a job on this machine would have them."""
-        return JobSettings(
-            source=None,
-            sink="",
-            task=self.task,
-            model=self.model,
-            engine=self.engine,
-            engine_options=self.engine_options,
-            batch_tokens=self.batch_tokens,
-            batch_size=self.batch_size,
-            engine_timeout_s=self.engine_timeout_s,
-            limits=Limits(max_attempts=1),  # the job counts attempts: here each record's own error is to be found
-        )
+        limits = Limits(max_attempts=1)  # the job counts attempts: here each record's own error is to be found
+        return JobSettings(source=None, sink="", config=self.config, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +83,7 @@ class WorkerActor:
                     "install the same version on both sides"
                 )
             settings = self._spec.settings()
-            self._engine = await asyncio.to_thread(wiring.build_engine, settings)
+            self._engine = await asyncio.to_thread(load_engine, settings.config)
             self._batcher: Batcher[Work, Any] = wiring.build_batcher(settings, self._engine, StopRequest(), self._hear)
             await self._batcher.start()
         except Exception as error:  # noqa: BLE001 - the edge of the process: whoever started it hears why
