@@ -177,7 +177,10 @@ def checked(settings: ServerSettings) -> ServerSettings:
     """
     config = settings.config.resolved()
     config.check(SERVER_SETTINGS, model=False)
-    return replace(settings, config=config)
+    limits = settings.limits
+    if (config.task or "").startswith("image-"):
+        limits = replace(limits, max_body_bytes=limits.max_image_body_bytes)
+    return replace(settings, config=config, limits=limits)
 
 
 def _service(settings: ServerSettings, host: ServerState) -> Service:

@@ -98,6 +98,7 @@ class Service:
         self._tells_cost = not isinstance(engine, StepEngine)  # whose budget is of the unit of its `span`
         self._on_dead = on_dead
         self._dead = False
+        self._light = not task.startswith("image-")  # an image is milliseconds of work, however little it costs
         self._pool = ThreadPoolExecutor(2, "headrace-prepare")
 
     async def start(self) -> None:
@@ -147,7 +148,7 @@ class Service:
         Raises:
             Exception: the first record's own.
         """
-        if size * CHARS_PER_COST <= _INLINE_CHARS:
+        if self._light and size * CHARS_PER_COST <= _INLINE_CHARS:
             prepared = self.engine.prepare(values)
         else:
             loop = asyncio.get_running_loop()
