@@ -173,12 +173,12 @@ def engine_options(arguments: Sequence[str], input_flag: str = "") -> dict[str, 
 
 
 def as_typed(arguments: Sequence[str], option: str) -> str:
-    """The flag by which `option` was given, such as `--no-eager` for `eager`; the option itself if there is none."""
+    """The flag by which `option` was given, such as `--no-eager` for `eager`; its plain flag if there is none."""
     for argument in arguments:
         flag = argument.partition("=")[0]
         if flag.startswith("--") and flag[2:].removeprefix("no-").replace("-", "_") == option:
             return flag
-    return option
+    return as_flag(option)
 
 
 def as_flag(option: str) -> str:
@@ -188,7 +188,7 @@ def as_flag(option: str) -> str:
 
 def suggestion(typed: str, flags: Sequence[str]) -> str:
     """Which of the flags may have been meant, as the end of a sentence; nothing where none is like it."""
-    return nearest(as_flag(typed.lstrip("-")), flags)
+    return nearest(as_flag(typed.lstrip("-")), [flag for flag in flags if flag != typed])
 
 
 def _value(text: str) -> Any:

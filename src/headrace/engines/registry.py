@@ -75,6 +75,10 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
 """The engines of each task by name; the first is the task's own."""
 
 
+_LISTED = 25
+"""Options that an error names, of an engine that has hundreds."""
+
+
 def known_tasks() -> tuple[str, ...]:
     """The tasks `create` takes."""
     return tuple(_ENGINES)
@@ -222,14 +226,17 @@ def _vllm_arguments() -> list[str] | None:
     body = ast.parse(file.read_text(encoding="utf-8")).body
     kinds = [node for node in body if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")]
     assigned = [node.target for kind in kinds for node in kind.body if isinstance(node, ast.AnnAssign)]
-    return [target.id for target in assigned if isinstance(target, ast.Name)] or None
+    names = [target.id for target in assigned if isinstance(target, ast.Name)]
+    return [name for name in names if name != "model" and not name.startswith("_")] or None
 
 
 def _refuse_unknown(task: str, known: Sequence[str], options: Mapping[str, Any], settings: Iterable[str] = ()) -> None:
     option = next((name for name in options if name not in known), None)
     if option is None:
         return
-    reason = f"task {task!r} has no option {option!r}; known: {', '.join(known) or 'none'}"
+    more = len(known) - _LISTED
+    listed = ", ".join(known[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+    reason = f"task {task!r} has no option {option!r}; known: {listed or 'none'}"
     if elsewhere := _owners(option):
         reason += f"; {option} is an option of {' and '.join(elsewhere)}"
     raise UnknownOptionError(reason, option, tuple(known), tuple(settings))
