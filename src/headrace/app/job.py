@@ -26,7 +26,6 @@ from headrace.engines.loading import load_engine
 from headrace.engines.options import EngineOptions
 from headrace.errors import ConfigError, StoppedEarly, text_of
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
-from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import CallbackWriter, Receiver
 from headrace.io.sources.selection import Selection
 from headrace.io.sources.unique_ids import UniqueIds
@@ -35,11 +34,10 @@ from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, Limits, StopReq
 from headrace.jobs.pipeline.mapped_ids import MappedIds
 from headrace.jobs.pipeline.stages import Work, infer, infer_one
 from headrace.jobs.pipeline.stepping import WorkSteps
-from headrace.jobs.pipeline.user_code import WorkerKind
 from headrace.jobs.planning.forecast import Forecast, Shape, forecast
 from headrace.jobs.planning.survey import Survey, survey
+from headrace.jobs.settings import JobOptions, as_json, split_options
 from headrace.jobs.settings import JobSettings as JobSettings
-from headrace.jobs.settings import as_json
 from headrace.jobs.settings import known_tasks as known_tasks
 from headrace.jobs.state.output import StartMode
 from headrace.observe.progress import Progress
@@ -50,6 +48,10 @@ logger = logging.getLogger("headrace")
 T = TypeVar("T")
 
 
+class RunOptions(EngineOptions, JobOptions, total=False):
+    """Options of the engine, and what `JobSettings` has besides the parameters that `run` names itself."""
+
+
 def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
     source: Any,
     model: str | Path | None = None,
@@ -57,33 +59,19 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     sink: str | Path | Receiver,
     task: str | None = None,
     engine: str | Callable[..., Any] | None = None,
+    engine_options: Mapping[str, Any] | None = None,
     engine_process: bool = False,
     engine_timeout_s: float | None = None,
-    text_column: str | None = None,
-    text_pair_column: str | None = None,
-    id_column: str | None = None,
-    prompt_template: str | None = None,
+    batch_tokens: int | None = None,
+    batch_size: int | None = None,
     keep_columns: Sequence[str] = (),
-    on_nan: OnNan = "null",
     limit: int | None = None,
     sample: float | None = None,
     sample_seed: int = 0,
     shard: tuple[int, int] | None = None,
-    input_format: str | None = None,
-    output_format: str | None = None,
-    batch_tokens: int | None = None,
-    batch_size: int | None = None,
     limits: Limits | None = None,
-    overwrite: bool = False,
-    ignore_changes: bool = False,
-    retry: bool = False,
-    prepare: Callable[[Any], Any] | str | None = None,
-    finish: Callable[[Any, Any], Any] | str | None = None,
-    worker_kind: WorkerKind = "auto",
-    dedupe: bool = False,
     progress: bool = True,
-    engine_options: Mapping[str, Any] | None = None,
-    **options: Unpack[EngineOptions],
+    **options: Unpack[RunOptions],
 ) -> Report:
     """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
 
@@ -95,47 +83,23 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
             Or a function that is called with lists of rows.
         engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
             outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
+        engine_options: the engine's options as a mapping, for an engine whose options no type checker knows.
         shard, sample, sample_seed, limit: which rows, as `Selection` has them.
         progress: show a progress bar on stderr.
-        options: options of the engine, such as `max_model_len` or `on_too_long`.
-        engine_options: the same as a mapping: for an engine of your own, whose options no type checker knows.
-
-    All others are as `JobSettings` and `EngineConfig` have them.
+        options: of the job, as `JobSettings` has them, and of the engine, such as `max_model_len`.
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
         JobError: the job cannot start or go on; what it has finished is kept.
     """
+    job, known = split_options(options)
+    config = EngineConfig(
+        task, model_name(model), engine, merged_options(engine_options, known), batch_tokens, batch_size,
+        engine_process, engine_timeout_s,
+    )  # fmt: skip
+    selection, kept = Selection(shard, sample, sample_seed, limit), tuple(keep_columns)
     settings = JobSettings(
-        source,
-        sink,
-        EngineConfig(
-            task=task,
-            model=model_name(model),
-            engine=engine,
-            engine_options=merged_options(engine_options, options),
-            batch_tokens=batch_tokens,
-            batch_size=batch_size,
-            engine_process=engine_process,
-            engine_timeout_s=engine_timeout_s,
-        ),
-        text_column=text_column,
-        text_pair_column=text_pair_column,
-        id_column=id_column,
-        prompt_template=prompt_template,
-        keep_columns=tuple(keep_columns),
-        on_nan=on_nan,
-        selection=Selection(shard, sample, sample_seed, limit),
-        input_format=input_format,
-        output_format=output_format,
-        limits=limits or Limits(),
-        overwrite=overwrite,
-        ignore_changes=ignore_changes,
-        retry=retry,
-        prepare=prepare,
-        finish=finish,
-        worker_kind=worker_kind,
-        dedupe=dedupe,
+        source, sink, config, keep_columns=kept, selection=selection, limits=limits or Limits(), **job
     )
     return _off_loop(functools.partial(execute, settings, StopRequest(), progress=progress))[1]
 

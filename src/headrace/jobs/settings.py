@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, cast, get_args
 
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
@@ -83,6 +83,32 @@ class JobSettings:
     """Where these two run: on threads, in processes, or whichever their measured cost calls for."""
     dedupe: bool = False
     """Compute equal inputs once; each still has its row in the output."""
+
+
+class JobOptions(TypedDict, total=False):
+    """Fields of `JobSettings` by name, for functions that pass them on."""
+
+    text_column: str | None
+    text_pair_column: str | None
+    id_column: str | None
+    prompt_template: str | None
+    on_nan: OnNan
+    input_format: str | None
+    output_format: str | None
+    overwrite: bool
+    ignore_changes: bool
+    retry: bool
+    prepare: Callable[[Any], Any] | str | None
+    finish: Callable[[Any, Any], Any] | str | None
+    worker_kind: WorkerKind
+    dedupe: bool
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[JobOptions, dict[str, Any]]:
+    """Those of the job, and the engine's."""
+    names = JobOptions.__annotations__.keys()
+    job = {name: value for name, value in options.items() if name in names}
+    return cast(JobOptions, job), {name: value for name, value in options.items() if name not in names}
 
 
 SETTING_NAMES = tuple(one.name for kind in (JobSettings, Selection, Limits) for one in fields(kind))

@@ -18,7 +18,7 @@ from headrace.engines import registry
 from headrace.engines.config import EngineConfig, merged_options
 from headrace.engines.options import EngineOptions
 from headrace.errors import ConfigError, UnknownOptionError
-from headrace.jobs.settings import JobSettings, as_json, from_json
+from headrace.jobs.settings import JobOptions, JobSettings, as_json, from_json
 
 
 def by_run(task: str, options: dict[str, Any]) -> None:
@@ -166,3 +166,10 @@ def test_options_in_both_ways_are_together_unless_one_is_there_twice() -> None:
     assert merged_options({"a": 1}, {"b": 2}) == {"a": 1, "b": 2}
     with pytest.raises(ConfigError, match="a is given twice"):
         merged_options({"a": 1}, {"a": 1})
+
+
+def test_the_options_of_a_job_are_its_settings() -> None:
+    from typing import get_type_hints
+
+    kept, given = get_type_hints(JobSettings), get_type_hints(JobOptions)
+    assert {name: kept[name] for name in given} == given
