@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -219,7 +220,7 @@ def _known_options(entry: _Entry) -> tuple[str, ...] | None:
 
 def _vllm_arguments() -> list[str] | None:
     """The names of vLLM's engine arguments, from its source; None where it is not installed."""
-    spec = importlib.util.find_spec("vllm")
+    spec = importlib.machinery.PathFinder.find_spec("vllm")
     file = Path(spec.origin).parent / "engine" / "arg_utils.py" if spec is not None and spec.origin else None
     if file is None or not file.is_file():
         return None
