@@ -145,10 +145,10 @@ def bare(port: int) -> None:
     uvicorn.run(app, port=port, loop="uvloop", http="httptools", access_log=False, log_level="warning")
 
 
-def headrace(port: int, engine: str | None, **settings: Any) -> None:
+def headrace(port: int, engine: str | None, task: str = "embed", **settings: Any) -> None:
     """Headrace with an engine of this file, or the default model."""
     name = None if engine is None else f"benchmarks.serving_apps:{engine}"
-    app, state = build(ServerSettings(EngineConfig(engine=name), name=engine, **settings))
+    app, state = build(ServerSettings(EngineConfig(task, engine=name), name=engine, **settings))
     Server(app, state, {"port": port, "log_level": "warning"}).run_app()
 
 
