@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from headrace.cli.flags import FlagGroup
+from headrace.cli.flags import ENGINE_PANEL, FlagGroup
 from headrace.engines.config import EngineConfig, merged_options
 from headrace.engines.registry import known_tasks
 from headrace.errors import ConfigError, nearest
@@ -25,7 +25,7 @@ _OPTIONS = ("handler", "max_model_len", "on_too_long", "device", "dtype", "trunc
 class EngineFlags(FlagGroup):
     """What an `EngineConfig` is made of."""
 
-    panel: ClassVar[str] = "Engine"
+    panel: ClassVar[str] = ENGINE_PANEL
 
     task: Annotated[
         str | None,

@@ -16,6 +16,9 @@ from typer.core import TyperCommand
 from typer.models import ParameterInfo
 
 
+ENGINE_PANEL = "Engine"
+
+
 class FlagGroup:
     """Base of a dataclass whose fields are flags: `name: Annotated[type, typer.Option(...)] = default`."""
 
@@ -71,18 +74,19 @@ def _in_panel(hint: Any, panel: str) -> Any:
 
 
 class Command(TyperCommand):
-    """A command that refuses a flag given twice; typer would silently take the last one."""
+    """A command that refuses a flag of the engine given twice; of others the last one counts."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As ever.
 
         Raises:
-            Exit: a flag is given twice.
+            Exit: a flag of the engine is given twice.
         """
         left = super().parse_args(ctx, list(args))  # what else is wrong is reported first
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for parameter, times in Counter(order).items():
-            if times > 1 and not getattr(parameter, "multiple", False):
+            of_engine = getattr(parameter, "rich_help_panel", None) == ENGINE_PANEL
+            if times > 1 and of_engine and not getattr(parameter, "multiple", False):
                 print(f"headrace: {parameter.opts[0]} is given twice; give it once", file=sys.stderr)
                 raise typer.Exit(2)
         return left
