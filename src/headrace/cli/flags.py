@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperCommand
 from typer.models import ParameterInfo
 
-
 ENGINE_PANEL = "Engine"
 
 
