@@ -20,6 +20,7 @@ from starlette.routing import Route
 from headrace import openai_protocol
 from headrace.app.server import ServerSettings, build
 from headrace.engines.base import Prepared
+from headrace.engines.config import EngineConfig
 from headrace.engines.requests import Generation
 from headrace.serving.http import middleware
 from headrace.serving.http.server import Server
@@ -156,10 +157,10 @@ def bare(port: int) -> None:
     uvicorn.run(app, port=port, loop="uvloop", http="httptools", access_log=False, log_level="warning")
 
 
-def headrace(port: int, engine: str | None, **settings: Any) -> None:
+def headrace(port: int, engine: str | None, task: str = "embed", **settings: Any) -> None:
     """Headrace with an engine of this file, or the default model."""
     name = None if engine is None else f"benchmarks.serving_apps:{engine}"
-    app, state = build(ServerSettings(engine=name, name=engine, **settings))
+    app, state = build(ServerSettings(EngineConfig(task, engine=name), name=engine, **settings))
     Server(app, state, {"port": port, "log_level": "warning"}).run_app()
 
 
@@ -167,7 +168,7 @@ def routed(port: int, way: str) -> None:
     """Headrace with a no-op engine, whose requests reach their route another way than usual."""
     if way == "fastapi":
         text.DirectRoute = APIRoute  # type: ignore[misc] # instead of the class, for this process
-    app, state = build(ServerSettings(engine="benchmarks.serving_apps:Noop", name="noop"))
+    app, state = build(ServerSettings(EngineConfig(task="embed", engine="benchmarks.serving_apps:Noop"), name="noop"))
     for layer in app.user_middleware:
         layer.kwargs["direct"] = {} if way != "timeout" else layer.kwargs["direct"]
     if way == "timeout":

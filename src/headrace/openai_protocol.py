@@ -49,12 +49,15 @@ def embeddings(vectors: Iterable[Any], tokens: int, truncated: Sequence[int] = (
     data: list[dict[str, Any]] = [
         {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
     ]
+    for index in truncated:
+        data[index]["truncated"] = True
+    return {"object": "list", "data": data, "usage": input_usage(tokens, truncated)}
+
+
+def input_usage(tokens: int, truncated: Sequence[int] = ()) -> dict[str, int]:
+    """The usage of a request whose answer has no tokens; with truncated inputs it says how many."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    if truncated:
-        usage["truncated_inputs"] = len(truncated)
-        for index in truncated:
-            data[index]["truncated"] = True
-    return {"object": "list", "data": data, "usage": usage}
+    return {**usage, "truncated_inputs": len(truncated)} if truncated else usage
 
 
 def completion(answers: Sequence[Any]) -> dict[str, Any]:

@@ -101,7 +101,8 @@ def test_an_empty_file_is_a_finished_job(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_used_is_one_clear_line(tmp_path: Path, change: list[str], message: str) -> None:
     write(tmp_path, *GOOD)
-    status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE, *change, folder=tmp_path)
+    engine = () if change[0] == "--engine" else FAKE
+    status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *engine, *change, folder=tmp_path)
     assert status == 2
     assert message in said
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]

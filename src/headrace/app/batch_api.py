@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from headrace.app import job as wiring
+from headrace.engines.config import EngineConfig
 from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError, NotRunningError
 from headrace.events import Event, JobStarted, Listener, PartCommitted
@@ -151,8 +152,8 @@ class _Run:
         self._settings = wiring.JobSettings(
             source=source,
             sink=folder / "output.jsonl",
-            task=service.task,
-            engine=lambda *_: engine,  # it is loaded: the model's name in requests need not be that of a folder
+            # It is loaded: the model's name in requests need not be that of a folder.
+            config=EngineConfig(task=service.task, engine=lambda *_: engine),
             limits=_LIMITS,
         )
         self._url = url

@@ -9,6 +9,8 @@ import typer
 import headrace
 from headrace.cli import inspect, merge, retry, run, serve
 from headrace.cli import outcome as ending
+from headrace.cli.engine_flags import PASS_ON
+from headrace.cli.flags import Command
 
 app = typer.Typer(
     name="headrace",
@@ -21,13 +23,13 @@ app = typer.Typer(
 app.command(
     "run",
     cls=run.RunCommand,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    context_settings=PASS_ON,
     epilog=ending.STATUSES,
 )(run.run)
-app.command("retry", epilog=ending.STATUSES)(retry.retry)
-app.command("inspect")(inspect.inspect)
-app.command("merge")(merge.merge)
-app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.serve)
+app.command("retry", cls=Command, context_settings=PASS_ON, epilog=ending.STATUSES)(retry.retry)
+app.command("inspect", cls=Command)(inspect.inspect)
+app.command("merge", cls=Command)(merge.merge)
+app.command("serve", cls=Command, context_settings=PASS_ON)(serve.serve)
 
 
 def _print_version(wanted: bool) -> None:

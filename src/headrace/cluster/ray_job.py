@@ -55,26 +55,17 @@ def execute(
         ConfigError: also no cluster at the address, or one with too little room.
         JobError: also when workers die again and again.
     """
-    if settings.engine_process:
+    if settings.config.engine_process:
         raise ConfigError(
             "--engine-process is of no use with --on: a worker there is a process of its own; leave it out"
         )
     plan = wiring.check(settings)
     if (end := wiring.already_finished(plan)) is not None:
         return end
-    chosen = plan.settings
-    if not (chosen.engine is None or isinstance(chosen.engine, str)):
+    config = plan.settings.config
+    if not (config.engine is None or isinstance(config.engine, str)):
         raise ConfigError("workers on a cluster import an engine of your own: name it as module:name")
-    spec = WorkerSpec(
-        task=chosen.task or "",
-        model=chosen.model,
-        engine=chosen.engine,
-        engine_options=chosen.engine_options,
-        batch_tokens=chosen.batch_tokens,
-        batch_size=chosen.batch_size,
-        version=headrace.__version__,
-        engine_timeout_s=chosen.engine_timeout_s,
-    )
+    spec = WorkerSpec(config, headrace.__version__)
     with connected(place):
         staff = RayWorkers(spec, place)
         try:

@@ -15,6 +15,8 @@ import headrace
 from headrace.app import job as wiring
 from headrace.batching.batcher import Batcher
 from headrace.cluster.worker_pool import WorkUnitReply
+from headrace.engines.config import EngineConfig
+from headrace.engines.loading import load_engine
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import BadResultError, ConfigError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
@@ -32,30 +34,14 @@ from headrace.records import Record
 class WorkerSpec:
     """What a worker is to load."""
 
-    task: str
-    model: str | None
-    engine: str | None
-    engine_options: Mapping[str, Any]
-    batch_tokens: int | None
-    batch_size: int | None
+    config: EngineConfig
     version: str
     """Of the Headrace that asks."""
-    engine_timeout_s: float | None = None
 
     def settings(self) -> JobSettings:
         """As a job on this machine would have them."""
-        return JobSettings(
-            source=None,
-            sink="",
-            task=self.task,
-            model=self.model,
-            engine=self.engine,
-            engine_options=self.engine_options,
-            batch_tokens=self.batch_tokens,
-            batch_size=self.batch_size,
-            engine_timeout_s=self.engine_timeout_s,
-            limits=Limits(max_attempts=1),  # the job counts attempts: here each record's own error is to be found
-        )
+        limits = Limits(max_attempts=1)  # the job counts attempts: here each record's own error is to be found
+        return JobSettings(source=None, sink="", config=self.config, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +81,7 @@ class WorkerActor:
                     "install the same version on both sides"
                 )
             settings = self._spec.settings()
-            self._engine = await asyncio.to_thread(wiring.build_engine, settings)
+            self._engine = await asyncio.to_thread(load_engine, settings.config)
             self._batcher: Batcher[Work, Any] = wiring.build_batcher(settings, self._engine, StopRequest(), self._hear)
             await self._batcher.start()
         except Exception as error:  # noqa: BLE001 - the edge of the process: whoever started it hears why

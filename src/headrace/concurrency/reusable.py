@@ -11,10 +11,10 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar, Unpack, overload
+from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
 
 from headrace.batching.batcher import Batcher, SubmitOptions
 from headrace.batching.blocking import current_loop
@@ -239,12 +239,21 @@ class Reusable(Generic[RecordT, ResultT]):
         self._held = self._last = None
 
 
-@overload
-def reusable(factory: Callable[[], Any], /) -> Reusable[Any, Any]: ...
+Factory: TypeAlias = Callable[
+    [],
+    Batcher[RecordT, ResultT] | Awaitable[Batcher[RecordT, ResultT]] | Iterator[Batcher[RecordT, ResultT]],
+]
+"""What makes the batcher: plain, `async def`, or a generator that yields it and cleans up behind it."""
 
 
 @overload
-def reusable(*, idle_timeout_s: float | None = None) -> Callable[[Callable[[], Any]], Reusable[Any, Any]]: ...
+def reusable(factory: Factory[RecordT, ResultT], /) -> Reusable[RecordT, ResultT]: ...
+
+
+@overload
+def reusable(
+    *, idle_timeout_s: float | None = None
+) -> Callable[[Factory[RecordT, ResultT]], Reusable[RecordT, ResultT]]: ...
 
 
 def reusable(factory: Any = None, /, *, idle_timeout_s: float | None = None) -> Any:

@@ -95,20 +95,22 @@ def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> B
     parameters = _parameters(found, reference) if callable(found) else []
     made: Any = found
     used_model: str | Path | None = None
+    known: tuple[str, ...] = ()
     if parameters and parameters[0].name == "model":
+        known = tuple(one.name for one in parameters[1:] if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL))
         own = {name: chosen.pop(name) for name in list(chosen) if _takes(parameters, name)}
         made, used_model = found(model, **own), model
     elif inspect.isclass(found):
         made = found()
     if hasattr(made, "prepare") and any(hasattr(made, method) for method in ("forward", "step", "infer")):
-        _refuse(reference, chosen, ())
+        _refuse(reference, chosen, known)
         for method in ("prepare", "forward", "span", "add", "step", "needs", "remove", "describe", "close"):
             plain_function(f"{method} of {reference!r}", getattr(made, method, None))
         check_methods(made, profile_of(made))
         whole: BatchEngine[Any, Any, Any] = made
         return whole
     size = chosen.pop("batch_size", BATCH_SIZE)
-    _refuse(reference, chosen, ("batch_size",))
+    _refuse(reference, chosen, ("batch_size", *known))
     return FunctionEngine(_one_function(made, reference), reference, used_model, size)
 
 

@@ -170,6 +170,7 @@ class Service:
         self.follows = engine if can_be_followed(engine) else None
         self._on_dead = on_dead
         self._dead = False
+        self._light = not task.startswith("image-")  # an image is milliseconds of work, however little it costs
         self._pool = ThreadPoolExecutor(2, "headrace-prepare")
 
     async def start(self) -> None:
@@ -199,7 +200,7 @@ class Service:
         Raises:
             Exception: the first record's own.
         """
-        if size * CHARS_PER_COST <= _INLINE_CHARS:
+        if self._light and size * CHARS_PER_COST <= _INLINE_CHARS:
             prepared = self.engine.prepare(values)
         else:
             loop = asyncio.get_running_loop()

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from tests.integration.serving.running import running, until
 from tests.integration.serving.test_batches import ENGINES, batch, begin, ended, line, rows_of, upload
+from tests.settings import server_settings
 
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 from headrace.io.storage.parts import PartFolder
 from headrace.serving.limits import ServeLimits
 from headrace.testing import FakeEngine
@@ -24,7 +26,7 @@ from headrace.testing import FakeEngine
 def serve(tmp_path: Path) -> Callable[..., Any]:
     def make(engine: str = "headrace.testing:FakeEngine", **settings: Any) -> Any:
         settings.setdefault("limits", ServeLimits(drain_s=2))
-        return running(ServerSettings(engine=engine, state=tmp_path / "state", **settings))
+        return running(server_settings(engine=engine, state=tmp_path / "state", **settings))
 
     return make
 
@@ -107,7 +109,9 @@ def test_a_completion_line_may_have_several_prompts_and_no_stream(tmp_path: Path
         return line(number, url="/v1/completions", body=body)
 
     rows = [ask(0, prompt=["one two", "three"]), ask(1, prompt="x", stream=True)]
-    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker", state=tmp_path / "s")) as server:
+    with running(
+        ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:Talker"), state=tmp_path / "s")
+    ) as server:
         done = ended(server, begin(server, rows, "/v1/completions"))
         (answer,) = (row["response"]["body"] for row in rows_of(server, done["output_file_id"]))
         assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, "one two"), (1, "three")]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.integration.serving.running import Running, running
 from tests.integration.serving.test_batches import ended, rows_of
+from tests.settings import server_settings
 
-from headrace.app.server import ServerSettings
 from headrace.serving.batches.batch import Batch, BatchStatus
 from headrace.serving.limits import ServeLimits
 
@@ -32,7 +32,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def serve(state: Path) -> Any:
-    return running(ServerSettings(engine="headrace.testing:FakeEngine", state=state, limits=ServeLimits(drain_s=2)))
+    return running(server_settings(engine="headrace.testing:FakeEngine", state=state, limits=ServeLimits(drain_s=2)))
 
 
 def outputs(server: Running, batch: dict[str, Any]) -> list[str]:

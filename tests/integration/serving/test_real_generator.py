@@ -10,11 +10,12 @@ import pytest
 from tests.integration.serving.running import Running, running
 
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(ServerSettings(task="generate", engine_options={"max_num_seqs": 4})) as server:
+    with running(ServerSettings(EngineConfig(task="generate", engine_options={"max_num_seqs": 4}))) as server:
         yield server
 
 

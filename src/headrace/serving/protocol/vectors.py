@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from headrace.serving.errors import ApiError
-from headrace.serving.protocol.requests import EmbeddingRequest
+from headrace.serving.protocol.requests import VectorRequest
 from headrace.serving.protocol.responses import as_base64
 from headrace.serving.service import Service
 
 
-def vector_format(asked: EmbeddingRequest, service: Service) -> Callable[[Any], Any]:
+def vector_format(asked: VectorRequest, service: Service) -> Callable[[Any], Any]:
     """How each vector is written.
 
     Raises:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from fastapi import APIRouter, Request, Response
 
 from headrace import openai_protocol
@@ -25,7 +28,7 @@ def generate_router(host: ServerState) -> APIRouter:
         results = [
             output["text"] if isinstance(output, dict) and "text" in output else output for output in answers.outputs
         ]
-        return JsonReply({"results": results, "task_id": body.task_id}, headers=_told(answers))
+        return JsonReply({"results": results, "task_id": body.task_id}, headers=truncation_header(answers))
 
     return router
 
@@ -41,7 +44,7 @@ def embedding_router(host: ServerState) -> APIRouter:
         written = vector_format(body, service)
         answers = await _infer(host, body, body.input, request, "input")
         reply = openai_protocol.embeddings(map(written, answers.outputs), answers.cost, answers.truncated)
-        return JsonReply({**reply, "model": service.name}, headers=_told(answers))
+        return JsonReply({**reply, "model": service.name}, headers=truncation_header(answers))
 
     return router
 
@@ -55,9 +58,10 @@ def classify_router(host: ServerState) -> APIRouter:
         """The likeliest label of each text, with its score."""
         answers = await _infer(host, body, body.input, request, "input")
         data = [{"index": index, **labels} for index, labels in enumerate(answers.outputs)]
-        for index in answers.truncated:
-            data[index]["truncated"] = True
-        return JsonReply({"object": "list", "data": data, "model": host.service.name}, headers=_told(answers))
+        mark_truncated(data, answers)
+        return JsonReply(
+            {"object": "list", "data": data, "model": host.service.name}, headers=truncation_header(answers)
+        )
 
     return router
 
@@ -77,6 +81,12 @@ async def _infer(
     return await service.infer(texts, size, host.call(request, body.timeout, param, may_cut=may_cut))
 
 
-def _told(answers: Answers) -> dict[str, str] | None:
+def mark_truncated(data: Sequence[dict[str, Any]], answers: Answers) -> None:
+    """Mark the items whose texts were cut."""
+    for place in answers.truncated:
+        data[place]["truncated"] = True
+
+
+def truncation_header(answers: Answers) -> dict[str, str] | None:
     """The header that says how many texts were cut."""
     return {"X-Truncated-Inputs": str(len(answers.truncated))} if answers.truncated else None
