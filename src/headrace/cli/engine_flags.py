@@ -96,12 +96,12 @@ class EngineFlags(FlagGroup):
         ),
     ] = None
 
-    def config(self, arguments: Sequence[str], *, input_flag: str = "") -> EngineConfig:
+    def config(self, arguments: Sequence[str], meant: str = "") -> EngineConfig:
         """What the flags say.
 
         Args:
             arguments: what the command does not know itself: options of the engine.
-            input_flag: the flag that a stray argument may belong to.
+            meant: what may have been meant by a stray argument, with {} in its place.
 
         Raises:
             ConfigError: an argument that is no flag, or a flag given twice.
@@ -110,7 +110,7 @@ class EngineFlags(FlagGroup):
             task=self.task,
             model=self.model,
             engine=self.engine,
-            engine_options=merged_options(self._options(), engine_options(arguments, input_flag)),
+            engine_options=merged_options(self._options(), engine_options(arguments, meant)),
             batch_tokens=self.batch_tokens,
             batch_size=self.batch_size,
             engine_process=self.engine_process,
@@ -139,7 +139,7 @@ def changed(config: EngineConfig, given: EngineConfig) -> EngineConfig:
     return replace(config, engine_options={**config.engine_options, **given.engine_options}, **new)
 
 
-def engine_options(arguments: Sequence[str], input_flag: str = "") -> dict[str, Any]:
+def engine_options(arguments: Sequence[str], meant: str = "") -> dict[str, Any]:
     """`--max-num-seqs 64 --enforce-eager --no-enable-prefix-caching` as options of an engine.
 
     A value that is JSON (a number, a list, an object) is read as that, any other is text.
@@ -152,10 +152,10 @@ def engine_options(arguments: Sequence[str], input_flag: str = "") -> dict[str, 
     while left:
         flag = left.pop(0)
         if not flag.startswith("--") or flag == "--":
-            hint = f"; did you mean {input_flag} {flag}? Put a glob in quotes: {input_flag} '*.jsonl'"
+            hint = f"; did you mean {meant.format(flag)}"
             raise ConfigError(
                 f"unexpected argument {flag!r}: flags begin with --, and a flag takes one value"
-                + (hint if input_flag else "")
+                + (hint if meant else "")
             )
         name, equals, text = flag.removeprefix("--").partition("=")
         value: Any

@@ -232,7 +232,9 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
     bounds = limits.limits()
 
     def settings() -> JobSettings:
-        return _settings(files, engine.config(context.args, input_flag="-i"), records, bounds)
+        return _settings(
+            files, engine.config(context.args, "-i {}? Put a glob in quotes: -i '*.jsonl'"), records, bounds
+        )
 
     if estimate.dry_run:
         sys.exit(guarded(lambda: _rehearse(settings(), estimate.gpu_hour_price), flags))

@@ -164,7 +164,7 @@ def serve(
     flags = [flag for parameter in context.command.params for flag in parameter.opts]
 
     def command() -> int:
-        config = engine.config(context.args).resolved()
+        config = engine.config(context.args, "--model {}?").resolved()
         try:
             if cluster.on is not None:
                 return _serve_on(cluster, config, server, tls)

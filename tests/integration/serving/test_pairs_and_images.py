@@ -149,7 +149,7 @@ def test_no_file_and_no_address_is_opened_for_a_client(labels: Running, given: s
 @pytest.mark.parametrize(
     ("body", "found"),
     [
-        ({"input": base64.b64encode(b"no image").decode()}, (400, "RecordError", "input")),
+        ({"input": base64.b64encode(b"no image").decode()}, (400, "invalid_value", "input")),
         ({"input": []}, (400, "empty", "input")),
         ({"input": [data_url(1)] * 9}, (400, "too_many", "input")),
         ({"input": [data_url(1)], "truncate": True}, (400, "unknown_field", "truncate")),
