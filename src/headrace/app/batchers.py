@@ -12,7 +12,7 @@ from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.passthrough import PassthroughBatcher
 from headrace.batching.policy.cost import CostEstimatorFn
 from headrace.batching.step_model import StepModel
-from headrace.engines.base import Engine, batches_itself, runs_batches, works_in_steps
+from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
 from headrace.engines.profile import EngineProfile
 from headrace.events import Listener
 
@@ -39,7 +39,7 @@ class BatcherSettings:
     """Most seconds of a batch, a step or a request."""
 
 
-def engine_process(engine: Engine[Any, Any]) -> Process[Any]:
+def engine_process(engine: AnyEngine) -> Process[Any]:
     """What runs an engine's own prepared records."""
     if batches_itself(engine):
         return engine.infer

@@ -19,7 +19,7 @@ from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, engine_identity, fingerprint, finished_before
 from headrace.app.plan import check as check
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import Engine, batches_itself, runs_batches, works_in_steps
+from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
 from headrace.engines.config import EngineConfig, merged_options, model_name
 from headrace.engines.loading import load_engine
 from headrace.engines.options import EngineOptions
@@ -149,7 +149,7 @@ def execute(
 
 def carry_out(
     plan: Plan,
-    engine: Engine[Any, Any],
+    engine: AnyEngine,
     stop: StopRequest,
     *,
     progress: bool,
@@ -183,7 +183,7 @@ def carry_out(
     return end, report.build()
 
 
-def _close(engine: Engine[Any, Any]) -> None:
+def _close(engine: AnyEngine) -> None:
     """What an engine raises when it is closed does not undo a job."""
     try:
         engine.close()
@@ -225,7 +225,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
 
 def build(
     plan: Plan,
-    engine: Engine[Any, Any],
+    engine: AnyEngine,
     stop: StopRequest,
     listener: Listener,
     batcher: BatcherPort | None = None,
@@ -261,7 +261,7 @@ def build(
     )
 
 
-def _description(engine: Engine[Any, Any]) -> Mapping[str, Any]:
+def _description(engine: AnyEngine) -> Mapping[str, Any]:
     """What decides an engine's outputs, as JSON gives it back.
 
     Raises:
@@ -278,7 +278,7 @@ def _description(engine: Engine[Any, Any]) -> Mapping[str, Any]:
 
 def build_batcher(
     settings: JobSettings,
-    engine: Engine[Any, Any],
+    engine: AnyEngine,
     stop: StopRequest,
     listener: Listener,
     in_flight: InFlight | None = None,
@@ -291,9 +291,7 @@ def build_batcher(
     return make_batcher(tuned_profile(settings, engine), process, batching)
 
 
-def _process(
-    engine: Engine[Any, Any], stop: StopRequest, max_attempts: int, in_flight: InFlight | None
-) -> Process[Work]:
+def _process(engine: AnyEngine, stop: StopRequest, max_attempts: int, in_flight: InFlight | None) -> Process[Work]:
     if batches_itself(engine):
         return functools.partial(infer_one, engine=engine, stop=stop)
     if works_in_steps(engine):
@@ -302,7 +300,7 @@ def _process(
     return functools.partial(infer, engine=engine, stop=stop, max_attempts=max_attempts, in_flight=in_flight)
 
 
-def tuned_profile(settings: JobSettings, engine: Engine[Any, Any]) -> EngineProfile:
+def tuned_profile(settings: JobSettings, engine: AnyEngine) -> EngineProfile:
     """The engine's profile, with the budget and the size of the settings."""
     return profile_of(engine).tuned(settings.config.batch_tokens, settings.config.batch_size)
 

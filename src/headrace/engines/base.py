@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeGuard, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from headrace.engines.profile import EngineProfile, profile_of
 
@@ -146,3 +146,10 @@ def batches_itself(engine: Engine[Any, Any]) -> TypeGuard[StreamEngine[Any, Any,
 def can_be_followed(engine: Engine[Any, Any]) -> TypeGuard[FollowableEngine[Any]]:
     """Whether its profile says that it is a `FollowableEngine`."""
     return profile_of(engine).followable
+
+
+# Engines of any input, payload and output: the parts of a job and a server hand records on without looking at them.
+AnyEngine: TypeAlias = Engine[Any, Any]
+AnyBatchEngine: TypeAlias = BatchEngine[Any, Any, Any]
+AnyStepEngine: TypeAlias = StepEngine[Any, Any, Any]
+AnyStreamEngine: TypeAlias = StreamEngine[Any, Any, Any]

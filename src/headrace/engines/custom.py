@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.batching.callables import plain_function, unfinished
-from headrace.engines.base import BatchEngine, Prepared
+from headrace.engines.base import AnyBatchEngine, Prepared
 from headrace.engines.profile import EngineProfile, check_methods, profile_of
 from headrace.errors import BadResultError, ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
 
@@ -78,7 +78,7 @@ class FunctionEngine:
         self._function = None
 
 
-def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> BatchEngine[Any, Any, Any]:
+def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> AnyBatchEngine:
     """The engine that `module:name` stands for, or that a callable or object of one's own is.
 
     A callable whose first parameter is named `model` is a factory: it is called with the model and the options, and
@@ -107,7 +107,7 @@ def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> B
         for method in ("prepare", "forward", "span", "add", "step", "needs", "remove", "describe", "close"):
             plain_function(f"{method} of {reference!r}", getattr(made, method, None))
         check_methods(made, profile_of(made))
-        whole: BatchEngine[Any, Any, Any] = made
+        whole: AnyBatchEngine = made
         return whole
     size = chosen.pop("batch_size", BATCH_SIZE)
     _refuse(reference, chosen, ("batch_size", *known))

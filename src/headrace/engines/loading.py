@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from headrace.engines import registry
-from headrace.engines.base import Engine
+from headrace.engines.base import AnyEngine
 from headrace.engines.config import EngineConfig
 from headrace.engines.process import ProcessEngine
 from headrace.errors import EngineError, HeadraceError, StoppedEarly, text_of
 
 
-def load_engine(config: EngineConfig) -> Engine[Any, Any]:
+def load_engine(config: EngineConfig) -> AnyEngine:
     """Load the model. Blocks.
 
     Raises:
@@ -22,7 +20,7 @@ def load_engine(config: EngineConfig) -> Engine[Any, Any]:
     if config.engine_process:
         return ProcessEngine(task, config.model, engine=name, options=options, timeout_s=config.engine_timeout_s)
     try:
-        engine: Engine[Any, Any] = registry.create(task, config.model, engine=name, **options)
+        engine: AnyEngine = registry.create(task, config.model, engine=name, **options)
     except (HeadraceError, OSError, KeyboardInterrupt, StoppedEarly):
         raise
     except BaseException as error:

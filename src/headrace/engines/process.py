@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.batching.pending import checked_results
 from headrace.engines import registry
-from headrace.engines.base import BatchEngine, Prepared
+from headrace.engines.base import AnyBatchEngine, Prepared
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError, WorkerDiedError, text_of
 from headrace.processes.child import ChildProcess
@@ -129,7 +129,7 @@ class _Host:
         if profile.batching != "batches":
             engine.close()
             raise _no_batches(name or type(engine).__name__)
-        self._engine: BatchEngine[Any, Any, Any] = engine
+        self._engine: AnyBatchEngine = engine
         self.facts = replace(profile, followable=False), dict(engine.describe())
 
     def __call__(self, request: tuple[str, list[Any]]) -> list[Any]:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import Engine, Prepared, can_be_followed
+from headrace.engines.base import AnyEngine, Prepared, can_be_followed
 from headrace.engines.profile import profile_of
 from headrace.errors import EngineDeadError
 from headrace.events import Listener
@@ -145,7 +145,7 @@ class Service:
         self,
         name: str,
         task: str,
-        engine: Engine[Any, Any],
+        engine: AnyEngine,
         batcher: Batcher[Any, Any],
         limits: ServeLimits,
         on_dead: Callable[[], None],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.engines.base import Engine
+from headrace.engines.base import AnyEngine
 from headrace.engines.profile import profile_of
 
 
@@ -16,7 +16,7 @@ class Tokens:
         engine: says whether a record's cost is its tokens.
     """
 
-    def __init__(self, engine: Engine[Any, Any]) -> None:
+    def __init__(self, engine: AnyEngine) -> None:
         self.prompt = 0
         self.generated = 0
         self._cost_is_tokens = profile_of(engine).counts_tokens

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.batching.callables import PROMISES, unfinished
 from headrace.batching.pending import checked_results
-from headrace.engines.base import BatchEngine, StepEngine, StreamEngine
+from headrace.engines.base import AnyBatchEngine, AnyStepEngine, AnyStreamEngine
 from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, StoppedError, text_of
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.work import Work
@@ -47,7 +47,7 @@ def _cost(work: Work) -> int:
 
 def infer(
     work: list[Work],
-    engine: BatchEngine[Any, Any, Any],
+    engine: AnyBatchEngine,
     stop: StopRequest,
     max_attempts: int,
     in_flight: InFlight | None = None,
@@ -73,7 +73,7 @@ def infer(
     return list(map(sound, results))
 
 
-def _forward(work: list[Work], engine: BatchEngine[Any, Any, Any], in_flight: InFlight | None) -> Any:
+def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | None) -> Any:
     if in_flight is None:
         return engine.forward([item.payload for item in work])
     in_flight.enter([item.record.position for item in work])
@@ -83,7 +83,7 @@ def _forward(work: list[Work], engine: BatchEngine[Any, Any, Any], in_flight: In
         in_flight.leave()
 
 
-async def infer_one(work: Work, engine: StreamEngine[Any, Any, Any], stop: StopRequest) -> Any:
+async def infer_one(work: Work, engine: AnyStreamEngine, stop: StopRequest) -> Any:
     """One record through an engine that batches by itself, unless the job is asked to stop before it has begun."""
     if not stop.requested:
         try:
@@ -100,7 +100,7 @@ async def infer_one(work: Work, engine: StreamEngine[Any, Any, Any], stop: StopR
 class WorkSteps:
     """A `StepModel` of work: the engine sees its payload. What has not begun when the job is asked to stop does not."""
 
-    def __init__(self, engine: StepEngine[Any, Any, Any], stop: StopRequest) -> None:
+    def __init__(self, engine: AnyStepEngine, stop: StopRequest) -> None:
         self._engine = engine
         self._stop = stop
         self._work: dict[int, Work] = {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from headrace.engines.base import Engine
+from headrace.engines.base import AnyEngine
 from headrace.engines.profile import profile_of
 from headrace.errors import RecordError, StoppedEarly
 from headrace.events import StageDone
@@ -136,7 +136,7 @@ class Preparation:
     """How records are made ready: user code, columns, then the engine."""
 
     columns: Columns
-    engine: Engine[Any, Any]
+    engine: AnyEngine
     user: UserCode
     dedupe: bool
     in_time: InTime = field(default_factory=InTime)

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.batching.policy.bucketing import MAX_STRETCH
 from headrace.batching.policy.cost import batch_cost
-from headrace.engines.base import BatchEngine, runs_batches
+from headrace.engines.base import AnyBatchEngine, runs_batches
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
@@ -132,7 +132,7 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _measure(
-    engine: BatchEngine[Any, Any, Any], batches: Sequence[Sequence[Work]], profile: EngineProfile
+    engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], profile: EngineProfile
 ) -> tuple[float, list[tuple[Work, Any]]]:
     """Seconds that all these batches take, and what came of those that were run."""
     chosen = sorted({round(n * (len(batches) - 1) / max(_MEASURED - 1, 1)) for n in range(_MEASURED)})

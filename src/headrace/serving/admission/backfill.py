@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import Engine, Prepared
+from headrace.engines.base import AnyEngine, Prepared
 from headrace.engines.profile import profile_of
 from headrace.errors import NotRunningError, StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, RequestDone, StepDone
@@ -45,7 +45,7 @@ class Backfill:
 
     def __init__(
         self,
-        engine: Engine[Any, Any],
+        engine: AnyEngine,
         batcher: Batcher[Any, Any],
         target_s: float | None,
         held: Callable[[], int],

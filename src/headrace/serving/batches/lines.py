@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from headrace.engines.base import Engine, Prepared
+from headrace.engines.base import AnyEngine, Prepared
 from headrace.engines.profile import profile_of
 from headrace.errors import RecordError
 from headrace.io.formats.openai_batch import COMPLETIONS, EMBEDDINGS, Answers
@@ -52,7 +52,7 @@ class Lines:
         host: knows what a request may have.
     """
 
-    def __init__(self, engine: Engine[Any, Any], url: str, host: ServerState) -> None:
+    def __init__(self, engine: AnyEngine, url: str, host: ServerState) -> None:
         self._engine = engine
         self._host = host
         self._param = {EMBEDDINGS: "input", COMPLETIONS: "prompt"}.get(url, "messages")
