@@ -202,14 +202,14 @@ def test_a_cancelled_batch_has_its_counts_after_a_restart_too(serve: Callable[..
 
 def test_a_batch_waits_for_a_server_of_its_model(serve: Callable[..., Any]) -> None:
     with serve(f"{ENGINES}:Gradual", batch_tokens=8) as server:
-        identity = begin(server, [line(number) for number in range(400)])
+        identity = begin(server, [line(number) for number in range(4_000)])
         until(lambda: batch(server, identity)["request_counts"]["completed"] > 0)
     with serve(model="another") as server:
         other = begin(server, [line(0)])
         assert ended(server, other)["status"] == "completed"
         assert batch(server, identity)["status"] == "in_progress"
     with serve() as server:
-        assert ended(server, identity)["request_counts"]["completed"] == 400
+        assert ended(server, identity)["request_counts"]["completed"] == 4_000
 
 
 def test_an_upload_without_a_line_is_refused(serve: Callable[..., Any]) -> None:
