@@ -52,7 +52,7 @@ def measure(title: str, folder: str, inputs: Sequence[str]) -> list[list[Any]]:
     """The variants on one model."""
     engine = registry.create("classify", folder, device="cpu", dtype="float32")
     peer = pipeline("text-classification", str(find_folder(folder)), device="cpu", dtype=torch.float32)
-    cut = {"truncation": True, "max_length": engine.max_model_len}
+    cut = {"truncation": True, "max_length": engine.profile.max_model_len}
     name = f"{version('transformers')} pipeline"
     variants: dict[str, Callable[[], Outputs]] = {
         f"{name}, defaults": lambda: peer(list(inputs), **cut),

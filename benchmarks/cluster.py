@@ -27,6 +27,7 @@ from headrace.app.server import ServerSettings
 from headrace.cluster.ray_job import execute
 from headrace.cluster.ray_serve import NAME, Replicas, served
 from headrace.cluster.ray_workers import ClusterResources
+from headrace.engines.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings
 
@@ -87,7 +88,9 @@ class Bulk:
         options = {"batch_size": BATCH}
         sink = place / "out.jsonl"
         return JobSettings(
-            source=self._input, sink=sink, task="custom", engine="benchmarks.cluster:waits", engine_options=options
+            source=self._input,
+            sink=sink,
+            config=EngineConfig(task="custom", engine="benchmarks.cluster:waits", engine_options=options),
         )
 
     def here(self, place: Path) -> None:
@@ -165,7 +168,7 @@ def until(replicas: int) -> float:
 def scaling() -> None:
     """One table: from none to two replicas and back."""
     options = {"seconds_per_batch": 0.2}
-    settings = ServerSettings(task="embed", engine="headrace.testing:FakeEngine", engine_options=options)
+    settings = ServerSettings(EngineConfig(task="embed", engine="headrace.testing:FakeEngine", engine_options=options))
     scale = Replicas(0, 2, target_ongoing_requests=2.0, scaledown_after_s=5.0, scaleup_after_s=1.0)
     statuses: Counter[int] = Counter()
     enough = threading.Event()

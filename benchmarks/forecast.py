@@ -15,6 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from benchmarks.common import quick, report
 from examples.docstrings import collect
 from headrace.app.job import JobSettings, execute, rehearse
+from headrace.engines.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest
 
 SIZES = (100, 200) if quick() else (300, 1000, 3000)
@@ -34,7 +35,7 @@ def main() -> None:
         for size in SIZES:
             source, sink = Path(name) / f"{size}.jsonl", Path(name) / f"{size}.parquet"
             write(source, found[:: len(found) // size][:size])
-            settings = JobSettings(source, sink, task="embed", engine_options={"device": "cpu"})
+            settings = JobSettings(source, sink, EngineConfig(task="embed", engine_options={"device": "cpu"}))
             _, forecast = rehearse(settings)
             _, ended = execute(settings, StopRequest(), progress=False)
             assert forecast.seconds is not None and forecast.bytes is not None

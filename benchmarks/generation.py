@@ -121,7 +121,9 @@ def static(engine: StaticGenerationEngine, asks: Asks) -> Answers:
 
 
 async def _continuous(engine: GenerationEngine, asks: Asks) -> Answers:
-    async with ContinuousBatcher(engine, max_slots=engine.max_slots, max_cost=engine.max_cost) as batcher:
+    async with ContinuousBatcher(
+        engine, max_slots=engine.profile.max_in_flight, max_cost=engine.profile.max_cost
+    ) as batcher:
         return [answer["text"] async for answer in batcher.map(asks)]
 
 

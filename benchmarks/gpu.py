@@ -185,7 +185,7 @@ def images(setting: Setting) -> Contest:
         {
             f"{name}, defaults": lambda: list(peer(files)),
             f"{name}, batch_size=64": lambda: list(peer(files, batch_size=64)),
-            "headrace, streaming": lambda: streamed(engine, files, chunk=engine.prepare_rows),
+            "headrace, streaming": lambda: streamed(engine, files, chunk=engine.profile.prepare_rows),
         },
         Clock(engine, "forward"),
     )
@@ -221,7 +221,9 @@ def continuous(engine: Any, asks: Sequence[Any], attention: str) -> list[Any]:
     """All answers, as many at a time as there are slots."""
 
     async def run() -> list[Any]:
-        async with ContinuousBatcher(engine, max_slots=engine.max_slots, max_cost=engine.max_cost) as batcher:
+        async with ContinuousBatcher(
+            engine, max_slots=engine.profile.max_in_flight, max_cost=engine.profile.max_cost
+        ) as batcher:
             return [answer async for answer in batcher.map(asks)]
 
     engine._lm.model.set_attn_implementation(attention)

@@ -1,6 +1,6 @@
 """The server under load: overhead of a request, other servers, overload, and bulk work beside requests.
 
-    python -m benchmarks.serving [--quick] [overhead | embedding | overload | backfill]
+    python -m benchmarks.serving [--quick] [overhead | routes | embedding | overload | backfill]
 
 Each server and the load are processes of their own, on loopback. Other batching servers take part where
 `scripts/install-peers` has been run.
@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.common import quick, report, rounds
+from benchmarks.common import quick, ratio, report, rounds
 from benchmarks.serving_apps import BASE_S, UNIT_S
 from examples.docstrings import collect
 from headrace.engines.model_folder import find_folder
@@ -131,6 +131,12 @@ def p99(result: dict[str, Any]) -> float:
     return float(latencies[min(int(len(latencies) * 0.99), len(latencies) - 1)]) if latencies else float("nan")
 
 
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def memory_mb(pid: int) -> float:
     """Resident memory of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -220,6 +226,36 @@ def embedding() -> None:
     report("serving_embedding", title, ("server", "texts/s", "Headrace is x as fast", "p99, ms"), rows)
 
 
+def routes() -> None:
+    """Other ways from a connection to a route, each with all that comes before and after."""
+    ways = {
+        "Headrace: called by the middleware": "noop",
+        "a timer for every body": "timeout",
+        "same route, through Starlette's router": "routed",
+        "FastAPI's own route": "fastapi",
+        "plain Starlette app, no keys, limits or counters": "starlette",
+    }
+    spent: dict[str, list[float]] = {title: [] for title in ways}
+
+    def measured(title: str, port: int, pid: int) -> float:
+        before = cpu_s(pid)
+        result = load(port, CALLERS, 1.0 if quick() else 4.0)
+        spent[title].append((cpu_s(pid) - before) / len(result["latencies_ms"]) * 1e6)
+        return per_s(result)
+
+    with contextlib.ExitStack() as up:
+        variants: dict[str, Callable[[], float]] = {}
+        for title, app in ways.items():
+            port, pid = up.enter_context(serving(app))
+            load(port, CALLERS, 2)
+            variants[title] = partial(measured, title, port, pid)
+        figures = rounds(2 if quick() else 7, variants)
+    ours = figures[next(iter(ways))]
+    rows = [[t, statistics.median(per), ratio(per, ours), statistics.median(spent[t])] for t, per in figures.items()]
+    columns = ("way to the route", "requests/s", "x Headrace", "server's CPU, µs a request")
+    report("serving_routes", f"Ways to a route: a no-op engine, {CALLERS} callers", columns, rows)
+
+
 def overload() -> None:
     """Three times what the engine can do."""
     seconds = 5.0 if quick() else 60.0
@@ -305,7 +341,7 @@ def backfill() -> None:
 def main() -> None:
     """Those that are named, or all."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
-    known = {"overhead": overhead, "embedding": embedding, "overload": overload, "backfill": backfill}
+    known = {"overhead": overhead, "routes": routes, "embedding": embedding, "overload": overload, "backfill": backfill}
     for name in [name for name in sys.argv[1:] if name in known] or known:
         known[name]()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +12,26 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Route
 
+from headrace import openai_protocol
 from headrace.app.server import ServerSettings, build
 from headrace.engines.base import Prepared
+from headrace.engines.config import EngineConfig
 from headrace.engines.requests import Generation
+from headrace.serving.http import middleware
 from headrace.serving.http.server import Server
 from headrace.serving.limits import ServeLimits
-from headrace.serving.protocol.requests import EmbeddingRequest
+from headrace.serving.protocol.requests import EmbeddingRequest, texts_of
+from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import EmbeddingList
+from headrace.serving.routes import text
+from headrace.serving.state import ServerState
+
+PATH = "/v1/embeddings"
 
 BASE_S, UNIT_S = 0.060, 0.00125
 """A batch of the timed engine takes 60 ms, and 1.25 ms for each record: as on a GPU, most of it is the batch's own."""
@@ -144,11 +157,52 @@ def bare(port: int) -> None:
     uvicorn.run(app, port=port, loop="uvloop", http="httptools", access_log=False, log_level="warning")
 
 
-def headrace(port: int, engine: str | None, **settings: Any) -> None:
+def headrace(port: int, engine: str | None, task: str = "embed", **settings: Any) -> None:
     """Headrace with an engine of this file, or the default model."""
     name = None if engine is None else f"benchmarks.serving_apps:{engine}"
-    app, state = build(ServerSettings(engine=name, name=engine, **settings))
+    app, state = build(ServerSettings(EngineConfig(task, engine=name), name=engine, **settings))
     Server(app, state, {"port": port, "log_level": "warning"}).run_app()
+
+
+def routed(port: int, way: str) -> None:
+    """Headrace with a no-op engine, whose requests reach their route another way than usual."""
+    if way == "fastapi":
+        text.DirectRoute = APIRoute  # type: ignore[misc] # instead of the class, for this process
+    app, state = build(ServerSettings(EngineConfig(task="embed", engine="benchmarks.serving_apps:Noop"), name="noop"))
+    for layer in app.user_middleware:
+        layer.kwargs["direct"] = {} if way != "timeout" else layer.kwargs["direct"]
+    if way == "timeout":
+        middleware._Body.receive = _with_timeout  # type: ignore[method-assign]
+    if way == "starlette":
+        app = starlette(app, state)
+    Server(app, state, {"port": port, "log_level": "warning"}).run_app()
+
+
+async def _with_timeout(self: middleware._Body) -> Any:
+    """The next part of a body, each under `asyncio.timeout`, whether it is there already or not."""
+    if self._complete:
+        return await self._receive()
+    async with asyncio.timeout(self._timeout_s):
+        message = await self._receive()
+    self._got += len(message.get("body", b""))
+    if self._got > self._most:
+        raise self._too_long()
+    self._complete = not message.get("more_body", False)
+    return message
+
+
+def starlette(inner: FastAPI, state: ServerState) -> Any:
+    """A plain Starlette app before the same service: pydantic in, orjson out; no keys, limits, ids or counters."""
+
+    async def embeddings(request: Request) -> JsonReply:
+        body = EmbeddingRequest.model_validate_json(await request.body())
+        texts = texts_of(body.input)
+        size = state.check_texts(texts, "input")
+        request.scope["headrace_request_id"] = "x"
+        answers = await state.service.infer(texts, size, state.call(request, body.timeout, "input"))
+        return JsonReply({**openai_protocol.embeddings(answers.outputs, answers.cost), "model": "noop"})
+
+    return Starlette(routes=[Route(PATH, embeddings, methods=["POST"])], lifespan=inner.router.lifespan_context)
 
 
 def main() -> None:
@@ -159,6 +213,8 @@ def main() -> None:
             bare(int(port))
         case "noop":
             headrace(int(port), "Noop")
+        case "routed" | "fastapi" | "starlette" | "timeout":
+            routed(int(port), name)
         case "embed":
             headrace(int(port), None)
         case "timed":

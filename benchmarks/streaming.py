@@ -26,9 +26,9 @@ async def _streamed(engine: Any, inputs: Sequence[Any], chunk: int) -> list[Any]
     async with DynamicBatcher[tuple[int, Any], Any](
         lambda batch: engine.forward([item.payload for _, item in batch]),
         cost_estimator=lambda item: item[1].cost,
-        target_batch_cost=engine.default_batch_cost,
-        max_batch_size=engine.default_batch_size,
-        padded=engine.pads,
+        target_batch_cost=engine.profile.batch_cost,
+        max_batch_size=engine.profile.batch_size,
+        padded=engine.profile.pads,
         length_bucketing=True,
     ) as batcher:
         async for (index, _), output in batcher.as_completed(_prepared(engine, inputs, chunk)):

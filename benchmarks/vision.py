@@ -76,7 +76,7 @@ def measure(title: str, folder: Path, files: Sequence[str]) -> list[list[Any]]:
     variants: dict[str, Callable[[], list[dict[str, Any]]]] = {
         f"{name}, defaults": alone,
         f"{name}, batch_size=8": lambda: alone(batch_size=8),
-        "headrace, streaming": lambda: streamed(engine, files, chunk=engine.prepare_rows),
+        "headrace, streaming": lambda: streamed(engine, files, chunk=engine.profile.prepare_rows),
     }
     peer(list(files[:4]))
     streamed(engine, files[:16])

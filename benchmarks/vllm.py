@@ -23,6 +23,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from headrace.engines.config import EngineConfig
 from headrace.engines.vllm.engine import VllmEngine  # first: it tells vLLM to be quiet
 
 # isort: split
@@ -63,7 +64,11 @@ def job(engine: VllmEngine, source: Path, column: str) -> tuple[int, list[dict[s
     """The whole way from file to file; how many records failed, and the rows of the output."""
     sink = source.with_suffix(".out.jsonl")
     settings = wiring.JobSettings(
-        source=source, sink=sink, task="generate", engine="vllm", text_column=column, overwrite=True
+        source=source,
+        sink=sink,
+        text_column=column,
+        overwrite=True,
+        config=EngineConfig(task="generate", engine="vllm"),
     )
     end = main_path.run(wiring.build(wiring.check(settings), engine, StopRequest(), ReportBuilder()))
     return end.failed, [json.loads(line) for line in sink.read_text().splitlines()]
@@ -127,7 +132,7 @@ def compare(folder: Path) -> None:
     whole = vllm.LLM(str(folder), disable_log_stats=True, **OPTIONS)
     engine = VllmEngine(folder, chat=False, **OPTIONS)
     peer = f"vllm {vllm.__version__}, LLM.generate"
-    ours = f"headrace, a job from file to file, at most {engine.max_in_flight} under way"
+    ours = f"headrace, a job from file to file, at most {engine.profile.max_in_flight} under way"
     slow = f"{version('transformers')}, generate, batches of {STATIC}, one round"
     variants: dict[str, Callable[[], list[str]]] = {
         slow: partial(static, plain, AutoTokenizer.from_pretrained(folder), asks),

@@ -73,8 +73,10 @@ def main() -> None:
     from headrace.app.server import ServerSettings
     from headrace.cluster.ray_serve import Replicas, served
     from headrace.cluster.ray_workers import ClusterResources
+    from headrace.engines.config import EngineConfig
 
-    settings = ServerSettings(task="generate", engine=ENGINE, engine_options=OPTIONS if ENGINE == "vllm" else {})
+    options = OPTIONS if ENGINE == "vllm" else {}
+    settings = ServerSettings(EngineConfig(task="generate", engine=ENGINE, engine_options=options))
     with served(settings, Replicas(0, 2), ClusterResources(cpus=0.5), "127.0.0.1", 8011) as url:
         print(asyncio.run(answer_all(lambda prompts: ask(url, prompts), rows)))
 

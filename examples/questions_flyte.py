@@ -45,7 +45,7 @@ def model() -> Iterator[headrace.Batcher[headrace.Prompt, str]]:
         return [answer["text"] for answer in engine.forward(prepared(prompts))]
 
     if VLLM:
-        yield PassthroughBatcher(infer_one, max_in_flight=engine.max_in_flight)
+        yield PassthroughBatcher(infer_one, max_in_flight=engine.profile.max_in_flight)
     else:
         yield headrace.TokenBatcher(inference_fn=infer, target_batch_tokens=4_000)
     engine.close()

@@ -13,8 +13,9 @@ import httpx
 
 from headrace.batching.passthrough import PassthroughBatcher
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
+from headrace.openai_protocol import error_message
+from headrace.retry import TRANSIENT_STATUSES, RetryPolicy, retry_after_s
 
-_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _BUSY = 429
 _FORBIDDEN = frozenset({401, 403, 407})
 
@@ -76,6 +77,9 @@ class AsyncClient:
         addresses = [_checked(given) for given in ([endpoints] if isinstance(endpoints, str) else endpoints)]
         if not addresses:
             raise ConfigError("no endpoint is given; name at least one, such as http://localhost:8000")
+        self._policy = RetryPolicy(
+            self.settings.attempts, self.settings.backoff_s, self.settings.longest_backoff_s, jitter=0.5
+        )
         self._sleep = sleep
         self._chance = chance
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
@@ -112,36 +116,24 @@ class AsyncClient:
                 outcome: Exception = EngineDeadError(
                     f"{lane.endpoint} cannot be reached: {type(error).__name__} {error}"
                 )
-                wait_s = self._backoff(failures, None)
                 failures += 1
+                wait_s = self._policy.wait_s(failures, chance=self._chance)
             else:
                 if answer.is_success:
                     return answer.json()
                 outcome = _failure(lane.endpoint, answer)
-                if answer.status_code not in _AGAIN:
+                if answer.status_code not in TRANSIENT_STATUSES:
                     raise outcome
                 asked = answer.headers.get("retry-after")
                 busy = answer.status_code == _BUSY and asked is not None and patience_s > 0
-                wait_s = self._backoff(0 if busy else failures, asked)
-                if busy:
-                    patience_s -= wait_s
-                else:
-                    failures += 1
+                failures += 0 if busy else 1
+                wait_s = self._policy.wait_s(1 if busy else failures, retry_after_s(asked), self._chance)
+                patience_s -= wait_s if busy else 0
             finally:
                 lane.under_way -= 1
-            if failures == self.settings.attempts:
+            if not self._policy.allows(failures):
                 raise outcome
             await self._sleep(wait_s)
-
-    def _backoff(self, failures: int, retry_after: str | None) -> float:
-        """Seconds before the next try: no less than the server asks for, and not all clients at the same moment."""
-        settings = self.settings
-        own: float = min(settings.backoff_s * 2**failures, settings.longest_backoff_s) * (0.5 + self._chance() / 2)
-        try:
-            asked = float(retry_after or 0)
-        except ValueError:  # a date: its clock need not be ours
-            asked = 0.0
-        return own if asked <= 0 else min(asked, settings.longest_backoff_s) + own
 
     async def map(
         self,
@@ -261,12 +253,13 @@ def _checked(endpoint: str) -> str:
 
 def _failure(endpoint: str, answer: httpx.Response) -> Exception:
     try:
-        detail = str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        detail = answer.text[:200]
+        said = error_message(answer.json())
+    except ValueError:  # no JSON: a proxy's page, say
+        said = None
+    detail = answer.text[:200] if said is None else said
     line = f"{endpoint} says {answer.status_code}: {' '.join(detail.split())}"
     if answer.status_code in _FORBIDDEN or answer.status_code in (502, 503):
         return EngineDeadError(line)
-    if answer.status_code in _AGAIN:
+    if answer.status_code in TRANSIENT_STATUSES:
         return EngineError(line)
     return RecordError(line)

@@ -32,6 +32,8 @@ A message names the thing, the value and the way out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class HeadraceError(Exception):
     """Base of all of Headrace's own errors."""
@@ -42,16 +44,33 @@ class ConfigError(HeadraceError, ValueError):
 
 
 class UnknownOptionError(ConfigError):
-    """An engine has no option of this name; the message lists those it has."""
+    """An engine has no option of this name; the message lists those it has and names the nearest.
 
-    def __init__(self, message: str, option: str, known: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
+    Args:
+        reason: the message without the nearest name.
+        option: the unknown one.
+        known: the engine's options.
+        settings: other names that may have been meant.
+    """
+
+    def __init__(self, reason: str, option: str, known: tuple[str, ...] = (), settings: tuple[str, ...] = ()) -> None:
+        super().__init__(reason + nearest(option, (*known, *settings)))
+        self.reason = reason
         self.option = option
         self.known = known
+        self.settings = settings
 
-    def __reduce__(self) -> tuple[type[UnknownOptionError], tuple[str, str, tuple[str, ...]]]:
+    def __reduce__(self) -> tuple[type[UnknownOptionError], tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
         """So that it arrives from another process too."""
-        return UnknownOptionError, (str(self), self.option, self.known)
+        return UnknownOptionError, (self.reason, self.option, self.known, self.settings)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known names that may be meant, as the end of a sentence; empty if none is similar."""
+    from difflib import get_close_matches  # here, as this module is imported by every command
+
+    close = get_close_matches(name, [*dict.fromkeys(known)], 3, 0.75)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 class MissingExtraError(ConfigError):

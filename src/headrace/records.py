@@ -1,9 +1,11 @@
-"""A record on its way through a job, and what became of it."""
+"""A record on its way through a job, what became of it, and which values are no text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from headrace.errors import RecordError
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +70,25 @@ class LeftOut:
 
 
 Outcome: TypeAlias = Ok | Failed
+
+
+def text_refusal(value: Any, name: str = "the input") -> RecordError | None:
+    """Why a value cannot be taken as text; None where it can.
+
+    Args:
+        value: any.
+        name: what the message calls it.
+    """
+    if not isinstance(value, str):
+        return RecordError(f"{name} is {kind_of(value)}, not text")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair; no tokenizer or file takes it
+            return RecordError(f"{name} is not valid Unicode: {error.reason} at character {error.start}")
+    return None
+
+
+def kind_of(value: Any) -> str:
+    """The type of a value, for a message: "null", or "of type int"."""
+    return "null" if value is None else f"of type {type(value).__name__}"

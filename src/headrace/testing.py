@@ -11,10 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.engines.base import Prepared
+from headrace.engines.profile import EngineProfile, from_attributes
 from headrace.errors import EngineDeadError, RecordError
+from headrace.records import text_refusal
 
 
-class FakeEngine:
+class _Attributes:
+    @property
+    def profile(self) -> EngineProfile:
+        """How it is to be fed, from its attributes: a subclass or a test may change these."""
+        return from_attributes(self)
+
+
+class FakeEngine(_Attributes):
     """An embedding engine without a model: a vector that depends on the text alone.
 
     A text costs its number of words. It satisfies `headrace.engines.base.BatchEngine`.
@@ -71,8 +80,8 @@ class FakeEngine:
         return [self._prepare(text) for text in inputs]
 
     def _prepare(self, text: Any) -> Prepared[str] | Exception:
-        if not isinstance(text, str):
-            return RecordError(f"the input is of type {type(text).__name__}, not text")
+        if refusal := text_refusal(text):
+            return refusal
         words = text.split()
         if self._max_words is None or len(words) <= self._max_words:
             return Prepared(text, max(len(words), 1))
@@ -120,7 +129,7 @@ class FakeRequest:
     taken: int = 0
 
 
-class FakeStepEngine:
+class FakeStepEngine(_Attributes):
     """A generator without a model: it says a text's words again, one at each step.
 
     A text of n words costs n at first, and one more with each word of the answer. It satisfies
@@ -229,7 +238,7 @@ class FakeStepEngine:
         self.closed = True
 
 
-class FakeStreamEngine:
+class FakeStreamEngine(_Attributes):
     """An embedding engine that batches by itself: the vectors of `FakeEngine`, one request at a time.
 
     It satisfies `headrace.engines.base.StreamEngine`.

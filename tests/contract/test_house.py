@@ -79,3 +79,49 @@ def test_the_map_has_one_line_for_every_package_and_module() -> None:
 def test_durations_never_come_from_the_wall_clock() -> None:
     forbidden = re.compile(r"\btime\.time(_ns)?\(")
     assert [name for name in MODULES if forbidden.search((PACKAGE / name).read_text(encoding="utf-8"))] == []
+
+
+KINDS = re.compile(r"\b\w*Engine$")
+
+
+def reads_an_engine(node: ast.AST) -> bool:
+    """Whether an expression is an engine: `engine`, `self._engine`, `job.engine` and so on."""
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return name.lstrip("_") == "engine"
+
+
+def guesses_about_engines(source: str) -> list[int]:
+    """Lines that ask an engine for its type, or for what it may not have, instead of reading its profile."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr == "profile" and reads_an_engine(node.value):
+            lines.append(node.lineno)  # an engine of the user's may have none: `profile_of` knows what to do
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) >= 2:
+            subject, other = node.args[:2]
+            kinds = [name for name in ast.walk(other) if isinstance(name, ast.Name | ast.Attribute)]
+            named = any(KINDS.search(name.id if isinstance(name, ast.Name) else name.attr) for name in kinds)
+            asked = reads_an_engine(subject) and (isinstance(other, ast.Constant) or len(node.args) > 2)
+            if (node.func.id == "isinstance" and named) or (node.func.id in ("getattr", "hasattr") and asked):
+                lines.append(node.lineno)
+    return lines
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "engines/profile.py"])
+def test_only_the_profile_knows_what_an_engine_may_not_say(module: str) -> None:
+    assert guesses_about_engines((PACKAGE / module).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "isinstance(engine, StepEngine)",
+        "isinstance(job.engine, (base.StreamEngine, StepEngine))",
+        "getattr(self._engine, 'pads', False)",
+        "getattr(engine, 'max_model_len')",
+        "getattr(engine, name, None)",
+        "hasattr(engine, 'follow')",
+        "self.engine.profile",
+    ],
+)
+def test_a_guess_about_an_engine_is_found(line: str) -> None:
+    assert guesses_about_engines(line) == [1]

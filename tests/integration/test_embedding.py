@@ -89,10 +89,10 @@ def test_a_bad_input_is_its_own_error_and_no_others(engine: EmbeddingEngine) -> 
     prepared = engine.prepare(["good", None, 7, "half \ud800", ["list"], ""])
     errors = {index: str(one) for index, one in enumerate(prepared) if isinstance(one, RecordError)}
     assert errors == {
-        1: "expected text, got null",
-        2: "expected text, got int",
-        3: "the text is not valid Unicode: surrogates not allowed at character 5",
-        4: "expected text, got list",
+        1: "the input is null, not text",
+        2: "the input is of type int, not text",
+        3: "the input is not valid Unicode: surrogates not allowed at character 5",
+        4: "the input is of type list, not text",
     }
     assert isinstance(prepared[0], Prepared)
     assert isinstance(prepared[5], Prepared)
@@ -133,13 +133,13 @@ def test_pooling_dense_and_prompts_are_those_of_the_folder(
     texts = MIXED[1:-1]
     expected = SentenceTransformer(str(folder), device="cpu", local_files_only=True).encode(texts)
     with_engine = EmbeddingEngine(folder, device="cpu")
-    assert with_engine.dimension == (8 if options.get("dense") else 16)
+    assert with_engine.profile.dimension == (8 if options.get("dense") else 16)
     assert np.abs(vectors(with_engine, texts) - expected).max() < 1e-5
 
 
 def test_a_plain_encoder_is_pooled_by_the_mean(encoder_folder: Path) -> None:
     engine = EmbeddingEngine(encoder_folder, device="cpu")
-    assert engine.max_model_len == 40
+    assert engine.profile.max_model_len == 40
     expected = SentenceTransformer(str(encoder_folder), device="cpu", local_files_only=True).encode(MIXED)
     assert np.abs(vectors(engine, MIXED) - expected).max() < 1e-5
 
@@ -147,7 +147,7 @@ def test_a_plain_encoder_is_pooled_by_the_mean(encoder_folder: Path) -> None:
 def test_truncate_dim_keeps_the_first_components(encoder_folder: Path) -> None:
     whole, short = (EmbeddingEngine(encoder_folder, device="cpu", truncate_dim=dim) for dim in (None, 5))
     assert np.abs(vectors(short, MIXED) - vectors(whole, MIXED)[:, :5]).max() < 1e-6
-    assert short.dimension == 5
+    assert short.profile.dimension == 5
 
 
 def test_a_too_long_text_fails_alone_when_the_user_says_so(encoder_folder: Path) -> None:
@@ -251,6 +251,6 @@ def test_a_closed_engine_says_so(encoder_folder: Path) -> None:
 
 def test_it_is_a_batch_engine(engine: EmbeddingEngine) -> None:
     as_seam: BatchEngine[Any, Any, Any] = engine
-    assert as_seam.pads
-    assert as_seam.default_batch_cost == 1_024
-    assert as_seam.default_batch_size >= 1
+    assert as_seam.profile.pads
+    assert as_seam.profile.batch_cost == 1_024
+    assert as_seam.profile.batch_size >= 1

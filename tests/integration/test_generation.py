@@ -14,7 +14,6 @@ import pytest
 
 from headrace import ContinuousBatcher
 from headrace.engines import registry
-from headrace.engines.base import BatchEngine, StepEngine
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 from headrace.events import Event, StepDone
 
@@ -85,7 +84,7 @@ def answers(engine: Any, inputs: list[Any], events: list[Event] | None = None) -
     async def main() -> list[Any]:
         listener = None if events is None else events.append
         async with ContinuousBatcher(
-            engine, max_slots=engine.max_slots, max_cost=engine.max_cost, listener=listener
+            engine, max_slots=engine.profile.max_in_flight, max_cost=engine.profile.max_cost, listener=listener
         ) as batcher:
             asks = payloads(engine, inputs)
             return [answer async for answer in batcher.map(asks, return_exceptions=True)]
@@ -161,7 +160,7 @@ def test_all_of_the_cache_is_free_again(folder: Path) -> None:
     free = engine._processor.cache.compute_free_capacity(relative=False)
 
     async def main() -> None:
-        async with ContinuousBatcher(engine, max_slots=4, max_cost=engine.max_cost) as batcher:
+        async with ContinuousBatcher(engine, max_slots=4, max_cost=engine.profile.max_cost) as batcher:
             futures = [await batcher.submit(ask) for ask in payloads(engine, requests(4, min_tokens=1))]
             endless = await batcher.submit(
                 payloads(engine, [{"prompt": "a", "max_tokens": 150, "ignore_eos": True}])[0]
@@ -370,7 +369,7 @@ def test_a_change_of_transformers_is_not_taken_for_the_models_fault(
 @pytest.mark.parametrize("name", ["torch", "static"])
 def test_engines_keep_their_types_promises(folder: Path, name: str) -> None:
     engine = registry.create("generate", folder, engine=name)
-    assert isinstance(engine, StepEngine if name == "torch" else BatchEngine)
+    assert engine.profile.batching == ("steps" if name == "torch" else "batches")
     assert json.loads(json.dumps(engine.describe())) == engine.describe()
     assert engine.describe() != registry.create("generate", folder, engine=name, temperature=0.1).describe()
     [ask] = payloads(engine, ["abc"])

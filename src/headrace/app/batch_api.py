@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from headrace.app import job as wiring
-from headrace.engines.base import BatchEngine
+from headrace.engines.config import EngineConfig
+from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError, NotRunningError
 from headrace.events import Event, JobStarted, Listener, PartCommitted
 from headrace.io.formats.openai_batch import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIWriter, url_of
@@ -144,15 +145,15 @@ class _Run:
     ) -> None:
         self.completed = self.failed = self._earlier_failures = 0
         engine = service.engine
-        ahead = 8 * engine.default_batch_size if isinstance(engine, BatchEngine) else _AHEAD
-        self._guest = guest(min(ahead, _AHEAD))
+        profile = profile_of(engine)
+        self._guest = guest(min(8 * profile.batch_size, _AHEAD) if profile.batching == "batches" else _AHEAD)
         self._stop = _Stop(self._guest)
         self._lines = lines
         self._settings = wiring.JobSettings(
             source=source,
             sink=folder / "output.jsonl",
-            task=service.task,
-            engine=lambda *_: engine,  # it is loaded: the model's name in requests need not be that of a folder
+            # It is loaded: the model's name in requests need not be that of a folder.
+            config=EngineConfig(task=service.task, engine=lambda *_: engine),
             limits=_LIMITS,
         )
         self._url = url

@@ -12,9 +12,10 @@ from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.budget import BudgetTuner
 from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.memory import TARGET_SHARE, MemoryLimit, Peak, PeakMeter, fit, memory_limit
-from headrace.engines.base import Engine, TunableEngine
+from headrace.engines.base import AnyEngine, TunableEngine
+from headrace.engines.config import EngineConfig
+from headrace.engines.profile import EngineProfile, profile_of
 from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone, Listener, MemoryUsed
-from headrace.jobs.settings import JobSettings
 
 _RANGE = (4, 32)
 """How many times smaller and larger than the engine's own the budget may become."""
@@ -38,41 +39,44 @@ def find_key(engine: TunableEngine, task: str) -> dict[str, Any]:
 
 
 def follow(
-    settings: JobSettings, engine: Engine[Any, Any], batcher: object, tell: Listener, cache: TuningCache | None = None
+    config: EngineConfig, engine: AnyEngine, batcher: object, tell: Listener, cache: TuningCache | None = None
 ) -> BudgetListener | None:
     """What to let hear the job's events; None where the user set the budget, or the engine batches otherwise."""
-    if not isinstance(batcher, DynamicBatcher) or not _is_followed(settings, engine):
+    if not isinstance(batcher, DynamicBatcher) or not _is_followed(config, engine):
         return None
     assert isinstance(engine, TunableEngine), "that is one of the conditions"
     cache = cache or TuningCache()
     own = batcher.target_batch_cost
     least, most = own / _RANGE[0], own * _RANGE[1]
-    start = starting_budget(settings, engine, own, cache)
-    tuner = BudgetTuner(start, max(least, getattr(engine, "max_model_len", least)), most)
+    profile = profile_of(engine)
+    start = starting_budget(config, engine, profile, cache)
+    tuner = BudgetTuner(start, max(least, profile.max_model_len or least), most)
     on_cpu = engine.hardware().get("device", "cpu") == "cpu"
     watch = MemoryWatch(memory_limit(), PeakMeter() if on_cpu else None)
-    keep = (cache, find_key(engine, settings.task or ""))
+    keep = (cache, find_key(engine, config.task or ""))
     return BudgetListener(batcher, tuner, watch, tell, keep)
 
 
 def starting_budget(
-    settings: JobSettings, engine: Engine[Any, Any], own: float, cache: TuningCache | None = None
+    config: EngineConfig, engine: AnyEngine, profile: EngineProfile, cache: TuningCache | None = None
 ) -> float:
     """What the first batches of a job may cost: what an earlier job has found, or else the engine's own."""
-    if not _is_followed(settings, engine):
+    own = profile.batch_cost
+    if not _is_followed(config, engine):
         return own
     assert isinstance(engine, TunableEngine), "that is one of the conditions"
-    kept = budget_in((cache or TuningCache()).read(find_key(engine, settings.task or "")))
+    kept = budget_in((cache or TuningCache()).read(find_key(engine, config.task or "")))
     return min(max(kept or own, own / _RANGE[0]), own * _RANGE[1])
 
 
-def _is_followed(settings: JobSettings, engine: Engine[Any, Any]) -> bool:
+def _is_followed(config: EngineConfig, engine: AnyEngine) -> bool:
     """Whether the budget is to be found: one of tokens, of a model of Headrace's own, that the user did not set."""
-    if settings.batch_tokens is not None or settings.batch_size is not None:
+    if config.batch_tokens is not None or config.batch_size is not None:
         return False
     if not isinstance(engine, TunableEngine) or engine.describe().get("model_digest") is None:
         return False
-    return bool(getattr(engine, "counts_tokens", True) and getattr(engine, "pads", False))
+    profile = profile_of(engine)
+    return profile.counts_tokens and profile.pads
 
 
 def budget_in(found: Mapping[str, Any] | None) -> float | None:

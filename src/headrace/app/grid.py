@@ -11,19 +11,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.app.budgets import find_key
-from headrace.app.job import Broadcast, build, build_engine, check, shape_of
+from headrace.app.job import Broadcast, build, check
 from headrace.app.plan import Plan
+from headrace.app.tuning import in_dtype
 from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.memory import PeakMeter
 from headrace.device.precision import candidates, compare
 from headrace.engines import registry
-from headrace.engines.base import BatchEngine, TunableEngine
+from headrace.engines.base import AnyBatchEngine, TunableEngine
+from headrace.engines.loading import load_engine
+from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError, EngineOutOfMemoryError
 from headrace.jobs.pipeline.job import StopRequest
-from headrace.jobs.pipeline.stages import Work
-from headrace.jobs.planning.forecast import Shape, pack
+from headrace.jobs.pipeline.work import Work
+from headrace.jobs.planning.forecast import pack
 from headrace.jobs.planning.survey import survey
 from headrace.jobs.settings import JobSettings
 
@@ -122,29 +125,28 @@ class _Measuring:
         self._plan = plan
         self._options = options
         self._points: list[_Point] = []
-        self._engines: list[BatchEngine[Any, Any, Any]] = []
+        self._engines: list[AnyBatchEngine] = []
         self._work: list[Work] = []
         self._reference: list[Any] = []
 
     def add(self, name: str, dtype: str) -> list[str]:
         """Load the model so; returns the types that its device computes faster."""
-        settings = self._plan.settings
-        own = {} if name == "onnx" else {"dtype": dtype}
-        engine = build_engine(replace(settings, engine=name, engine_options={**settings.engine_options, **own}))
-        if not isinstance(engine, TunableEngine) or not isinstance(engine, BatchEngine):
+        config = replace(self._plan.settings.config, engine=name)
+        engine = load_engine(config if name == "onnx" else in_dtype(config, dtype))
+        if not isinstance(engine, TunableEngine):
             engine.close()
-            raise ConfigError(f"task {settings.task!r} has no batches to tune: its engine batches by itself")
+            raise ConfigError(f"task {config.task!r} has no batches to tune: its engine batches by itself")
         self._engines.append(engine)
         if not self._work:
             self._work = self._sample(engine)
         off, passes = _compared(engine, self._work, self._reference)
-        key = find_key(engine, settings.task or "")
+        key = find_key(engine, config.task or "")
         for threads in (self._options.threads if name != "onnx" else ()) or (None,):
             way = _Way(Setting(name, dtype, threads), engine, key, off, passes)
             self._points += _points(way, self._work, self._options.budgets)
         return candidates(engine.dtype_speeds())
 
-    def _sample(self, engine: BatchEngine[Any, Any, Any]) -> list[Work]:
+    def _sample(self, engine: AnyBatchEngine) -> list[Work]:
         job = build(self._plan, engine, StopRequest(), Broadcast(()))
         work = sorted(survey(job, spread=True).work, key=lambda item: item.cost, reverse=True)
         if not work:
@@ -182,7 +184,7 @@ class _Way:
     """A loaded engine, and how good its outputs are."""
 
     setting: Setting
-    engine: BatchEngine[Any, Any, Any]
+    engine: AnyBatchEngine
     key: dict[str, Any]
     off: str
     passes: bool
@@ -190,7 +192,7 @@ class _Way:
 
 def _engines(settings: JobSettings) -> tuple[str, ...]:
     try:
-        registry.folder_of(settings.task or "", settings.model, "onnx")
+        registry.folder_of(settings.config.task or "", settings.config.model, "onnx")
     except ConfigError:
         return ("torch",)
     return ("torch", "onnx")
@@ -200,11 +202,11 @@ def _ordered(dtypes: Sequence[str]) -> list[str]:
     return sorted(dtypes, key=lambda name: name != "float32")
 
 
-def _compared(engine: BatchEngine[Any, Any, Any], work: Sequence[Work], reference: list[Any]) -> tuple[str, bool]:
+def _compared(engine: AnyBatchEngine, work: Sequence[Work], reference: list[Any]) -> tuple[str, bool]:
     """How far the outputs are from the first engine's, and whether they are good enough."""
     step = max(1, len(work) // _COMPARED)
     outputs: list[Any] = []
-    for batch in pack(work[::step], Shape(1_024, 64, engine.pads)):
+    for batch in pack(work[::step], profile_of(engine)):
         outputs += engine.forward([item.payload for item in batch])
     if not reference:
         reference += outputs
@@ -214,9 +216,10 @@ def _compared(engine: BatchEngine[Any, Any, Any], work: Sequence[Work], referenc
 
 
 def _points(way: _Way, work: Sequence[Work], budgets: Sequence[int]) -> Iterator[_Point]:
-    own = shape_of(JobSettings("", ""), way.engine)
-    for budget in budgets or [round(own.budget * factor) for factor in _FACTORS]:
-        yield _Point(way, budget, _spread(pack(work, Shape(budget, max(own.size, budget // 8), own.padded))))
+    own = profile_of(way.engine)
+    for budget in budgets or [round(own.batch_cost * factor) for factor in _FACTORS]:
+        shape = replace(own, batch_cost=budget, batch_size=max(own.batch_size, budget // 8))
+        yield _Point(way, budget, _spread(pack(work, shape)))
 
 
 def _spread(batches: Sequence[Sequence[Work]]) -> list[Sequence[Work]]:
@@ -270,7 +273,7 @@ class _Point:
         self._next += 1
         costs: list[float] = [item.cost for item in batch]
         self._cost += sum(costs)
-        self._computed += batch_cost(costs, padded=self.way.engine.pads)
+        self._computed += batch_cost(costs, padded=profile_of(self.way.engine).pads)
         self._records += len(batch)
 
     def row(self) -> GridRow | None:
@@ -283,7 +286,7 @@ class _Point:
         return GridRow(way.setting, measured, self._records / seconds, way.off, way.passes)
 
 
-def _one_and_many(engine: BatchEngine[Any, Any, Any], work: Sequence[Work]) -> tuple[float, float]:
+def _one_and_many(engine: AnyBatchEngine, work: Sequence[Work]) -> tuple[float, float]:
     """Seconds of a record of middling length alone, and of 32 like it: medians of some runs in turn."""
     middle = work[len(work) // 2].payload
     figures: tuple[list[float], list[float]] = ([], [])

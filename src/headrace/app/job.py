@@ -7,41 +7,39 @@ import contextlib
 import functools
 import json
 import logging
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
+from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.budgets import follow, starting_budget
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, engine_identity, fingerprint, finished_before
 from headrace.app.plan import check as check
 from headrace.app.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
-from headrace.batching.continuous import ContinuousBatcher
-from headrace.batching.dynamic import DynamicBatcher
-from headrace.batching.passthrough import PassthroughBatcher
-from headrace.engines import registry
-from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
-from headrace.engines.process import ProcessEngine
-from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedEarly, text_of
+from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
+from headrace.engines.config import EngineConfig, merged_options, model_name
+from headrace.engines.options import EngineOptions
+from headrace.engines.profile import EngineProfile, profile_of
+from headrace.errors import ConfigError, StoppedEarly, text_of
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
-from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import CallbackWriter, Receiver
 from headrace.io.sources.selection import Selection
 from headrace.io.sources.unique_ids import UniqueIds
 from headrace.jobs import run as main_path
+from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
 from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, Limits, StopRequest
 from headrace.jobs.pipeline.mapped_ids import MappedIds
-from headrace.jobs.pipeline.stages import Work, infer, infer_one
-from headrace.jobs.pipeline.stepping import WorkSteps
-from headrace.jobs.pipeline.user_code import WorkerKind
-from headrace.jobs.planning.forecast import Forecast, Shape, forecast
+from headrace.jobs.pipeline.work import Work
+from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey
+from headrace.jobs.settings import JobOptions, as_json, split_options
 from headrace.jobs.settings import JobSettings as JobSettings
-from headrace.jobs.settings import as_json
 from headrace.jobs.settings import known_tasks as known_tasks
 from headrace.jobs.state.in_flight import InFlight, tell_of_a_crash
 from headrace.jobs.state.output import StartMode
@@ -53,6 +51,10 @@ logger = logging.getLogger("headrace")
 T = TypeVar("T")
 
 
+class RunOptions(EngineOptions, JobOptions, total=False):
+    """Options of the engine, and what `JobSettings` has besides the parameters that `run` names itself."""
+
+
 def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
     source: Any,
     model: str | Path | None = None,
@@ -60,32 +62,19 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
     sink: str | Path | Receiver,
     task: str | None = None,
     engine: str | Callable[..., Any] | None = None,
+    engine_options: Mapping[str, Any] | None = None,
     engine_process: bool = False,
     engine_timeout_s: float | None = None,
-    text_column: str | None = None,
-    text_pair_column: str | None = None,
-    id_column: str | None = None,
-    prompt_template: str | None = None,
+    batch_tokens: int | None = None,
+    batch_size: int | None = None,
     keep_columns: Sequence[str] = (),
-    on_nan: OnNan = "null",
     limit: int | None = None,
     sample: float | None = None,
     sample_seed: int = 0,
     shard: tuple[int, int] | None = None,
-    input_format: str | None = None,
-    output_format: str | None = None,
-    batch_tokens: int | None = None,
-    batch_size: int | None = None,
     limits: Limits | None = None,
-    overwrite: bool = False,
-    ignore_changes: bool = False,
-    retry: bool = False,
-    prepare: Callable[[Any], Any] | str | None = None,
-    finish: Callable[[Any, Any], Any] | str | None = None,
-    worker_kind: WorkerKind = "auto",
-    dedupe: bool = False,
     progress: bool = True,
-    **engine_options: Any,
+    **options: Unpack[RunOptions],
 ) -> Report:
     """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
 
@@ -97,32 +86,37 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
             Or a function that is called with lists of rows.
         engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
             outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
+        engine_options: the engine's options as a mapping, for an engine whose options no type checker knows.
         shard, sample, sample_seed, limit: which rows, as `Selection` has them.
         progress: show a progress bar on stderr.
-        engine_options: options of the engine, such as `max_model_len` or `on_too_long`.
-
-    All others are as `JobSettings` has them.
+        options: of the job, as `JobSettings` has them, and of the engine, such as `max_model_len`.
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
         JobError: the job cannot start or go on; what it has finished is kept.
     """
-    given = dict(locals())
-    given |= _as_settings(model, limits, keep_columns)
-    given["selection"] = Selection(shard, sample, sample_seed, limit)
-    for name in ("progress", "shard", "sample", "sample_seed", "limit"):
-        del given[name]
-    return _off_loop(functools.partial(execute, JobSettings(**given), StopRequest(), progress=progress))[1]
+    job, known = split_options(options)
+    config = EngineConfig(
+        task, model_name(model), engine, merged_options(engine_options, known), batch_tokens, batch_size,
+        engine_process, engine_timeout_s,
+    )  # fmt: skip
+    selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
+    settings = JobSettings(
+        source,
+        sink,
+        config,
+        keep_columns=kept,
+        selection=selection,
+        limits=Limits() if limits is None else limits,
+        **job,
+    )
+    return _off_loop(functools.partial(execute, settings, StopRequest(), progress=progress))[1]
 
 
-def _as_settings(model: object, limits: Limits | None, keep_columns: Sequence[str]) -> dict[str, object]:
-    """The arguments that callers may give in other forms; what is of no such form is left for the check of types."""
-    is_list = hasattr(keep_columns, "__iter__") and not isinstance(keep_columns, str)
-    return {
-        "model": str(model) if isinstance(model, Path) else model,
-        "limits": Limits() if limits is None else limits,
-        "keep_columns": tuple(keep_columns) if is_list else keep_columns,
-    }
+def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
+    """Names as settings keep them; what is no sequence of them is left for the check of types."""
+    is_list = hasattr(names, "__iter__") and not isinstance(names, str)
+    return tuple(names) if is_list else names  # type: ignore[return-value]
 
 
 def execute(
@@ -152,12 +146,12 @@ def execute(
     tell_of_a_crash(plan.output, overwrite=plan.settings.overwrite)
     if on_load is not None:
         on_load(plan.settings)
-    return carry_out(plan, load(plan, build_engine), stop, progress=progress, on_survey=on_survey)
+    return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey)
 
 
 def carry_out(
     plan: Plan,
-    engine: Engine[Any, Any],
+    engine: AnyEngine,
     stop: StopRequest,
     *,
     progress: bool,
@@ -179,11 +173,11 @@ def carry_out(
             found = _survey(plan, job, spread=False)
             if on_survey is not None:
                 on_survey(found)
-        tuned = tune(plan, engine, build_engine, found, shape_of(plan.settings, engine))
+        tuned = tune(plan, engine, found, tuned_profile(plan.settings, engine))
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, stop, fan)
-        if (follower := follow(plan.settings, engine, job.batcher, fan)) is not None:
+        if (follower := follow(plan.settings.config, engine, job.batcher, fan)) is not None:
             listeners.append(follower)
         with Progress() if progress else contextlib.nullcontext() as bar:
             if bar is not None:
@@ -200,7 +194,7 @@ def carry_out(
     return end, report.build()
 
 
-def _close(engine: Engine[Any, Any]) -> None:
+def _close(engine: AnyEngine) -> None:
     """What an engine raises when it is closed does not undo a job."""
     try:
         engine.close()
@@ -230,18 +224,19 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         JobError: the input cannot be read.
     """
     plan = check(settings)
-    engine = load(plan, build_engine)
+    engine = load(plan)
     try:
         job = build(plan, engine, StopRequest(), Broadcast(()))
         found = _survey(plan, job, spread=True)
-        tuned = tune(plan, engine, build_engine, found, shape_of(plan.settings, engine))
+        tuned = tune(plan, engine, found, tuned_profile(plan.settings, engine))
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, StopRequest(), Broadcast(()))
         found = replace(found, numbers=tuned.numbers)
-        shape = shape_of(plan.settings, engine)
-        shape = replace(shape, budget=starting_budget(plan.settings, engine, shape.budget))
-        return found, forecast(job, found, shape, is_folder=plan.output.is_folder)
+        profile = tuned_profile(plan.settings, engine)
+        if profile.batching == "batches":
+            profile = replace(profile, batch_cost=starting_budget(plan.settings.config, engine, profile))
+        return found, forecast(job, found, profile, is_folder=plan.output.is_folder)
     finally:
         plan.user.close()
         _close(engine)
@@ -249,7 +244,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
 
 def build(
     plan: Plan,
-    engine: Engine[Any, Any],
+    engine: AnyEngine,
     stop: StopRequest,
     listener: Listener,
     batcher: BatcherPort | None = None,
@@ -263,7 +258,7 @@ def build(
         ids = MappedIds(plan.source, plan.columns, plan.user, lambda: plan.output.scratch)
     elif identity:
         source = UniqueIds(plan.source, identity, lambda: plan.output.scratch)
-    in_flight = None if settings.engine_process or batcher is not None else InFlight(plan.output.work)
+    in_flight = None if settings.config.engine_process or batcher is not None else InFlight(plan.output.work)
     return Job(
         source=source,
         columns=plan.columns,
@@ -278,14 +273,14 @@ def build(
         stop=stop,
         user=plan.user,
         ids=ids,
-        engine_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
+        engine_timeout_s=None if settings.config.engine_process else settings.config.engine_timeout_s,
         dedupe=settings.dedupe,
         retry=settings.retry,
         in_flight=in_flight,
     )
 
 
-def _description(engine: Engine[Any, Any]) -> Mapping[str, Any]:
+def _description(engine: AnyEngine) -> Mapping[str, Any]:
     """What decides an engine's outputs, as JSON gives it back.
 
     Raises:
@@ -302,87 +297,31 @@ def _description(engine: Engine[Any, Any]) -> Mapping[str, Any]:
 
 def build_batcher(
     settings: JobSettings,
-    engine: Engine[Any, Any],
+    engine: AnyEngine,
     stop: StopRequest,
     listener: Listener,
     in_flight: InFlight | None = None,
 ) -> Batcher[Work, Any]:
-    """What feeds an engine of this type."""
-    if isinstance(engine, StreamEngine):
-        return PassthroughBatcher(
-            functools.partial(infer_one, engine=engine, stop=stop),
-            max_in_flight=engine.max_in_flight,
-            cost_estimator=lambda work: work.cost,
-            process_timeout_s=settings.engine_timeout_s,
-            listener=listener,
-        )
-    if isinstance(engine, StepEngine):
-        return ContinuousBatcher(
-            WorkSteps(engine, stop),
-            max_slots=engine.max_slots,
-            max_cost=settings.batch_tokens or engine.max_cost,
-            max_queue_size=max(2 * engine.max_slots, 64),
-            on_error="isolate",
-            process_timeout_s=settings.engine_timeout_s,
-            listener=listener,
-        )
-    assert isinstance(engine, BatchEngine), "there is no fourth kind"
-    shape = shape_of(settings, engine)
-    window = _window(shape.budget, shape.size)
-    return DynamicBatcher(
-        functools.partial(
-            infer, engine=engine, stop=stop, max_attempts=settings.limits.max_attempts, in_flight=in_flight
-        ),
-        cost_estimator=lambda work: work.cost,
-        target_batch_cost=shape.budget,
-        max_batch_size=shape.size,
-        batch_timeout_s=getattr(engine, "default_batch_delay_s", 0.05),  # of those whose own files set one
-        max_queue_size=window,
-        prefetch_batches=0,
-        padded=engine.pads,
-        length_bucketing=window if engine.pads else False,  # without padding, company of like length is no gain
-        on_error="isolate",
-        process_timeout_s=None if settings.engine_process else settings.engine_timeout_s,
-        listener=listener,
-    )
+    """What feeds the engine the records of a job."""
+    # A process of its own ends a batch that takes too long, and then the batcher need not.
+    timeout_s = None if settings.config.engine_process else settings.config.engine_timeout_s
+    batching = BatcherSettings(listener, cost_estimator=operator.attrgetter("cost"), process_timeout_s=timeout_s)
+    process = _process(engine, stop, settings.limits.max_attempts, in_flight)
+    return make_batcher(tuned_profile(settings, engine), process, batching)
 
 
-def shape_of(settings: JobSettings, engine: Any) -> Shape:
-    """What a batch may be; where an engine batches by itself, nothing that says anything."""
-    size: int = getattr(engine, "default_batch_size", 1) if settings.batch_size is None else settings.batch_size
-    # An engine that counts records has as many as its budget: a larger batch is a larger budget.
-    budget = settings.batch_tokens or max(getattr(engine, "default_batch_cost", 1), settings.batch_size or 0)
-    return Shape(budget, size, getattr(engine, "pads", False))
+def _process(engine: AnyEngine, stop: StopRequest, max_attempts: int, in_flight: InFlight | None) -> Process[Work]:
+    if batches_itself(engine):
+        return functools.partial(infer_one, engine=engine, stop=stop)
+    if works_in_steps(engine):
+        return WorkSteps(engine, stop)
+    assert runs_batches(engine), "there is no fourth kind"
+    return functools.partial(infer, engine=engine, stop=stop, max_attempts=max_attempts, in_flight=in_flight)
 
 
-def _window(budget: float, batch_size: int) -> int:
-    """How many records length bucketing may reorder: about 16 batches of short texts.
-
-    More would pad a little less. But what finishes is scattered over the window, and only runs of neighbours can be
-    committed: the wider the window, the more of a slow engine's work is lost by a kill.
-    """
-    typical_cost = 16
-    return max(16 * min(batch_size, int(budget / typical_cost)), 256)
-
-
-def build_engine(settings: JobSettings) -> Engine[Any, Any]:
-    """Load the model. Blocks.
-
-    Raises:
-        ConfigError: no such task, engine, model or option.
-        EngineError: the model cannot be loaded, or an engine's own code raised something when it was called for one.
-    """
-    task, name, options = settings.task or "", settings.engine, settings.engine_options
-    if settings.engine_process:
-        return ProcessEngine(task, settings.model, engine=name, options=options, timeout_s=settings.engine_timeout_s)
-    try:
-        engine: Engine[Any, Any] = registry.create(task, settings.model, engine=name, **options)
-    except (HeadraceError, OSError, KeyboardInterrupt, StoppedEarly):
-        raise
-    except BaseException as error:
-        words = " ".join(text_of(error).split())
-        raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
-    return engine
+def tuned_profile(settings: JobSettings, engine: AnyEngine) -> EngineProfile:
+    """The engine's profile, with the budget and the size of the settings."""
+    return profile_of(engine).tuned(settings.config.batch_tokens, settings.config.batch_size)
 
 
 def _survey(plan: Plan, job: Job, *, spread: bool) -> Survey:

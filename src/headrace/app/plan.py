@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.engines import registry
 from headrace.engines.custom import load_factory
 from headrace.engines.identity import identity
 from headrace.errors import ConfigError
@@ -27,7 +26,7 @@ from headrace.io.storage.files import FileSource
 from headrace.jobs.pipeline import columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.forecast import check_room
-from headrace.jobs.settings import TASKS, JobSettings, Task, as_json, check_values
+from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, Task, as_json, check_values
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Finished
 from headrace.records import LeftOut
@@ -69,14 +68,14 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     source = open_source(settings.source, settings.input_format)
     left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
     url = openai.url_of(source)
-    own = "custom" if callable(settings.engine) else "embed"
-    settings = replace(settings, task=settings.task or _OPENAI_TASKS.get(url or "", own))
+    config = settings.config.resolved(_OPENAI_TASKS.get(url or ""))
+    settings = replace(settings, config=config)
     if own_engine:
-        registry.check(settings.task or "", settings.model, settings.engine, settings.engine_options)
-    task = TASKS[settings.task or ""]
+        config.check(SETTING_NAMES)
+    task = TASKS[config.task or ""]
     if task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
-        raise ConfigError(f"task {settings.task!r} {need} the second text (text_pair_column)")
+        raise ConfigError(f"task {config.task!r} {need} the second text (text_pair_column)")
     if not settings.selection.is_all:
         source = SelectedSource(source, settings.selection)
     output = JobOutput(target, _writer(settings, target, task, url))
@@ -96,11 +95,11 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
         _function(settings.finish),
         settings.worker_kind,
         settings.limits.workers,
-        settings.engine_timeout_s,
+        settings.config.engine_timeout_s,
     )
     found = columns.resolve(source, named, user if settings.prepare else None)
     if task.output in found.keep:
-        raise ConfigError(f"cannot keep column {task.output!r}: the output of task {settings.task!r} is named so")
+        raise ConfigError(f"cannot keep column {task.output!r}: the output of task {config.task!r} is named so")
     if target.format == "jsonl" and url is None and settings.prepare is None:
         _check_kept(source, found.keep)
     _check_output(settings, output)
@@ -160,8 +159,9 @@ def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) 
         return CallbackWriter(settings.sink, task.output)
     if url is None:
         return target.writer(task.output, settings.on_nan)
-    if settings.task != _OPENAI_TASKS[url]:
-        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url]!r}, not {settings.task!r}")
+    chosen = settings.config.task
+    if chosen != _OPENAI_TASKS[url]:
+        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url]!r}, not {chosen!r}")
     if settings.keep_columns:
         raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
     return openai_writer(target, url, settings.on_nan)
@@ -198,7 +198,8 @@ def finished_before(plan: Plan) -> Finished | None:
 
 def engine_identity(settings: JobSettings) -> str | None:
     """See `engines.identity`."""
-    return identity(settings.task or "", settings.model, settings.engine, settings.engine_options)
+    config = settings.config
+    return identity(config.task or "", config.model, config.engine, config.engine_options)
 
 
 def fingerprint(plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +207,7 @@ def fingerprint(plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "source": plan.source.describe(),
         "engine": engine,
-        "task": plan.settings.task,
+        "task": plan.settings.config.task,
         "text_column": plan.columns.text,
         "text_pair_column": plan.columns.pair,
         "id_column": plan.columns.id,

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from fastapi import FastAPI
 
 import headrace
 from headrace.app.batch_api import MOST_WAITING, BatchApi
+from headrace.app.batchers import BatcherSettings, engine_process, make_batcher
 from headrace.app.job import Broadcast
-from headrace.app.warm_up import Wanted, warm_up
-from headrace.batching.batcher import Batcher
-from headrace.batching.continuous import ContinuousBatcher
-from headrace.batching.dynamic import DynamicBatcher
-from headrace.batching.passthrough import PassthroughBatcher
+from headrace.app.warm_up import warm_up
 from headrace.device.cache import TuningCache
-from headrace.engines import registry
-from headrace.engines.base import BatchEngine, Engine, StepEngine, StreamEngine
+from headrace.engines.config import EngineConfig, merged_options, model_name
 from headrace.engines.model_folder import pickled_weights
+from headrace.engines.options import EngineOptions, LocalOptions
+from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError
 from headrace.events import Listener
 from headrace.observe.prometheus import PrometheusListener
@@ -43,16 +41,10 @@ _DEFAULT_NAMES = {"embed": "all-MiniLM-L6-v2", "generate": "arithmetic"}
 class ServerSettings:
     """What a user says about a server."""
 
-    task: str = "embed"
-    model: str | None = None
-    """A folder or a known name; None is the task's default."""
+    config: EngineConfig = field(default_factory=EngineConfig)
+    """The model; its task is "embed" if neither the user nor the engine says otherwise."""
     name: str | None = None
     """The model's in requests and answers; None for the folder's."""
-    engine: str | None = None
-    """The engine to use instead of the task's own: a known name such as "vllm", or `module:factory`."""
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    batch_tokens: int | None = None
-    """Budget of a batch in the engine's unit of cost, padding included; None is the engine's default."""
     batch_timeout_s: float = 0.002
     """Longest time a request waits for company while the engine is free."""
     limits: ServeLimits = field(default_factory=ServeLimits)
@@ -62,24 +54,49 @@ class ServerSettings:
     """Folder of the Batch API's files and jobs; None for no Batch API."""
     latency_target_s: float | None = None
     """What a request may take beside bulk work; None promises nothing."""
-    trust_remote_code: bool = False
-    """Run code that the model's folder brings."""
     pickled_weights: bool = False
     """Load weights that are kept as Python's pickle, which can run code too; otherwise safetensors alone."""
 
 
+SERVER_SETTINGS = tuple(one.name for kind in (ServerSettings, ServeLimits) for one in fields(kind))
+"""What an unknown option of an engine may have meant."""
+
+
+class ServerOptions(LocalOptions, total=False):
+    """Keyword arguments of `build_app`, for functions that pass them on under a name of their own."""
+
+    engine: str | Callable[..., Any] | None
+    engine_options: Mapping[str, Any] | None
+    engine_process: bool
+    engine_timeout_s: float | None
+    batch_tokens: int | None
+    batch_size: int | None
+    batch_timeout_s: float
+    limits: ServeLimits | None
+    keys: Sequence[KeySettings]
+    state: str | Path | None
+    latency_target_s: float | None
+    pickled_weights: bool
+
+
 def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
-    task: str = "embed",
+    task: str | None = None,
     model: str | Path | None = None,
     *,
     name: str | None = None,
-    engine: str | None = None,
+    engine: str | Callable[..., Any] | None = None,
+    engine_options: Mapping[str, Any] | None = None,
+    engine_process: bool = False,
+    engine_timeout_s: float | None = None,
     batch_tokens: int | None = None,
+    batch_size: int | None = None,
+    batch_timeout_s: float = 0.002,
     limits: ServeLimits | None = None,
     keys: Sequence[KeySettings] = (),
     state: str | Path | None = None,
     latency_target_s: float | None = None,
-    **engine_options: Any,
+    pickled_weights: bool = False,
+    **options: Unpack[EngineOptions],
 ) -> FastAPI:
     """A FastAPI app that serves one model: mount it, extend it, or give it to an ASGI server.
 
@@ -87,32 +104,38 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, each 
     `app.router.lifespan_context(app)` in its own lifespan.
 
     Args:
-        task: what the model does: "embed", "generate", "classify" and so on.
+        task: what the model does: "embed", "generate", "classify" and so on; None for "embed", or for "custom" with a
+            function or handler of your own.
         model: a local folder; None for the task's default model.
-        name: the model's in requests and answers; None for the folder's.
-        engine: the engine to use instead of the task's own: "vllm", or `module:factory`.
-        batch_tokens: most a batch may cost, in tokens with padding.
-        limits: what the server takes on, and for how long.
-        keys: API keys, see `headrace.serving.auth.read_keys`.
-        state: folder of the Batch API's files and jobs; None for no Batch API.
-        latency_target_s: what a request may take beside bulk work; None promises nothing.
-        engine_options: options of the engine, such as `max_model_len`.
+        options: options of the engine, such as `max_model_len`.
+        engine_options: the same as a mapping: for an engine of your own, whose options no type checker knows.
+
+    All others are as `ServerSettings` and `EngineConfig` have them.
 
     Raises:
-        ConfigError: a task that is not known. What concerns the model comes when the lifespan begins.
+        ConfigError: a task, engine or option that does not exist. What concerns the model's files is raised when the
+            lifespan begins.
     """
+    config = EngineConfig(
+        task=task,
+        model=model_name(model),
+        engine=engine,
+        engine_options=merged_options(engine_options, options),
+        batch_tokens=batch_tokens,
+        batch_size=batch_size,
+        engine_process=engine_process,
+        engine_timeout_s=engine_timeout_s,
+    )
     return build(
         ServerSettings(
-            task=task,
-            model=None if model is None else str(model),
+            config,
             name=name,
-            engine=engine,
-            engine_options=engine_options,
-            batch_tokens=batch_tokens,
+            batch_timeout_s=batch_timeout_s,
             limits=limits or ServeLimits(),
             keys=keys,
             state=None if state is None else Path(state),
             latency_target_s=latency_target_s,
+            pickled_weights=pickled_weights,
         )
     )[0]
 
@@ -121,10 +144,10 @@ def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
     """The app, and what the process that serves it needs to know of it.
 
     Raises:
-        ConfigError: a task that is not known.
+        ConfigError: a task, engine or option that does not exist.
     """
-    if settings.task not in registry.known_tasks():
-        raise ConfigError(f"unknown task {settings.task!r}; known: {', '.join(registry.known_tasks())}")
+    settings = checked(settings)
+    task = settings.config.task or ""
     version = headrace.__version__
     bulk: BatchApi | None = None
     metrics = PrometheusListener(lambda: families(host, lambda: bulk.state() if bulk is not None else None), version)
@@ -132,12 +155,12 @@ def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
     host = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render)
     make_service = functools.partial(_service, settings, host)
     if settings.state is None:
-        return create_app(host, make_service, settings.task, version=version), host
-    bulk = BatchApi(settings.state, host, settings.task, settings.latency_target_s, listeners)
+        return create_app(host, make_service, task, version=version), host
+    bulk = BatchApi(settings.state, host, task, settings.latency_target_s, listeners)
     return create_app(
         host,
         make_service,
-        settings.task,
+        task,
         version=version,
         routers=(
             files_router(bulk.files, settings.limits.max_file_bytes, bulk.batches),
@@ -147,37 +170,46 @@ def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
     ), host
 
 
+def checked(settings: ServerSettings) -> ServerSettings:
+    """The settings with their task named, once it is known that task, engine and options exist.
+
+    Raises:
+        ConfigError: one of them does not.
+    """
+    config = settings.config.resolved()
+    config.check(SERVER_SETTINGS, model=False)
+    limits = settings.limits
+    if (config.task or "").startswith("image-"):
+        limits = replace(limits, max_body_bytes=limits.max_image_body_bytes)
+    return replace(settings, config=config, limits=limits)
+
+
 def _service(settings: ServerSettings, host: ServerState) -> Service:
     """Load the model. Blocks."""
     if not settings.pickled_weights:
-        _refuse_pickles(settings.model)
-    options = dict(settings.engine_options)
-    if settings.trust_remote_code:
-        options["trust_remote_code"] = True
-
-    def make(dtype: str) -> Engine[Any, Any]:
-        chosen = options | ({"dtype": dtype} if dtype else {})
-        made: Engine[Any, Any] = registry.create(settings.task, settings.model, engine=settings.engine, **chosen)
-        return made
-
-    wanted = Wanted(
-        settings.task,
-        fixed_dtype=options.get("dtype", "auto") != "auto",
-        fixed_budget=settings.batch_tokens is not None,
-        latency_target_s=settings.latency_target_s,
-    )
+        _refuse_pickles(settings.config.model)
+    config, task = settings.config, settings.config.task or ""
     # Batches that were begun go on in the same numbers after a restart: what was chosen stays beside them.
     cache = None if settings.state is None else TuningCache(settings.state / "tuning")
-    ready = warm_up(make(""), make, wanted, cache)
+    ready = warm_up(config, settings.latency_target_s, cache)
     if ready.detail:
-        logger.info("%s runs in %s", settings.model or settings.task, ready.detail)
+        logger.info("%s runs in %s", config.model or task, ready.detail)
     engine = ready.engine
-    name = settings.name or (Path(settings.model).name if settings.model else _DEFAULT_NAMES.get(settings.task))
+    batching = BatcherSettings(
+        listener=host.listener,
+        # Its own room is never full: the gate and the backfill are before it.
+        max_queue_size=2 * settings.limits.max_requests + (MOST_WAITING if settings.state is not None else 0),
+        batch_delay_s=settings.batch_timeout_s,
+        # A process of its own ends a batch that takes too long, and then the batcher need not.
+        process_timeout_s=None if config.engine_process else config.engine_timeout_s,
+    )
+    profile = profile_of(engine).tuned(config.batch_tokens or ready.tokens, config.batch_size)
+    name = settings.name or (Path(config.model).name if config.model else _DEFAULT_NAMES.get(task))
     return Service(
-        name or settings.task,
-        settings.task,
+        name or task,
+        task,
         engine,
-        _batcher(replace(settings, batch_tokens=settings.batch_tokens or ready.tokens), engine, host.listener),
+        make_batcher(profile, engine_process(engine), batching),
         settings.limits,
         host.engine_died,
     )
@@ -193,33 +225,3 @@ def _refuse_pickles(model: str | None) -> None:
             f"model {model!r} keeps its weights as pickle ({found[0].name}), which can run code when it is read; "
             "use its safetensors, or say --allow-pickled-weights if you trust it"
         )
-
-
-def _batcher(settings: ServerSettings, engine: Engine[Any, Any], listener: Listener) -> Batcher[Any, Any]:
-    """What feeds an engine of this type. Its own room is never full: the gate and the backfill are before it."""
-    room = 2 * settings.limits.max_requests + (MOST_WAITING if settings.state is not None else 0)
-    if isinstance(engine, StreamEngine):
-        return PassthroughBatcher(
-            engine.infer, max_in_flight=engine.max_in_flight, max_queue_size=room, listener=listener
-        )
-    if isinstance(engine, StepEngine):
-        return ContinuousBatcher(
-            engine,
-            max_slots=engine.max_slots,
-            max_cost=settings.batch_tokens or engine.max_cost,
-            max_queue_size=room,
-            on_error="isolate",
-            listener=listener,
-        )
-    assert isinstance(engine, BatchEngine), "there is no fourth kind"
-    return DynamicBatcher(
-        engine.forward,
-        target_batch_cost=settings.batch_tokens or engine.default_batch_cost,
-        max_batch_size=engine.default_batch_size,
-        batch_timeout_s=settings.batch_timeout_s,
-        max_queue_size=room,
-        padded=engine.pads,
-        length_bucketing=engine.pads,
-        on_error="isolate",
-        listener=listener,
-    )

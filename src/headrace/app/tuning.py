@@ -6,18 +6,21 @@ import logging
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.app.plan import Plan
 from headrace.device.precision import LEAST_GAIN, candidates, compare
 from headrace.engines import registry
-from headrace.engines.base import BatchEngine, Engine, TunableEngine
+from headrace.engines.base import AnyBatchEngine, AnyEngine, TunableEngine, runs_batches
+from headrace.engines.config import EngineConfig
+from headrace.engines.loading import load_engine
+from headrace.engines.profile import EngineProfile
 from headrace.errors import EngineDeadError, EngineError, JobError, ResumeMismatchError
 from headrace.events import NumbersChosen
-from headrace.jobs.pipeline.stages import Work
-from headrace.jobs.planning.forecast import Shape, pack
+from headrace.jobs.pipeline.work import Work
+from headrace.jobs.planning.forecast import pack
 from headrace.jobs.planning.survey import Survey
 from headrace.jobs.settings import JobSettings
 
@@ -37,16 +40,11 @@ _EMULATED = 0.8
 """A device that computes a 16-bit product at less than this speed of float32 does not compute it itself."""
 
 
-Build = Callable[[JobSettings], Engine[Any, Any]]
-Make = Callable[[str], Engine[Any, Any]]
-"""Loads the same model in the numbers of that name."""
-
-
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """An engine, and how it came to the numbers that it runs in."""
 
-    engine: Engine[Any, Any]
+    engine: AnyEngine
     numbers: NumbersChosen | None
     """None for an engine whose numbers are its own affair."""
 
@@ -54,7 +52,8 @@ class Tuned:
 def settings_to_load(plan: Plan) -> JobSettings:
     """The settings for the engine: a job that was begun goes on in the numbers that it was begun with."""
     settings = plan.settings
-    if not _is_auto(settings) or settings.overwrite or not registry.has_option(settings.task, settings.engine, "dtype"):
+    config = settings.config
+    if settings.overwrite or not is_auto(config) or not registry.has_option(config.task, config.engine, "dtype"):
         return settings
     try:
         state = plan.output.read_state()
@@ -64,10 +63,15 @@ def settings_to_load(plan: Plan) -> JobSettings:
     dtype = facts.get("dtype") if isinstance(facts, Mapping) else None
     if not isinstance(dtype, str):
         return settings
-    return replace(settings, engine_options={**settings.engine_options, "dtype": dtype})
+    return replace(settings, config=in_dtype(settings.config, dtype))
 
 
-def load(plan: Plan, build: Build) -> Engine[Any, Any]:
+def in_dtype(config: EngineConfig, dtype: str) -> EngineConfig:
+    """The same engine in these numbers."""
+    return replace(config, engine_options={**config.engine_options, "dtype": dtype})
+
+
+def load(plan: Plan) -> AnyEngine:
     """Load the model, in the numbers that the job was begun with where it was begun. Blocks.
 
     Raises:
@@ -75,13 +79,13 @@ def load(plan: Plan, build: Build) -> Engine[Any, Any]:
         ResumeMismatchError: this machine only emulates these numbers.
     """
     settings = settings_to_load(plan)
-    engine = build(settings)
+    engine = load_engine(settings.config)
     if settings is not plan.settings:
-        _check_native(plan, settings.engine_options["dtype"], engine)
+        _check_native(plan, settings.config.engine_options["dtype"], engine)
     return engine
 
 
-def _check_native(plan: Plan, dtype: str, engine: Engine[Any, Any]) -> None:
+def _check_native(plan: Plan, dtype: str, engine: AnyEngine) -> None:
     speed = engine.dtype_speeds().get(dtype, 1.0) if isinstance(engine, TunableEngine) else 1.0
     if speed >= _EMULATED:
         return
@@ -93,22 +97,21 @@ def _check_native(plan: Plan, dtype: str, engine: Engine[Any, Any]) -> None:
     )
 
 
-def wants_sample(plan: Plan, engine: Engine[Any, Any]) -> bool:
+def wants_sample(plan: Plan, engine: AnyEngine) -> bool:
     """Whether `tune` has anything to try on a sample."""
     return isinstance(engine, TunableEngine) and not _settled(plan, engine)
 
 
-def tune(plan: Plan, engine: Engine[Any, Any], build: Build, survey: Survey | None, shape: Shape) -> Tuned:
+def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EngineProfile) -> Tuned:
     """The engine in the fastest numbers whose outputs for a sample of the job's records are as good as float32's.
 
     Args:
         plan: of the job.
         engine: as loaded. It is closed where another takes its place.
-        build: loads a model.
         survey: of the job's records; None where they were not looked at.
-        shape: what a batch may be.
+        profile: what a batch may be.
     """
-    if not isinstance(engine, TunableEngine) or not isinstance(engine, BatchEngine):
+    if not isinstance(engine, TunableEngine):
         return Tuned(engine, None)
     started = time.monotonic()
     dtype = str(engine.describe().get("dtype", ""))
@@ -116,34 +119,28 @@ def tune(plan: Plan, engine: Engine[Any, Any], build: Build, survey: Survey | No
     if why or not dtype:
         return Tuned(engine, _chosen(dtype, why, started) if dtype else None)
 
-    def make(dtype: str) -> Engine[Any, Any]:
-        return build(replace(plan.settings, engine_options={**plan.settings.engine_options, "dtype": dtype}))
-
-    batches = [] if survey is None else batches_of(survey.work, shape)
+    batches = [] if survey is None else batches_of(survey.work, profile)
     allowed = None if survey is None else _allowance(engine, batches, survey)
     if allowed is None:
         short = "no record" if not batches else "too few records"
         name = candidates(engine.dtype_speeds())[0]
         return Tuned(engine, _chosen(dtype, f"{short} to try {name}", started))
-    return try_faster(engine, make, batches, allowed)
+    return try_faster(engine, plan.settings.config, batches, allowed)
 
 
-def try_faster(
-    engine: BatchEngine[Any, Any, Any], make: Make, batches: Sequence[Sequence[Work]], allowed: float
-) -> Tuned:
+def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Sequence[Work]], allowed: float) -> Tuned:
     """The engine in the first faster numbers that pass on these batches; the engine itself where none do.
 
     Args:
         engine: in float32. It is closed where another takes its place.
-        make: loads the model anew.
+        config: loads the model anew.
         batches: what is run in both.
         allowed: seconds that this may take, but for loading.
     """
-    assert isinstance(engine, TunableEngine), "it has other numbers to try"
     started = time.monotonic()
     details: list[str] = []
     for name in candidates(engine.dtype_speeds()):
-        other, detail = _try(engine, name, make, batches, allowed)
+        other, detail = _try(engine, name, config, batches, allowed)
         if other is not None:
             engine.close()
             return Tuned(other, _chosen(name, detail, started))
@@ -154,7 +151,7 @@ def try_faster(
 def _settled(plan: Plan, engine: TunableEngine) -> str:
     """Why there is nothing to try; empty where there is."""
     dtype = engine.describe().get("dtype")
-    if not _is_auto(plan.settings):
+    if not is_auto(plan.settings.config):
         speed = engine.dtype_speeds().get(str(dtype), 1.0)
         return "as set" if speed >= 1 else f"as set; this device computes it at {speed:.2g} times the speed of float32"
     if settings_to_load(plan) is not plan.settings:
@@ -175,8 +172,9 @@ def none_faster(engine: TunableEngine) -> str:
     return ", ".join(f"{name} is {speed:.2g} times as fast here" for name, speed in speeds.items())
 
 
-def _is_auto(settings: JobSettings) -> bool:
-    return bool(settings.engine_options.get("dtype", "auto") == "auto")
+def is_auto(config: EngineConfig) -> bool:
+    """Whether the numbers are to be found."""
+    return bool(config.engine_options.get("dtype", "auto") == "auto")
 
 
 def _chosen(dtype: str, detail: str, started: float) -> NumbersChosen:
@@ -184,15 +182,15 @@ def _chosen(dtype: str, detail: str, started: float) -> NumbersChosen:
     return NumbersChosen(dtype, detail, now - started, now)
 
 
-def batches_of(work: Sequence[Work], shape: Shape) -> list[Sequence[Work]]:
+def batches_of(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Work]]:
     """Batches of the sample, in an order that has every length early."""
     step = max(1, len(work) // _MOST_RECORDS)
-    batches = pack(sorted(work[::step], key=lambda item: item.cost, reverse=True), shape)
+    batches = pack(sorted(work[::step], key=lambda item: item.cost, reverse=True), profile)
     random.Random(0).shuffle(batches)
     return batches
 
 
-def _allowance(engine: BatchEngine[Any, Any, Any], batches: Sequence[Sequence[Work]], survey: Survey) -> float | None:
+def _allowance(engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], survey: Survey) -> float | None:
     """How many seconds trying may take; None where the job is too short for it."""
     work, records = survey.work, survey.records
     if not work or records is None:
@@ -205,14 +203,14 @@ def _allowance(engine: BatchEngine[Any, Any, Any], batches: Sequence[Sequence[Wo
 
 
 def _try(
-    engine: BatchEngine[Any, Any, Any], name: str, make: Make, batches: Sequence[Sequence[Work]], allowed: float
-) -> tuple[Engine[Any, Any] | None, str]:
+    engine: AnyBatchEngine, name: str, config: EngineConfig, batches: Sequence[Sequence[Work]], allowed: float
+) -> tuple[AnyEngine | None, str]:
     """The engine in these numbers, and what speaks for it; or None, and what speaks against it."""
     try:
-        other = make(name)
+        other = load_engine(in_dtype(config, name))
     except EngineError as error:
         return None, f"{name} cannot be loaded: {error}"
-    assert isinstance(other, BatchEngine), "it is loaded as the first was"
+    assert runs_batches(other), "it is loaded as the first was"
     gain, exact, tried = _run_both(engine, other, batches, allowed)
     deviation = compare(exact, tried)
     detail = "its outputs cannot be compared"
@@ -229,8 +227,8 @@ def _try(
 
 
 def _run_both(
-    engine: BatchEngine[Any, Any, Any],
-    other: BatchEngine[Any, Any, Any],
+    engine: AnyBatchEngine,
+    other: AnyBatchEngine,
     batches: Sequence[Sequence[Work]],
     most_s: float,
 ) -> tuple[float, list[Any], list[Any]]:
@@ -250,7 +248,7 @@ def _run_both(
     return statistics.median(ratios), *outputs
 
 
-def _forward(engine: BatchEngine[Any, Any, Any], batch: Sequence[Work]) -> tuple[Sequence[Any], float]:
+def _forward(engine: AnyBatchEngine, batch: Sequence[Work]) -> tuple[Sequence[Any], float]:
     """Outputs and seconds; where the whole batch fails, its error for each record."""
     started = time.perf_counter()
     try:

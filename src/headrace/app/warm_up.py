@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.app.budgets import budget_in, find_key
-from headrace.app.tuning import Make, batches_of, none_faster, try_faster
+from headrace.app.tuning import batches_of, in_dtype, is_auto, none_faster, try_faster
 from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache
-from headrace.engines.base import BatchEngine, Engine, Prepared, TunableEngine
+from headrace.engines.base import AnyBatchEngine, AnyEngine, Prepared, TunableEngine, runs_batches
+from headrace.engines.config import EngineConfig
+from headrace.engines.loading import load_engine
+from headrace.engines.profile import profile_of
 from headrace.errors import EngineError, EngineOutOfMemoryError
-from headrace.jobs.pipeline.stages import Work
-from headrace.jobs.planning.forecast import Shape
+from headrace.jobs.pipeline.work import Work
 from headrace.records import Record
 
 logger = logging.getLogger("headrace")
@@ -32,23 +34,10 @@ _FACTORS = (0.5, 1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a user says of a server."""
-
-    task: str
-    fixed_dtype: bool = False
-    """The numbers are set, and not to be found."""
-    fixed_budget: bool = False
-    """So is the budget."""
-    latency_target_s: float | None = None
-    """Most that a request should take; None promises nothing."""
-
-
-@dataclass(frozen=True, slots=True)
 class WarmedUp:
     """How a served model runs."""
 
-    engine: Engine[Any, Any]
+    engine: AnyEngine
     budget: float | None
     """Of a batch; None where the engine's own is as good as any."""
     detail: str
@@ -60,52 +49,52 @@ class WarmedUp:
         return None if self.budget is None else round(self.budget)
 
 
-def warm_up(
-    engine: Engine[Any, Any],
-    make: Make,
-    wanted: Wanted,
-    cache: TuningCache | None = None,
-) -> WarmedUp:
-    """Choose what the user has not fixed. What is found is kept, so that the next start takes no time.
+def warm_up(config: EngineConfig, latency_target_s: float | None, cache: TuningCache | None = None) -> WarmedUp:
+    """Load the model and choose what the user has not fixed. What is found is kept, so that the next start is quick.
 
     Args:
-        engine: as loaded. It is closed where another takes its place.
-        make: loads the model anew in the numbers of that name.
-        wanted: what the user says.
+        config: of the engine.
+        latency_target_s: most that a request should take; None for any time.
         cache: where findings are kept; None for the user's.
+
+    Raises:
+        ConfigError, EngineError: the model cannot be loaded.
     """
-    if not isinstance(engine, TunableEngine) or not isinstance(engine, BatchEngine) or not engine.pads:
+    engine = load_engine(config)
+    profile = profile_of(engine)
+    if not isinstance(engine, TunableEngine) or not (profile.pads and profile.counts_tokens):
         return WarmedUp(engine, None, "")
     cache = cache or TuningCache()
-    key = {**find_key(engine, wanted.task), "served": asdict(wanted)}
+    fixed = {"dtype": not is_auto(config), "batch_tokens": config.batch_tokens, "batch_size": config.batch_size}
+    key = {**find_key(engine, config.task or ""), "served": {"latency_target_s": latency_target_s, **fixed}}
     kept = cache.read(key)
     if kept is None:
-        engine, kept = _find(engine, make, wanted)
+        engine, kept = _find(engine, config, latency_target_s)
         cache.write(key, kept)
     elif isinstance(dtype := kept.get("dtype"), str) and dtype != engine.describe().get("dtype", ""):
-        engine = _reloaded(engine, make, dtype)
+        engine = _reloaded(engine, config, dtype)
     return WarmedUp(engine, budget_in(kept), str(kept.get("detail", "")))
 
 
-def _find(engine: BatchEngine[Any, Any, Any], make: Make, wanted: Wanted) -> tuple[Engine[Any, Any], dict[str, Any]]:
+def _find(engine: TunableEngine, config: EngineConfig, target_s: float | None) -> tuple[AnyEngine, dict[str, Any]]:
     """The engine in the numbers that suit it, and what was found."""
-    assert isinstance(engine, TunableEngine), "it was asked before"
-    chosen: Engine[Any, Any] = engine
+    chosen: AnyEngine = engine
+    profile = profile_of(engine)
     work, detail = _work(engine), ""
-    if work and not wanted.fixed_dtype and engine.describe().get("dtype") == "float32" and not none_faster(engine):
-        shape = Shape(engine.default_batch_cost, engine.default_batch_size, engine.pads)
-        tuned = try_faster(engine, make, batches_of(work, shape), _PRECISION_S)
+    if work and is_auto(config) and engine.describe().get("dtype") == "float32" and not none_faster(engine):
+        tuned = try_faster(engine, config, batches_of(work, profile), _PRECISION_S)
         chosen = tuned.engine
         if tuned.numbers is not None:
             detail = f"{tuned.numbers.dtype}: {tuned.numbers.detail}"
-    assert isinstance(chosen, BatchEngine), "it is loaded as the first was"
-    budget = None if wanted.fixed_budget or not work else _best_budget(chosen, work, wanted.latency_target_s)
+    assert runs_batches(chosen), "it is loaded as the first was"
+    fixed = config.batch_tokens is not None or config.batch_size is not None
+    budget = None if fixed or not work else _best_budget(chosen, work, profile.batch_cost, target_s)
     return chosen, {"dtype": chosen.describe().get("dtype", ""), "detail": detail, "budget": budget}
 
 
-def _reloaded(engine: BatchEngine[Any, Any, Any], make: Make, dtype: str) -> Engine[Any, Any]:
+def _reloaded(engine: AnyBatchEngine, config: EngineConfig, dtype: str) -> AnyEngine:
     try:
-        other = make(dtype)
+        other = load_engine(in_dtype(config, dtype))
     except EngineError as error:
         logger.warning("%s was chosen for this model before, and cannot be loaded now: %s", dtype, error)
         return engine
@@ -113,7 +102,7 @@ def _reloaded(engine: BatchEngine[Any, Any, Any], make: Make, dtype: str) -> Eng
     return other
 
 
-def _work(engine: BatchEngine[Any, Any, Any]) -> list[Work]:
+def _work(engine: AnyBatchEngine) -> list[Work]:
     """Made-up texts, or pairs of them where the model takes those; none where it takes neither."""
     texts = [
         " ".join(_WORDS[(number + place * 7) % len(_WORDS)] for place in range(_LENGTHS[number % len(_LENGTHS)]))
@@ -126,9 +115,8 @@ def _work(engine: BatchEngine[Any, Any, Any]) -> list[Work]:
     return []
 
 
-def _best_budget(engine: BatchEngine[Any, Any, Any], work: Sequence[Work], target_s: float | None) -> float | None:
+def _best_budget(engine: AnyBatchEngine, work: Sequence[Work], own: float, target_s: float | None) -> float | None:
     """The knee of throughput over some budgets; None where hardly any was measured in the time there is."""
-    own = engine.default_batch_cost
     ends = time.perf_counter() + _BUDGETS_S
     points: list[Measured] = []
     # A batch waits for the one before it, so that a request may wait for two.

@@ -83,10 +83,10 @@ class ContinuousBatcher(Batcher[RecordT, ResultT]):
         return replace(super().stats, max_batch_size=self._options.in_flight)
 
 
-def _as_model(engine: Any) -> StepModel[Any, Any]:
-    missing = [name for name in ("span", "add", "step", "needs", "remove") if not callable(getattr(engine, name, None))]
+def _as_model(given: Any) -> StepModel[Any, Any]:
+    missing = [name for name in ("span", "add", "step", "needs", "remove") if not callable(getattr(given, name, None))]
     if not missing:
-        return engine  # type: ignore[no-any-return]  # it has every method of one
-    if callable(engine) and len(missing) == 5:
-        return StepFunction(engine)
-    raise ConfigError(f"engine is a {type(engine).__name__} without {', '.join(missing)}: see headrace.StepFunction")
+        return given  # type: ignore[no-any-return]  # it has every method of one
+    if callable(given) and len(missing) == 5:
+        return StepFunction(given)
+    raise ConfigError(f"engine is a {type(given).__name__} without {', '.join(missing)}: see headrace.StepFunction")

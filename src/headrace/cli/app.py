@@ -9,6 +9,8 @@ import typer
 import headrace
 from headrace.cli import inspect, merge, retry, run, serve, tune
 from headrace.cli import outcome as ending
+from headrace.cli.engine_flags import PASS_ON
+from headrace.cli.flags import Command
 
 app = typer.Typer(
     name="headrace",
@@ -21,15 +23,14 @@ app = typer.Typer(
 app.command(
     "run",
     cls=run.RunCommand,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    context_settings=PASS_ON,
     epilog=ending.STATUSES,
 )(run.run)
-app.command("retry", epilog=ending.STATUSES)(retry.retry)
-app.command("inspect")(inspect.inspect)
-app.command("merge")(merge.merge)
-_OWN_FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
-app.command("serve", context_settings=_OWN_FLAGS)(serve.serve)
-app.command("tune", context_settings=_OWN_FLAGS)(tune.tune)
+app.command("retry", cls=Command, context_settings=PASS_ON, epilog=ending.STATUSES)(retry.retry)
+app.command("inspect", cls=Command)(inspect.inspect)
+app.command("merge", cls=Command)(merge.merge)
+app.command("serve", cls=Command, context_settings=PASS_ON)(serve.serve)
+app.command("tune", cls=Command, context_settings=PASS_ON)(tune.tune)
 
 
 def _print_version(wanted: bool) -> None:

@@ -57,7 +57,7 @@ def guarded(command: Callable[[], int], flags: Sequence[str] = ()) -> int:
         return command()
     except UnknownOptionError as error:
         typed = as_typed(sys.argv, error.option)
-        say(f"{typed}: {error}{suggestion(typed, [*flags, *(as_flag(name) for name in error.known)])}")
+        say(f"{typed}: {error.reason}{suggestion(typed, [*flags, *(as_flag(name) for name in error.known)])}")
         return 2
     except HeadraceError as error:
         say(str(error))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from headrace.app.job import execute
-from headrace.cli.cluster_flags import CpusPerReplica, Execute, GpusPerReplica, On, Replicas, cluster_run
+from headrace.cli.cluster_flags import ClusterFlags
+from headrace.cli.engine_flags import EngineFlags, changed
+from headrace.cli.flags import with_groups
 from headrace.cli.outcome import conclude, guarded
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.errors import ConfigError
@@ -29,30 +32,35 @@ IgnoreChanges = Annotated[
 ]
 
 
-def retry(  # noqa: PLR0913 - one parameter per flag
+@with_groups
+def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
+    context: typer.Context,
     output: Output,
+    engine: EngineFlags,
+    cluster: ClusterFlags,
     max_errors: MaxErrors = None,
     max_attempts: MaxAttempts = _DEFAULTS.max_attempts,
     ignore_changes: IgnoreChanges = False,
-    on: On = None,
-    replicas: Replicas = 1,
-    gpus_per_replica: GpusPerReplica = None,
-    cpus_per_replica: CpusPerReplica = 1.0,
 ) -> None:
     """Run the failed records of a finished job again, with the settings of the job.
+
+    Flags of the engine replace the job's own, as far as they are given.
 
     A record that succeeds moves from the errors file to its place in the output. The others stay, with their attempts
     added up. After a stop or kill, the same command continues. The output changes once, at the end.
     """
-    run = cluster_run(dict(locals())) or functools.partial(execute, progress=True)
+    run = cluster.run() or functools.partial(execute, progress=True)
     limits = Limits(max_errors=max_errors, max_attempts=max_attempts)
+    flags = [flag for parameter in context.command.params for flag in parameter.opts]
+
+    def command(stopper: Stopper) -> int:
+        settings = _settings(output, limits, ignore_changes)
+        config = changed(settings.config, engine.config(context.args))
+        settings = replace(settings, config=config)
+        return conclude(settings, stopper, *run(settings, stopper))
+
     with stop_on_signals() as stopper:
-        sys.exit(guarded(lambda: _retry(output, limits, ignore_changes, stopper, run)))
-
-
-def _retry(output: str, limits: Limits, ignore_changes: bool, stopper: Stopper, run: Execute) -> int:
-    settings = _settings(output, limits, ignore_changes)
-    return conclude(settings, stopper, *run(settings, stopper))
+        sys.exit(guarded(lambda: command(stopper), flags))
 
 
 def _settings(output: str, limits: Limits, ignore_changes: bool) -> JobSettings:

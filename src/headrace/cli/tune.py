@@ -3,93 +3,104 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from headrace.app.grid import Grid, GridOptions, GridRow, measure
 from headrace.app.job import JobSettings
 from headrace.cli.curve import check_picture, draw
-from headrace.cli.engine_flags import engine_options
+from headrace.cli.engine_flags import EngineFlags
+from headrace.cli.flags import FlagGroup, with_groups
 from headrace.cli.outcome import guarded, say
-from headrace.cli.run import IdColumn, InputFile, InputFormat, Model, PromptTemplate, Task, TextColumn, TextPairColumn
+from headrace.cli.run import RecordFlags
+from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
 
-Budgets = Annotated[
-    str | None, typer.Option(help="Batch budgets in tokens, such as 1024,4096. Default: half to 16 times the engine's.")
-]
-Dtypes = Annotated[
-    str | None, typer.Option(help="Such as float32,bfloat16. Default: float32 and what the device computes faster.")
-]
-Threads = Annotated[str | None, typer.Option(help="PyTorch's threads on the CPU, such as 1,2. Default: its own.")]
-Engines = Annotated[
-    str | None,
-    typer.Option(help="Such as torch,onnx. Default: torch, and onnx if the model's folder has an ONNX file."),
-]
-Seconds = Annotated[float, typer.Option(min=0.001, help="About how long to measure, without loading.")]
-LatencyTarget = Annotated[
-    float | None,
-    typer.Option("--latency-target-ms", min=0.001, help="Choose among budgets whose batches take no longer."),
-]
-Picture = Annotated[Path | None, typer.Option("--plot", help="Draw the curve to this file: .svg or .png.")]
+
+@dataclass(frozen=True, slots=True)
+class InputFlags(FlagGroup):
+    """What the records are."""
+
+    panel: ClassVar[str] = "Input"
+
+    source: Annotated[str, typer.Option("-i", "--input-file", help="The records, as for headrace run.")]
+    input_format: Annotated[str | None, typer.Option(help="The input's format if its name does not tell it.")] = None
 
 
-def tune(  # noqa: PLR0913 - one parameter per flag
-    context: typer.Context,
-    source: InputFile,
-    task: Task = "embed",
-    model: Model = None,
-    text_column: TextColumn = None,
-    text_pair_column: TextPairColumn = None,
-    id_column: IdColumn = None,
-    prompt_template: PromptTemplate = None,
-    input_format: InputFormat = None,
-    budgets: Budgets = None,
-    dtypes: Dtypes = None,
-    threads: Threads = None,
-    engines: Engines = None,
-    seconds: Seconds = 60.0,
-    latency_target_ms: LatencyTarget = None,
-    plot: Picture = None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class GridFlags(FlagGroup):
+    """What is measured."""
+
+    panel: ClassVar[str] = "Measuring"
+
+    budgets: Annotated[
+        str | None,
+        typer.Option(help="Batch budgets in tokens, such as 1024,4096. Default: half to 16 times the engine's."),
+    ] = None
+    dtypes: Annotated[
+        str | None, typer.Option(help="Such as float32,bfloat16. Default: float32 and what the device computes faster.")
+    ] = None
+    threads: Annotated[
+        str | None, typer.Option(help="PyTorch's threads on the CPU, such as 1,2. Default: its own.")
+    ] = None
+    engines: Annotated[
+        str | None,
+        typer.Option(help="Such as torch,onnx. Default: torch, and onnx if the model's folder has an ONNX file."),
+    ] = None
+    seconds: Annotated[float, typer.Option(min=0.001, help="About how long to measure, without loading.")] = 60.0
+    latency_target_ms: Annotated[
+        float | None, typer.Option(min=0.001, help="Choose among budgets whose batches take no longer.")
+    ] = None
+    plot: Annotated[Path | None, typer.Option(help="Draw the curve to this file: .svg or .png.")] = None
+
+    def options(self, config: EngineConfig) -> GridOptions:
+        """What is to be measured; what the engine's own flags fix is not varied."""
+        engine = config.engine if isinstance(config.engine, str) else None
+        dtype = config.engine_options.get("dtype", "auto")
+        return GridOptions(
+            (config.batch_tokens,) if config.batch_tokens else _numbers("--budgets", self.budgets),
+            (dtype,) if dtype != "auto" else _words(self.dtypes),
+            _numbers("--threads", self.threads),
+            (engine,) if engine else _words(self.engines),
+            self.seconds,
+            None if self.latency_target_ms is None else self.latency_target_ms / 1000,
+        )
+
+
+@with_groups
+def tune(context: typer.Context, files: InputFlags, grid: GridFlags, engine: EngineFlags, records: RecordFlags) -> None:
     """Measure a model on your records: throughput, latency, memory and padding by batch budget, dtype and engine.
 
     Jobs find good settings by themselves. This command shows the whole curve, and keeps the best budget for later jobs
-    and servers on this machine.
+    on this machine.
 
     Flags that are not listed here go to the engine.
     """
 
     def work() -> int:
-        if plot is not None:
-            check_picture(plot)
+        if grid.plot is not None:
+            check_picture(grid.plot)
+        config = engine.config(context.args, "-i {}?")
         settings = JobSettings(
-            source,
+            files.source,
             lambda rows: None,  # noqa: ARG005 - nothing is written
-            task=task,
-            model=model,
-            text_column=text_column,
-            text_pair_column=text_pair_column,
-            id_column=id_column,
-            prompt_template=prompt_template,
-            input_format=input_format,
-            engine_options=engine_options(context.args),
+            config,
+            text_column=records.text_column,
+            text_pair_column=records.text_pair_column,
+            id_column=records.id_column,
+            prompt_template=records.prompt_template,
+            selection=records.selection(),
+            input_format=files.input_format,
         )
-        options = GridOptions(
-            _numbers("--budgets", budgets),
-            _words(dtypes),
-            _numbers("--threads", threads),
-            _words(engines),
-            seconds,
-            None if latency_target_ms is None else latency_target_ms / 1000,
-        )
-        grid = measure(settings, options, say)
-        for line in as_lines(grid):
+        found = measure(settings, grid.options(config), say)
+        for line in as_lines(found):
             print(line)
-        if plot is not None:
-            draw(grid, plot)
-            say(f"drew {plot}")
+        if grid.plot is not None:
+            draw(found, grid.plot)
+            say(f"drew {grid.plot}")
         return 0
 
     sys.exit(guarded(work, [flag for parameter in context.command.params for flag in parameter.opts]))

@@ -1,0 +1,8 @@
+"""Workers on other machines. The main path, ledger and sink of a job stay where it was begun.
+
+- `worker.WorkerActor`: one engine and one batcher in a worker's process
+- `ray_job.execute`: a job on a Ray cluster
+- `ray_serve.served`: a server on Ray Serve
+- `ray_data.Stage`: a model as a stage of Ray Data
+- `flyte_app.app_environment`: a model as an app of Flyte
+"""

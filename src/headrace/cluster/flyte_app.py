@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from headrace.app.server import build_app
+from headrace.app.server import ServerOptions, build_app
 from headrace.errors import ConfigError, MissingExtraError
 
 try:
@@ -19,14 +19,14 @@ except ModuleNotFoundError as error:
 
 def app_environment(  # noqa: PLR0913 - keyword-only settings, each one a line in the caller's code
     name: str,
-    task: str,
+    task: str | None = None,
     model: str | Path | None = None,
     *,
     replicas: int | tuple[int, int] = (0, 2),
     concurrency: int = 10,
     scaledown_after_s: int = 300,
     environment: dict[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[ServerOptions],
 ) -> FastAPIAppEnvironment:
     """A FastAPI app on Flyte that holds one model in each replica and lets all its requests share one batcher.
 

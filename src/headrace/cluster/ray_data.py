@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Unpack
 
 import numpy as np
 
 import headrace
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, unpack
+from headrace.engines.config import EngineConfig, merged_options, model_name
+from headrace.engines.options import EngineOptions
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError
 
 
@@ -28,16 +31,38 @@ class Stage:
     Each row gets two columns more: `output`, and `error`, which is None or why this row alone has failed.
 
     Args:
-        task: what to do with each row; with `model`, `engine` and `options` as in `headrace.run`.
+        task: what to do with each row; with `model`, `engine`, `options` and the others as in `headrace.run`.
         column: what is given to the model.
+
+    Raises:
+        ConfigError: a task, engine, model or option that does not exist.
     """
 
-    def __init__(
-        self, task: str, model: str | None = None, *, column: str = "text", engine: str | None = None, **options: Any
+    def __init__(  # noqa: PLR0913 - keyword-only settings, each one a line in the caller's code
+        self,
+        task: str | None = None,
+        model: str | Path | None = None,
+        *,
+        column: str = "text",
+        engine: str | None = None,
+        engine_options: Mapping[str, Any] | None = None,
+        engine_timeout_s: float | None = None,
+        batch_tokens: int | None = None,
+        batch_size: int | None = None,
+        **options: Unpack[EngineOptions],
     ) -> None:
-        tokens, size = options.pop("batch_tokens", None), options.pop("batch_size", None)
+        config = EngineConfig(
+            task=task,
+            model=model_name(model),
+            engine=engine,
+            engine_options=merged_options(engine_options, options),
+            batch_tokens=batch_tokens,
+            batch_size=batch_size,
+            engine_timeout_s=engine_timeout_s,
+        ).resolved()
+        config.check(("column",))
         self._column = column
-        self._desk = WorkerActor(WorkerSpec(task, model, engine, options, tokens, size, headrace.__version__))
+        self._desk = WorkerActor(WorkerSpec(config, headrace.__version__))
         self._loading: asyncio.Task[WorkerInfo] | None = None
 
     async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

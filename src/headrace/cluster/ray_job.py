@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import headrace
@@ -23,10 +24,9 @@ from headrace.observe.report import Report
 class RemoteEngine:
     """What a job needs of an engine whose model is elsewhere; a record's own cost is known there."""
 
-    counts_tokens = False
-
     def __init__(self, facts: WorkerInfo) -> None:
         self._facts = facts
+        self.profile = replace(facts.profile, cost_unit="records", prepare_rows=None, followable=False)
 
     def describe(self) -> Mapping[str, Any]:
         """As the engine itself does: so a job can begin here and go on there."""
@@ -56,30 +56,21 @@ def execute(
         ConfigError: also no cluster at the address, or one with too little room.
         JobError: also when workers die again and again.
     """
-    if settings.engine_process:
+    if settings.config.engine_process:
         raise ConfigError(
             "--engine-process is of no use with --on: a worker there is a process of its own; leave it out"
         )
     plan = wiring.check(settings)
     if (end := wiring.already_finished(plan)) is not None:
         return end
-    chosen = settings_to_load(plan)
-    if not (chosen.engine is None or isinstance(chosen.engine, str)):
+    config = settings_to_load(plan).config
+    if not (config.engine is None or isinstance(config.engine, str)):
         raise ConfigError("workers on a cluster import an engine of your own: name it as module:name")
-    spec = WorkerSpec(
-        task=chosen.task or "",
-        model=chosen.model,
-        engine=chosen.engine,
-        engine_options=chosen.engine_options,
-        batch_tokens=chosen.batch_tokens,
-        batch_size=chosen.batch_size,
-        version=headrace.__version__,
-        engine_timeout_s=chosen.engine_timeout_s,
-    )
+    spec = WorkerSpec(config, headrace.__version__)
     with connected(place):
         staff = RayWorkers(spec, place)
         try:
-            crew = functools.partial(WorkerPool, staff.workers, staff.hire, staff.facts.keeps_busy, stop)
+            crew = functools.partial(WorkerPool, staff.workers, staff.hire, staff.facts.profile.keeps_busy, stop)
             return wiring.carry_out(plan, RemoteEngine(staff.facts), stop, progress=progress, batcher=crew)
         finally:
             staff.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from typing import Any
 
@@ -36,16 +35,14 @@ class QueuedCost:
 class ColdError(BackPressureError):  # type: ignore[misc] # of Ray, which has no types
     """No replica is loaded: 503, and when to come again."""
 
-    def __init__(self, retry_after_s: float) -> None:
+    def __init__(self, retry_after_s: float, body: str) -> None:
         super().__init__(0, 0, 503, retry_after_s)
+        self._body = body
 
     @property
     def message(self) -> str:
-        """The body: an error as the server itself tells it."""
-        told = "no replica is loaded yet; one is being started"
-        return json.dumps(
-            {"error": {"message": told, "type": "service_unavailable_error", "param": None, "code": "cold"}}
-        )
+        """The body of the response."""
+        return self._body
 
 
 class RefusesWhenCold(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc] # of Ray, which has no types
@@ -54,10 +51,11 @@ class RefusesWhenCold(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc] # o
     Ray Serve starts a replica for what waits: one call of our own waits in the stead of all that are refused.
     """
 
-    def initialize_state(self, name: str, retry_after_s: float) -> None:
+    def initialize_state(self, name: str, retry_after_s: float, body: str) -> None:
         """Ray Serve calls it with what `application` says; the name is the application's and its deployment's."""
         self._name = name
         self._retry_after_s = retry_after_s
+        self._body = body
         self._waking: asyncio.Task[None] | None = None
 
     async def _choose_replica_for_request(self, pending: Any, *, is_retry: bool = False) -> Any:
@@ -65,7 +63,7 @@ class RefusesWhenCold(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc] # o
         if not self.curr_replicas and not is_retry and pending.metadata.call_method != WAKE:
             if self._waking is None or self._waking.done():
                 self._waking = asyncio.create_task(self._wake())
-            raise ColdError(self._retry_after_s)
+            raise ColdError(self._retry_after_s, self._body)
         return await super()._choose_replica_for_request(pending, is_retry=is_retry)
 
     async def _wake(self) -> None:

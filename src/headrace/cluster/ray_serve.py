@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from fastapi import FastAPI
 from headrace.app.server import ServerSettings, build
 from headrace.cluster.ray_workers import ClusterResources, check_room, connected
 from headrace.errors import ConfigError, EngineError
+from headrace.openai_protocol import error_body
 
 try:
     import ray
@@ -126,7 +128,8 @@ def application(settings: ServerSettings, replicas: Replicas, place: ClusterReso
         scaling["policy"] = {"policy_function": QueuedCost, "policy_kwargs": {"target": replicas.target_queued_cost}}
     routing: dict[str, Any] = {}
     if replicas.cold_retry_after_s is not None:
-        told = {"name": NAME, "retry_after_s": replicas.cold_retry_after_s}
+        cold = error_body(503, "no replica is loaded yet; one is being started", "cold")
+        told = {"name": NAME, "retry_after_s": replicas.cold_retry_after_s, "body": json.dumps(cold)}
         routing["request_router_config"] = {"request_router_class": RefusesWhenCold, "request_router_kwargs": told}
     deployed = serve.deployment(
         Server,

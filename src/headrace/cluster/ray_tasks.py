@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import pickle
+import signal
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -20,10 +22,6 @@ except ModuleNotFoundError as error:
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
-
-
-_CANCEL_WAITS_S = (2, 4, 8, 16)
-"""How long a task may take to end before it is interrupted once more. Each wait leaves time for its own cleanup."""
 
 
 def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT], Coroutine[Any, Any, ResultT]]:
@@ -45,14 +43,14 @@ def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT]
         cloudpickle.dumps(fn)
     except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
         raise ConfigError(f"{fn!r} cannot be sent to a cluster: {error}") from error
-    remote = ray.remote(**{"max_retries": 0, "num_cpus": 1, **options})(fn)
+    remote = ray.remote(**{"max_retries": 0, "num_cpus": 1, **options})(_interruptible(fn))
 
     async def call(item: ItemT) -> ResultT:
         task = remote.remote(item)
         try:
             result: ResultT = await task
         except asyncio.CancelledError:
-            _cancel(task)
+            ray.cancel(task)
             raise
         except RayTaskError as error:
             raise error.cause from error  # the function's own
@@ -63,17 +61,17 @@ def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT]
     return call
 
 
-def _cancel(task: ray.ObjectRef[Any]) -> None:
-    """Interrupt a task, and again while it goes on: Python drops an interrupt that arrives in a destructor, say."""
-    ray.cancel(task)
+def _interruptible(fn: Callable[[ItemT], ResultT]) -> Callable[[ItemT], ResultT]:
+    """`fn` for a worker that Ray can interrupt.
 
-    def see_to_it() -> None:
-        for wait_s in _CANCEL_WAITS_S:
-            try:
-                if ray.wait([task], timeout=wait_s, fetch_local=False)[0]:
-                    return
-                ray.cancel(task)
-            except Exception:  # noqa: BLE001 - Ray is shutting down, which raises whatever is gone first; so ends the task
-                return
+    Ray cancels a task by SIGINT. A cluster started from a shell's background, as with nohup, ignores that signal, and
+    so do its workers: their tasks would go on for ever.
+    """
 
-    threading.Thread(target=see_to_it, name="headrace-cancel", daemon=True).start()
+    @functools.wraps(fn)
+    def call(item: ItemT) -> ResultT:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return fn(item)
+
+    return call

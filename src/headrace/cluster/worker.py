@@ -7,7 +7,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,49 +15,33 @@ import headrace
 from headrace.app import job as wiring
 from headrace.batching.batcher import Batcher
 from headrace.cluster.worker_pool import WorkUnitReply
-from headrace.engines.base import Engine, StepEngine, StreamEngine
+from headrace.engines.config import EngineConfig
+from headrace.engines.loading import load_engine
+from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import BadResultError, ConfigError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
+from headrace.jobs.pipeline.engine_prepare import prepare_all
+from headrace.jobs.pipeline.infer import stream_longest_first
 from headrace.jobs.pipeline.job import Limits, StopRequest
-from headrace.jobs.pipeline.preparing import prepare_all
-from headrace.jobs.pipeline.stages import Work, longest_first
+from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings
 from headrace.observe.batches import BusyTime
 from headrace.processes.portable import Portable
 from headrace.records import Record
-
-_TYPICAL_TOKENS = 16
-"""Of a short text."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """What a worker is to load."""
 
-    task: str
-    model: str | None
-    engine: str | None
-    engine_options: Mapping[str, Any]
-    batch_tokens: int | None
-    batch_size: int | None
+    config: EngineConfig
     version: str
     """Of the Headrace that asks."""
-    engine_timeout_s: float | None = None
 
     def settings(self) -> JobSettings:
         """As a job on this machine would have them."""
-        return JobSettings(
-            source=None,
-            sink="",
-            task=self.task,
-            model=self.model,
-            engine=self.engine,
-            engine_options=self.engine_options,
-            batch_tokens=self.batch_tokens,
-            batch_size=self.batch_size,
-            engine_timeout_s=self.engine_timeout_s,
-            limits=Limits(max_attempts=1),  # the job counts attempts: here each record's own error is to be found
-        )
+        limits = Limits(max_attempts=1)  # the job counts attempts: here each record's own error is to be found
+        return JobSettings(source=None, sink="", config=self.config, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +50,8 @@ class WorkerInfo:
 
     engine: Mapping[str, Any]
     """As `Engine.describe` has it."""
-    keeps_busy: int
-    """How many records its engine works on at one time, about."""
+    profile: EngineProfile
+    """Of the engine, with the budget and the size of the job."""
 
 
 class WorkerActor:
@@ -97,22 +81,19 @@ class WorkerActor:
                     "install the same version on both sides"
                 )
             settings = self._spec.settings()
-            self._engine = await asyncio.to_thread(wiring.build_engine, settings)
+            self._engine = await asyncio.to_thread(load_engine, settings.config)
             self._batcher: Batcher[Work, Any] = wiring.build_batcher(settings, self._engine, StopRequest(), self._hear)
             await self._batcher.start()
         except Exception as error:  # noqa: BLE001 - the edge of the process: whoever started it hears why
             return Portable.of(error)
-        return WorkerInfo(
-            engine=dict(self._engine.describe()),
-            keeps_busy=_keeps_busy(settings, self._engine),
-        )
+        return WorkerInfo(dict(self._engine.describe()), wiring.tuned_profile(settings, self._engine))
 
     async def work(self, payloads: list[bytes]) -> bytes:
         """The pickled `WorkUnitReply` to a piece."""
         results: list[Any] = [None] * len(payloads)
         costs = [0] * len(payloads)
         work = await asyncio.to_thread(self._prepare, payloads, results, costs)
-        async for run, outputs, _ in self._batcher.runs_as_completed(_runs(work)):
+        async for run, outputs, _ in self._batcher.runs_as_completed(stream_longest_first(work)):
             for item, output in zip(run, outputs, strict=True):
                 results[item.record.position] = output
         return self._reply(results, costs)
@@ -138,7 +119,7 @@ class WorkerActor:
             cut += entry.truncated
             work.append(Work(Record(index, None, None), None, entry.payload, entry.cost))
         ended = time.monotonic()
-        tokens = sum(costs) if getattr(self._engine, "counts_tokens", True) else 0
+        tokens = sum(costs) if profile_of(self._engine).counts_tokens else 0
         self._events.append(StageDone("prepare", 0, ended - started, ended, tokens=tokens, truncated=cut))
         return work
 
@@ -184,18 +165,3 @@ def _sendable(result: Any) -> Any:
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         return Portable.of(BadResultError(f"the engine's result cannot leave its process: {error}"))
     return result
-
-
-async def _runs(work: list[Work]) -> AsyncIterator[list[Work]]:
-    for run in longest_first(work):
-        yield run
-
-
-def _keeps_busy(settings: JobSettings, engine: Engine[Any, Any]) -> int:
-    if isinstance(engine, StreamEngine):
-        return engine.max_in_flight
-    if isinstance(engine, StepEngine):
-        return engine.max_slots
-    shape = wiring.shape_of(settings, engine)
-    typical = _TYPICAL_TOKENS if getattr(engine, "counts_tokens", True) else 1
-    return max(min(shape.size, int(shape.budget / typical)), 1)

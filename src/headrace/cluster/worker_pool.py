@@ -13,7 +13,7 @@ from headrace.cluster.work_units import IN_FLIGHT, WorkUnitSize
 from headrace.errors import BrokenOffError, EngineDeadError, HeadraceError, StoppedError, WorkerDiedError
 from headrace.events import Event, Listener, RecordFailed, WorkerLost, WorkUnitDone
 from headrace.jobs.pipeline.job import StopRequest
-from headrace.jobs.pipeline.stages import Work
+from headrace.jobs.pipeline.work import Work
 from headrace.processes.culprits import WorkUnit, after_death
 
 _LAST_WORDS_S = 2.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import random
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,18 +12,14 @@ from typing import Any
 
 from headrace.batching.callables import is_async
 from headrace.errors import ProcessError
-
-LONGEST_WAIT_S = 60.0
+from headrace.retry import RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """How often a call that failed is tried again, and how long one try may take."""
+class AttemptSettings:
+    """How often a call is tried, and how long one try may take."""
 
-    retries: int = 0
-    """Further tries after the first."""
-    backoff_s: float = 0.5
-    """The n-th wait is drawn from 0 to this × 2ⁿ⁻¹ seconds, at most 60: "full jitter"."""
+    policy: RetryPolicy
     retry_on: type[Exception] | tuple[type[Exception], ...] = Exception
     timeout_s: float | None = None
     """Of one try; one that takes longer is cancelled and has failed with TimeoutError."""
@@ -37,14 +32,14 @@ class Attempts:
     returns is awaited where that can be awaited (a Ray reference, a future).
     """
 
-    def __init__(self, fn: Callable[[Any], Any], patience: RetryPolicy, threads: int) -> None:
+    def __init__(self, fn: Callable[[Any], Any], settings: AttemptSettings, threads: int) -> None:
         self._fn = fn
-        self._patience = patience
+        self._settings = settings
         on_loop = is_async(fn)
         self._pool = None if on_loop else ThreadPoolExecutor(threads, "headrace-map")
         once: Callable[[Any], Awaitable[Any]] = fn if on_loop else self._threaded
-        if patience.timeout_s is not None:
-            once = _limited(once, patience.timeout_s)
+        if settings.timeout_s is not None:
+            once = _limited(once, settings.timeout_s)
         self._once = once
 
     async def call(self, item: Any) -> Any:
@@ -54,7 +49,7 @@ class Attempts:
             Exception: that of the last try.
             ProcessError: `fn` cancelled itself.
         """
-        attempt = 1
+        policy, attempt = self._settings.policy, 1
         while True:
             try:
                 return await self._once(item)
@@ -63,11 +58,10 @@ class Attempts:
                 if task is None or task.cancelling():
                     raise  # from outside: nobody wants the result any more
                 raise ProcessError("the call was cancelled from within") from error
-            except self._patience.retry_on:
-                if attempt > self._patience.retries:
+            except self._settings.retry_on:
+                if not policy.allows(attempt):
                     raise
-            ceiling = min(self._patience.backoff_s * 2.0 ** (attempt - 1), LONGEST_WAIT_S)
-            await asyncio.sleep(random.uniform(0.0, ceiling))
+            await asyncio.sleep(policy.wait_s(attempt))
             attempt += 1
 
     async def _threaded(self, item: Any) -> Any:

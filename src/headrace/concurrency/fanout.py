@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from headrace.batching.options import function, number, optional, whole
-from headrace.concurrency.attempts import Attempts, RetryPolicy
+from headrace.concurrency.attempts import Attempts, AttemptSettings
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.errors import ConfigError
+from headrace.retry import RetryPolicy
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -62,10 +63,11 @@ def map_concurrent(  # noqa: PLR0913 - keyword-only settings, each one a line in
     ahead = 4 * concurrency if look_ahead is None else whole("look_ahead", look_ahead, 1)
     if not isinstance(items, (Iterable, AsyncIterable)):
         raise ConfigError(f"items is {items!r}; it must be iterable")
-    patience = RetryPolicy(whole("retries", retries, 0), number("backoff_s", backoff_s, minimum=0), retry_on, timeout_s)
+    policy = RetryPolicy(whole("retries", retries, 0) + 1, number("backoff_s", backoff_s, minimum=0))
+    settings = AttemptSettings(policy, retry_on, timeout_s)
     call = function("fn", fn, needed=True)
     bounds = _Bounds(concurrency, ahead, ordered, fail_fast=not return_exceptions)
-    return FanOut(lambda: _TaskPool(items, Attempts(call, patience, concurrency), bounds), return_exceptions)
+    return FanOut(lambda: _TaskPool(items, Attempts(call, settings, concurrency), bounds), return_exceptions)
 
 
 class FanOut(Generic[ResultT]):

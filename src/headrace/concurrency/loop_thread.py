@@ -1,4 +1,4 @@
-"""`LoopThread`: an event loop on a thread of its own."""
+"""An event loop on a thread of its own: for one coroutine, or (`LoopThread`) for many."""
 
 from __future__ import annotations
 
@@ -12,6 +12,22 @@ from typing import Any, TypeVar
 ResultT = TypeVar("ResultT")
 
 
+def run_on_thread(
+    main: Coroutine[Any, Any, object], name: str, context: contextvars.Context | None = None
+) -> threading.Thread:
+    """Run a coroutine on an event loop of its own, on a daemon thread that ends with it.
+
+    Args:
+        main: the coroutine.
+        name: of the thread.
+        context: what the coroutine sees; a copy of the caller's by default.
+    """
+    run = (context or contextvars.copy_context()).run
+    thread = threading.Thread(target=run, args=(asyncio.run, main), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
 class LoopThread:
     """An event loop on a daemon thread, in the context of whoever creates it.
 
@@ -22,9 +38,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         started: Future[asyncio.AbstractEventLoop] = Future()
         self._closing = asyncio.Event()
-        run = contextvars.copy_context().run
-        self._thread = threading.Thread(target=run, args=(asyncio.run, self._serve(started)), name=name, daemon=True)
-        self._thread.start()
+        self._thread = run_on_thread(self._serve(started), name)
         self._loop = started.result()
 
     async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:

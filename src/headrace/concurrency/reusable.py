@@ -11,10 +11,10 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar, Unpack, overload
+from typing import Any, Generic, TypeAlias, TypeVar, Unpack, overload
 
 from headrace.batching.batcher import Batcher, SubmitOptions
 from headrace.batching.blocking import current_loop
@@ -22,6 +22,7 @@ from headrace.batching.options import optional
 from headrace.batching.pending import own_copy
 from headrace.batching.stats import BatchStats
 from headrace.batching.tasks import current_task
+from headrace.concurrency.loop_thread import run_on_thread
 from headrace.errors import ConfigError
 
 RecordT = TypeVar("RecordT")
@@ -53,9 +54,8 @@ class _LoadedModel:
         self._idle_check = idle_check
         self._left = threading.Event()
         self._leave: Callable[[], object] = self._left.set
-        context = contextvars.Context()  # the model serves all callers: it must not see the variables of the first
-        self.thread = threading.Thread(target=context.run, args=(self._run,), name="headrace-reusable", daemon=True)
-        self.thread.start()
+        # The model serves all callers: it must not see the context variables of the first.
+        self.thread = run_on_thread(self._run(), "headrace-reusable", contextvars.Context())
 
     @property
     def is_ready(self) -> bool:
@@ -67,11 +67,11 @@ class _LoadedModel:
         self._left.set()
         self._leave()
 
-    def _run(self) -> None:
+    async def _run(self) -> None:
         if self._before is not None:
-            self._before.join()  # there may be no room for two
+            self._before.join()  # there may be no room for two; nothing else runs on this loop
         try:
-            asyncio.run(self._serve())
+            await self._serve()
         except BaseException as error:  # whoever waits for the model hears why
             if self.ready.done():
                 raise
@@ -239,12 +239,21 @@ class Reusable(Generic[RecordT, ResultT]):
         self._held = self._last = None
 
 
-@overload
-def reusable(factory: Callable[[], Any], /) -> Reusable[Any, Any]: ...
+Factory: TypeAlias = Callable[
+    [],
+    Batcher[RecordT, ResultT] | Awaitable[Batcher[RecordT, ResultT]] | Iterator[Batcher[RecordT, ResultT]],
+]
+"""What makes the batcher: plain, `async def`, or a generator that yields it and cleans up behind it."""
 
 
 @overload
-def reusable(*, idle_timeout_s: float | None = None) -> Callable[[Callable[[], Any]], Reusable[Any, Any]]: ...
+def reusable(factory: Factory[RecordT, ResultT], /) -> Reusable[RecordT, ResultT]: ...
+
+
+@overload
+def reusable(
+    *, idle_timeout_s: float | None = None
+) -> Callable[[Factory[RecordT, ResultT]], Reusable[RecordT, ResultT]]: ...
 
 
 def reusable(factory: Any = None, /, *, idle_timeout_s: float | None = None) -> Any:

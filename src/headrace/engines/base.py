@@ -1,14 +1,16 @@
 """The seams between a batcher and a model: a batch in and out, or one request in and out.
 
-What an engine does with company is a matter of its type: a `BatchEngine` runs the batch it is given, a `StepEngine`
-lets requests join and leave between its steps, a `StreamEngine` takes single requests and batches them itself.
+An engine's profile says how it batches: a `BatchEngine` runs the batch it is given, a `StepEngine` lets requests join
+and leave between its steps, a `StreamEngine` takes single requests and batches them itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeAlias, TypeGuard, TypeVar, runtime_checkable
+
+from headrace.engines.profile import EngineProfile, profile_of
 
 InputT_contra = TypeVar("InputT_contra", contravariant=True)
 PayloadT = TypeVar("PayloadT")
@@ -30,11 +32,12 @@ class Engine(Protocol[InputT_contra, PayloadT]):
 
     `prepare` runs on CPU workers, several chunks at a time, while the model runs elsewhere: an engine shares no mutable
     state between the two.
-
-    It may also say: `prepare_rows`, how many records to prepare at a time, where one is much work or memory;
-    `counts_tokens = False`, where its unit of cost is not the token; and as a `BatchEngine` `default_batch_delay_s`,
-    how long a record waits for company while the model is free.
     """
+
+    @property
+    def profile(self) -> EngineProfile:
+        """How it is to be fed. Read it with `profile_of`, which knows engines without one too."""
+        ...
 
     def describe(self) -> Mapping[str, Any]:
         """JSON-able facts that decide the output (model digest, parameters): part of a job's fingerprint."""
@@ -49,15 +52,8 @@ class Engine(Protocol[InputT_contra, PayloadT]):
         ...
 
 
-@runtime_checkable
 class BatchEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
     """A model that takes a batch and returns one output per record. `forward` runs on one thread of its own."""
-
-    pads: bool
-    """Whether a batch costs records × its longest record rather than the sum."""
-    default_batch_cost: int
-    """A target_batch_cost that suits the engine, in its own unit."""
-    default_batch_size: int
 
     def forward(self, batch: list[PayloadT]) -> Sequence[OutputT_co]:
         """Run the model once. Blocking. Returns `len(batch)` outputs in order.
@@ -70,12 +66,11 @@ class BatchEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, Paylo
 
 
 @runtime_checkable
-class TunableEngine(Protocol):
-    """An engine that can be loaded in other numbers (its option `dtype`), and then gives nearly the same outputs."""
+class TunableEngine(BatchEngine[Any, Any, Any], Protocol):
+    """An engine that can be loaded in other numbers (its option `dtype`), and then gives nearly the same outputs.
 
-    def describe(self) -> Mapping[str, Any]:
-        """As every engine; under `dtype`, the numbers it runs in."""
-        ...
+    Its `describe` says under `dtype` which it runs in.
+    """
 
     def hardware(self) -> Mapping[str, Any]:
         """JSON-able facts that decide how fast it is, beside the CPU: device, threads, versions of libraries."""
@@ -86,12 +81,8 @@ class TunableEngine(Protocol):
         ...
 
 
-@runtime_checkable
 class StreamEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
     """A model server within the process, which batches by itself: requests join and leave while it works."""
-
-    max_in_flight: int
-    """Requests that keep it busy: with so many under way, another would only wait inside it."""
 
     async def infer(self, payload: PayloadT) -> OutputT_co:
         """One request's output. Many calls run at once, on one event loop at a time.
@@ -105,18 +96,12 @@ class StreamEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, Payl
         ...
 
 
-@runtime_checkable
 class StepEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
     """A model that takes many steps for one request: requests join and leave between steps.
 
     It is a `StepModel` (see `headrace.batching.step_model` for what each method promises). All but `span` are called on
     one thread.
     """
-
-    max_slots: int
-    """Requests it can hold at a time."""
-    max_cost: int
-    """What they may hold together, in the unit of `span`."""
 
     def span(self, record: PayloadT) -> tuple[float, float]:
         """What the request holds at first, and the most it may grow to."""
@@ -148,7 +133,6 @@ class StepEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, Payloa
         ...
 
 
-@runtime_checkable
 class FollowableEngine(Protocol[PayloadT]):
     """An engine whose answers can be read while they grow."""
 
@@ -158,3 +142,30 @@ class FollowableEngine(Protocol[PayloadT]):
         What was told once stays: each text begins with the one before, and the answer with all of them.
         """
         ...
+
+
+def runs_batches(engine: Engine[Any, Any]) -> TypeGuard[BatchEngine[Any, Any, Any]]:
+    """Whether its profile says that it is a `BatchEngine`."""
+    return profile_of(engine).batching == "batches"
+
+
+def works_in_steps(engine: Engine[Any, Any]) -> TypeGuard[StepEngine[Any, Any, Any]]:
+    """Whether its profile says that it is a `StepEngine`."""
+    return profile_of(engine).batching == "steps"
+
+
+def batches_itself(engine: Engine[Any, Any]) -> TypeGuard[StreamEngine[Any, Any, Any]]:
+    """Whether its profile says that it is a `StreamEngine`."""
+    return profile_of(engine).batching == "own"
+
+
+def can_be_followed(engine: Engine[Any, Any]) -> TypeGuard[FollowableEngine[Any]]:
+    """Whether its profile says that it is a `FollowableEngine`."""
+    return profile_of(engine).followable
+
+
+# Engines of any input, payload and output: the parts of a job and a server hand records on without looking at them.
+AnyEngine: TypeAlias = Engine[Any, Any]
+AnyBatchEngine: TypeAlias = BatchEngine[Any, Any, Any]
+AnyStepEngine: TypeAlias = StepEngine[Any, Any, Any]
+AnyStreamEngine: TypeAlias = StreamEngine[Any, Any, Any]

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.batching.callables import plain_function, unfinished
-from headrace.engines.base import BatchEngine, Prepared
+from headrace.engines.base import AnyBatchEngine, Prepared
+from headrace.engines.profile import EngineProfile, check_methods, profile_of
 from headrace.errors import BadResultError, ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
 
 BATCH_SIZE = 32
@@ -28,9 +29,6 @@ class FunctionEngine:
         batch_size: most values in a call.
     """
 
-    pads = False
-    counts_tokens = False
-
     def __init__(
         self,
         function: Callable[[list[Any]], Sequence[Any]],
@@ -38,12 +36,12 @@ class FunctionEngine:
         model: str | Path | None = None,
         batch_size: int = BATCH_SIZE,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size!r}; it must be an int >= 1")
         self._function: Callable[[list[Any]], Sequence[Any]] | None = function
         self._name = name
         self._model = model
-        self.default_batch_cost = self.default_batch_size = batch_size
+        self.profile = EngineProfile(
+            batching="batches", cost_unit="records", batch_cost=batch_size, batch_size=batch_size
+        )
 
     def describe(self) -> Mapping[str, Any]:
         """The function's name and its model's; not its code, so that a job can go on after it was mended."""
@@ -80,7 +78,7 @@ class FunctionEngine:
         self._function = None
 
 
-def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> BatchEngine[Any, Any, Any]:
+def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> AnyBatchEngine:
     """The engine that `module:name` stands for, or that a callable or object of one's own is.
 
     A callable whose first parameter is named `model` is a factory: it is called with the model and the options, and
@@ -97,19 +95,22 @@ def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> B
     parameters = _parameters(found, reference) if callable(found) else []
     made: Any = found
     used_model: str | Path | None = None
+    known: tuple[str, ...] = ()
     if parameters and parameters[0].name == "model":
+        known = tuple(one.name for one in parameters[1:] if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL))
         own = {name: chosen.pop(name) for name in list(chosen) if _takes(parameters, name)}
         made, used_model = found(model, **own), model
     elif inspect.isclass(found):
         made = found()
     if hasattr(made, "prepare") and any(hasattr(made, method) for method in ("forward", "step", "infer")):
-        _refuse(reference, chosen, ())
+        _refuse(reference, chosen, known)
         for method in ("prepare", "forward", "span", "add", "step", "needs", "remove", "describe", "close"):
             plain_function(f"{method} of {reference!r}", getattr(made, method, None))
-        whole: BatchEngine[Any, Any, Any] = made
+        check_methods(made, profile_of(made))
+        whole: AnyBatchEngine = made
         return whole
     size = chosen.pop("batch_size", BATCH_SIZE)
-    _refuse(reference, chosen, ("batch_size",))
+    _refuse(reference, chosen, ("batch_size", *known))
     return FunctionEngine(_one_function(made, reference), reference, used_model, size)
 
 
@@ -143,9 +144,9 @@ def load_factory(reference: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]  # narrowed to a callable of unknown signature
 
 
-def _name(engine: Any) -> str:
+def _name(found: Any) -> str:
     """What identifies an object in a job's fingerprint: no address of it."""
-    kind = engine if hasattr(engine, "__qualname__") else type(engine)
+    kind = found if hasattr(found, "__qualname__") else type(found)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 

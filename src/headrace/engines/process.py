@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headrace.batching.pending import checked_results
 from headrace.engines import registry
-from headrace.engines.base import BatchEngine, Prepared, StepEngine, StreamEngine, TunableEngine
+from headrace.engines.base import AnyBatchEngine, Prepared, TunableEngine
+from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError, WorkerDiedError, text_of
 from headrace.processes.child import ChildProcess
 from headrace.processes.culprits import CrashIsolation
 
-_FACTS = (
-    "pads",
-    "default_batch_cost",
-    "default_batch_size",
-    "default_batch_delay_s",
-    "prepare_rows",
-    "counts_tokens",
-)
 _AT_WORK_S = 1.0
 """How long to wait for the end of a call before its process is killed."""
 _REFUSED = frozenset({"vllm", "endpoint"})
 """Engines known to run no batches: refused before a model is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the process says of its engine once that is loaded."""
+
+    profile: EngineProfile
+    description: Mapping[str, Any]
+    hardware: Mapping[str, Any]
+    dtype_speeds: Mapping[str, float]
 
 
 class ProcessEngine:
@@ -43,12 +47,6 @@ class ProcessEngine:
         ConfigError: also an engine that runs no batches.
         EngineError: also a process that ends while it loads the model.
     """
-
-    pads: bool
-    default_batch_cost: int
-    default_batch_size: int
-    _dtype_speeds: Mapping[str, float]
-    _hardware: Mapping[str, Any]
 
     def __init__(
         self,
@@ -70,26 +68,25 @@ class ProcessEngine:
         self._closed = False
         self._turn = threading.Lock()
         try:
-            facts = self._child.start()
+            facts: _Facts = self._child.start()
         except EngineDeadError as error:
             raise EngineError(f"the engine cannot be loaded: {error}") from error
-        self._description: Mapping[str, Any] = facts.pop("describe")
-        self.__dict__.update(facts)
+        self.profile, self._facts = facts.profile, facts
         self._prepare = CrashIsolation(lambda rows: self._call("prepare", rows, timeout_s))
-        self._prepare_rows = self.default_batch_size if timeout_s is not None else None
+        self._prepare_rows = self.profile.batch_size if timeout_s is not None else None
         self._forward = CrashIsolation(lambda rows: self._call("forward", rows, timeout_s))
 
     def hardware(self) -> Mapping[str, Any]:
         """See `TunableEngine.hardware`."""
-        return self._hardware
+        return self._facts.hardware
 
     def dtype_speeds(self) -> Mapping[str, float]:
         """See `TunableEngine.dtype_speeds`."""
-        return self._dtype_speeds
+        return self._facts.dtype_speeds
 
     def describe(self) -> Mapping[str, Any]:
         """As the engine itself does: a job can begin with the engine in this process and go on with it in another."""
-        return self._description
+        return self._facts.description
 
     def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
         """What the engine makes of the inputs; a WorkerDiedError for one that ends the process."""
@@ -146,15 +143,18 @@ class _Host:
         except BaseException as error:  # a user's own factory may raise anything
             words = " ".join(text_of(error).split())
             raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
-        if isinstance(engine, (StepEngine, StreamEngine)) or not isinstance(engine, BatchEngine):
+        profile = profile_of(engine)
+        if profile.batching != "batches":
             engine.close()
             raise _no_batches(name or type(engine).__name__)
-        self._engine: BatchEngine[Any, Any, Any] = engine
-        self.facts = {name: getattr(engine, name) for name in _FACTS if hasattr(engine, name)}
-        self.facts["describe"] = dict(engine.describe())
+        self._engine: AnyBatchEngine = engine
         tunable: TunableEngine | None = engine if isinstance(engine, TunableEngine) else None
-        self.facts["_dtype_speeds"] = dict(tunable.dtype_speeds()) if tunable else {}
-        self.facts["_hardware"] = dict(tunable.hardware()) if tunable else {}
+        self.facts = _Facts(
+            replace(profile, followable=False),
+            dict(engine.describe()),
+            dict(tunable.hardware()) if tunable else {},
+            dict(tunable.dtype_speeds()) if tunable else {},
+        )
 
     def __call__(self, request: tuple[str, list[Any]]) -> list[Any]:
         method, rows = request

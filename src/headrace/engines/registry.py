@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from headrace.engines.custom import load
 from headrace.engines.model_folder import DEFAULT_MODEL, ONNX_WEIGHTS, WEIGHTS, named_folder
 from headrace.engines.model_kinds import check_kind, say_what_is_left_out
+from headrace.engines.options import VLLM_OPTIONS
 from headrace.engines.requests import Sampling
 from headrace.engines.task_names import unknown_task
 from headrace.errors import ConfigError, MissingExtraError, UnknownOptionError
@@ -73,25 +76,40 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
 """The engines of each task by name; the first is the task's own."""
 
 
+_LISTED = 25
+"""Options that an error names, of an engine that has hundreds."""
+
+
 def known_tasks() -> tuple[str, ...]:
     """The tasks `create` takes."""
     return tuple(_ENGINES)
 
 
-def check(task: str, model: str | Path | None, engine: Any, options: Mapping[str, Any]) -> None:
-    """See, without importing what the engine needs, that there is such a task, engine, model and option.
+def check_options(task: str, engine: Any, options: Mapping[str, Any], settings: Iterable[str] = ()) -> None:
+    """See that the task, the engine and its options exist, without importing what the engine needs.
+
+    Args:
+        settings: other names that the user may have meant by an unknown option.
 
     Raises:
-        ConfigError: there is not; as `create` says it, but in no time.
+        ConfigError: one of them does not exist; also what `create` would raise after some seconds.
     """
     entry = _entry(task, engine)
-    if entry is None:
-        return
-    known = _known_options(entry)
+    known = _known_options(entry) if entry is not None else None
     if known is not None:
-        _refuse_unknown(task, known, options)
-    folder_of(task, model, engine)
-    _check_kind(task, model, entry)
+        _refuse_unknown(task, known, options, settings)
+
+
+def check_model(task: str, model: str | Path | None, engine: Any) -> None:
+    """See that the model's folder exists and suits the task, without importing what the engine needs.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    entry = _entry(task, engine)
+    if entry is not None:
+        folder_of(task, model, engine)
+        _check_kind(task, model, entry)
 
 
 def folder_of(task: str, model: str | Path | None, engine: Any) -> Path | None:
@@ -187,10 +205,11 @@ def _check_options(task: str, factory: Callable[..., Any], options: dict[str, An
     _refuse_unknown(task, [parameter.name for parameter in parameters[1:]], options)
 
 
-def _known_options(entry: _Entry) -> list[str] | None:
+@functools.cache
+def _known_options(entry: _Entry) -> tuple[str, ...] | None:
     """The names of a factory's options, read from its source: to import it would take its libraries' time.
 
-    None where it takes any, or where that cannot be told.
+    None where that cannot be told.
     """
     module, _, attribute = entry.factory.partition(":")
     spec = importlib.util.find_spec(module)
@@ -203,14 +222,47 @@ def _known_options(entry: _Entry) -> list[str] | None:
     if not isinstance(found, ast.FunctionDef):
         return None
     names = [argument.arg for argument in (*found.args.args, *found.args.kwonlyargs) if argument.arg != "self"][1:]
-    rest = found.args.kwarg
-    if rest is None:
-        return names
-    return list(dict.fromkeys((*names, *Sampling.__slots__))) if rest.arg == "sampling" else None
+    if found.args.kwarg is not None:
+        names += Sampling.__slots__
+    if found.args.kwarg is not None and entry.extra == "vllm":
+        arguments = _vllm_arguments()
+        if arguments is None:
+            return None
+        names += arguments
+    return tuple(dict.fromkeys(names))
 
 
-def _refuse_unknown(task: str, known: Sequence[str], options: Mapping[str, Any]) -> None:
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        message = f"task {task!r} has no option {unknown[0]!r}; known: {', '.join(known) or 'none'}"
-        raise UnknownOptionError(message, unknown[0], tuple(known))
+def _vllm_arguments() -> list[str] | None:
+    """The names of vLLM's engine arguments, from its source; None where it is not installed."""
+    spec = importlib.machinery.PathFinder.find_spec("vllm")
+    file = Path(spec.origin).parent / "engine" / "arg_utils.py" if spec is not None and spec.origin else None
+    if file is None or not file.is_file():
+        return None
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    kinds = [node for node in body if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")]
+    assigned = [node.target for kind in kinds for node in kind.body if isinstance(node, ast.AnnAssign)]
+    names = [target.id for target in assigned if isinstance(target, ast.Name)]
+    return [name for name in names if name != "model" and not name.startswith("_")] or None
+
+
+def _refuse_unknown(task: str, known: Sequence[str], options: Mapping[str, Any], settings: Iterable[str] = ()) -> None:
+    option = next((name for name in options if name not in known), None)
+    if option is None:
+        return
+    more = len(known) - _LISTED
+    listed = ", ".join(known[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+    reason = f"task {task!r} has no option {option!r}; known: {listed or 'none'}"
+    if elsewhere := _owners(option):
+        reason += f"; {option} is an option of {' and '.join(elsewhere)}"
+    raise UnknownOptionError(reason, option, tuple(known), tuple(settings))
+
+
+def _owners(option: str) -> list[str]:
+    """The engines that have an option, each with its first task."""
+    owners: dict[str, str] = {}
+    for task, engines in _ENGINES.items():
+        for name, entry in engines.items():
+            known = _known_options(entry)
+            if option in (VLLM_OPTIONS if known is None else known):
+                owners.setdefault(name, f"engine {name!r} (task {task!r})")
+    return list(owners.values())

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from headrace.engines.chat import TEXT_ONLY, checked_messages
 from headrace.errors import ConfigError, RecordError
+from headrace.records import kind_of
 
 # Fields of an OpenAI request body that never change an answer: who asks, what it costs, how fast it comes.
 _IGNORED = frozenset({
@@ -168,8 +169,7 @@ def parse(
             return Request(value, None, sampling, known)
         value = [{"role": "user", "content": value}]
     elif not isinstance(value, list):
-        kind = "null" if value is None else f"of type {type(value).__name__}"
-        raise RecordError(f"the prompt is {kind}; it must be a text, a list of messages or a request body")
+        raise RecordError(f"the prompt is {kind_of(value)}; it must be a text, a list of messages or a request body")
     messages = checked_messages(value, parts)
     if system_prompt and messages[0]["role"] not in ("system", "developer"):
         messages = [{"role": "system", "content": system_prompt}, *messages]

@@ -1,25 +1,30 @@
-"""The main path of a bulk job: source → skip what is done → prepare → submit → finish → sink."""
+"""The main path of a bulk job: read → prepare → infer → settle → write."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Literal
 
 from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, PartDamaged, StageDone
-from headrace.jobs.pipeline.feed import Feed
+from headrace.jobs.pipeline.infer import longest_first
 from headrace.jobs.pipeline.job import Job, JobEnd, Length, Tally
 from headrace.jobs.pipeline.memory_budget import Memory
+from headrace.jobs.pipeline.prepare import Preparing
+from headrace.jobs.pipeline.read import Reader
+from headrace.jobs.pipeline.settle import Settling
 from headrace.jobs.pipeline.sink import Sink
+from headrace.jobs.pipeline.work import Work
 from headrace.jobs.state.passes import Finished, Pass
 from headrace.jobs.state.stalls import StallDetector
 
 
 async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
-    """Take every record that is still to do through the engine to the sink. Returns whether none is left.
+    """Take every record that is still to do to the sink: read, prepare, infer, settle, write. Whether none is left.
 
     Raises:
         JobError: a stage cannot go on; what was finished by then is committed.
@@ -28,13 +33,27 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
     memory = Memory(job.limits.buffer_memory)
     async with (
         Sink(job, todo, tally, memory) as sink,
-        Feed(job, todo.next_todo, tally.expect, sink.put, memory) as feed,
+        Settling(job, memory) as settling,
+        Reader(job, todo.next_todo, memory) as reader,
+        Preparing(job, reader, settling, tally, memory) as preparing,
         job.batcher as batcher,
-        aclosing(batcher.runs_as_completed(feed.work())) as results,
     ):
-        async for run, outputs, some_failed in results:
-            await sink.put(feed.settle(run, outputs, some_failed))
-    return feed.complete
+
+        async def prepared() -> AsyncIterator[list[Work]]:
+            while (chunk := await preparing.next_chunk()) is not None:
+                work, answered = await settling.sort_out(chunk)
+                await sink.put(settling.settle(*answered))
+                for run in longest_first(work):
+                    if job.stop.is_over:
+                        return
+                    yield run
+
+        async with aclosing(batcher.runs_as_completed(prepared())) as inferred:
+            async for answered in inferred:
+                await sink.put(settling.settle(*answered))
+        if preparing.exhausted:
+            await sink.put(settling.rest())
+    return preparing.exhausted and not settling.handed_back
 
 
 def run(job: Job) -> JobEnd:

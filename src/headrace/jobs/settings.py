@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, cast
 
 from headrace.argument_types import check_types
+from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver
@@ -49,20 +50,8 @@ class JobSettings:
     sink: str | Path | Receiver
     """A file, a folder of parts (see `headrace.io.sinks.targets.find_target`), or a function called with lists of rows
     (see `headrace.io.sinks.callback_sink.CallbackWriter`)."""
-    task: str | None = None
-    """None: what an OpenAI batch file asks for, else "embed"."""
-    model: str | None = None
-    """A folder or a known name; None is the task's default."""
-    engine: str | Callable[..., Any] | object | None = None
-    """The engine to use instead of the task's own: a name such as "onnx" or "vllm", or one of your own: `module:name`,
-    a function, or whatever else `headrace.engines.custom.load` takes."""
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the engine, such as `max_model_len`."""
-    engine_process: bool = False
-    """Run the engine in a process of its own, so that a crash costs only the record that caused it."""
-    engine_timeout_s: float | None = None
-    """Most seconds that the engine may take to prepare or run a batch, for a step or a request, and `prepare` or
-    `finish` in a process for a record; None for no limit."""
+    config: EngineConfig = field(default_factory=EngineConfig)
+    """What computes the results."""
     text_column: str | None = None
     """What to process; None for the column "text", or "image" where the task is one of images."""
     text_pair_column: str | None = None
@@ -80,10 +69,6 @@ class JobSettings:
     input_format: str | None = None
     """For names that do not tell: see `headrace.io.sources.opening.known_formats`."""
     output_format: str | None = None
-    batch_tokens: int | None = None
-    """Budget of a batch in the engine's unit of cost, padding included; None is the engine's default."""
-    batch_size: int | None = None
-    """Most records of a batch; None is the engine's default."""
     limits: Limits = field(default_factory=Limits)
     overwrite: bool = False
     """Begin anew, whatever there is."""
@@ -101,18 +86,49 @@ class JobSettings:
     """Compute equal inputs once; each still has its row in the output."""
 
 
+class JobOptions(TypedDict, total=False):
+    """Fields of `JobSettings` by name, for functions that pass them on."""
+
+    text_column: str | None
+    text_pair_column: str | None
+    id_column: str | None
+    prompt_template: str | None
+    on_nan: OnNan
+    input_format: str | None
+    output_format: str | None
+    overwrite: bool
+    ignore_changes: bool
+    retry: bool
+    prepare: Callable[[Any], Any] | str | None
+    finish: Callable[[Any, Any], Any] | str | None
+    worker_kind: WorkerKind
+    dedupe: bool
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[JobOptions, dict[str, Any]]:
+    """Those of the job, and the engine's."""
+    names = JobOptions.__annotations__.keys()
+    job = {name: value for name, value in options.items() if name in names}
+    return cast(JobOptions, job), {name: value for name, value in options.items() if name not in names}
+
+
+SETTING_NAMES = tuple(one.name for kind in (JobSettings, Selection, Limits) for one in fields(kind))
+"""What an unknown option of an engine may have meant."""
+
+
 def known_tasks() -> tuple[str, ...]:
     """What a job can do with its records."""
     return tuple(TASKS)
 
 
-_PER_RUN = frozenset({"sink", "limits", "overwrite", "ignore_changes", "retry"})
+_PER_RUN = frozenset({"config", "sink", "limits", "overwrite", "ignore_changes", "retry"})
 """What another run of the same job may choose anew."""
 
 
 def as_json(settings: JobSettings) -> dict[str, Any] | None:
     """What begins the same job again; None where it cannot be written down: rows or functions that only Python has."""
-    kept = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in _PER_RUN}
+    flat = {**_shallow(settings), **_shallow(settings.config)}  # one level, as jobs of earlier versions have it
+    kept = {name: value for name, value in flat.items() if name not in _PER_RUN}
     if not isinstance(kept["source"], (str, Path)) or str(kept["source"]) == "-":
         return None
     for name in ("source", "model"):  # to be found from any folder
@@ -134,7 +150,12 @@ def from_json(kept: Mapping[str, Any], sink: str | Path, limits: Limits, *, igno
     shard = chosen.pop("shard")
     selection = Selection(shard=tuple(shard) if shard else None, **chosen)
     given = {**kept, "keep_columns": tuple(kept["keep_columns"]), "selection": selection}
-    return JobSettings(sink=sink, limits=limits, ignore_changes=ignore_changes, retry=True, **given)
+    config = EngineConfig(**{one.name: given.pop(one.name) for one in fields(EngineConfig) if one.name in given})
+    return JobSettings(sink=sink, config=config, limits=limits, ignore_changes=ignore_changes, retry=True, **given)
+
+
+def _shallow(settings: JobSettings | EngineConfig) -> dict[str, Any]:
+    return {one.name: getattr(settings, one.name) for one in fields(settings)}
 
 
 def _absolute(name: Any) -> Any:
@@ -148,12 +169,10 @@ def check_values(settings: JobSettings) -> None:
         ConfigError: one is not; the message names it.
     """
     check_types(settings, "sink")  # which says it in words of its own
+    check_types(settings.config)
     check_types(settings.limits)
-    limits, timeout = settings.limits, settings.engine_timeout_s
+    limits = settings.limits
     checks: tuple[tuple[str, float | None, bool, str], ...] = (
-        ("batch_tokens", settings.batch_tokens, settings.batch_tokens is None or settings.batch_tokens >= 1, ">= 1"),
-        ("batch_size", settings.batch_size, settings.batch_size is None or settings.batch_size >= 1, ">= 1"),
-        ("engine_timeout_s", timeout, timeout is None or 0 < timeout < float("inf"), "a finite number > 0"),
         ("max_error_rate", limits.max_error_rate, 0 <= limits.max_error_rate <= 1, "between 0 and 1"),
         ("max_errors", limits.max_errors, limits.max_errors is None or limits.max_errors >= 0, ">= 0"),
         ("max_attempts", limits.max_attempts, limits.max_attempts >= 1, ">= 1"),

@@ -14,12 +14,15 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from headrace.serving.errors import ApiError, error_body, invalid
+from headrace.openai_protocol import error_body
+from headrace.serving.errors import ApiError, invalid
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.routes import generation as generation_routes
+from headrace.serving.routes import images as image_routes
+from headrace.serving.routes import pairs as pair_routes
 from headrace.serving.routes import status as status_routes
 from headrace.serving.routes import text as text_routes
 from headrace.serving.service import Service
@@ -27,13 +30,19 @@ from headrace.serving.state import ServerState
 
 logger = logging.getLogger("headrace")
 
-# Which routes a task's model can answer; /generate takes any task that has texts.
+# The routes of each task. /generate is for every task whose records are single texts.
 _ROUTES: dict[str, Callable[[ServerState], APIRouter]] = {
     "generate": generation_routes.router,
     "embed": text_routes.embedding_router,
     "classify": text_routes.classify_router,
     "zero-shot": text_routes.classify_router,
+    "score": pair_routes.router,
+    "image-classify": image_routes.classify_router,
+    "image-embed": image_routes.embedding_router,
 }
+
+
+_NO_TEXTS = frozenset({"score", "image-classify", "image-embed"})
 
 
 class Background(Protocol):
@@ -93,7 +102,9 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    known = [text_routes.generate_router(host), status_routes.router(host, task)]
+    known = [status_routes.router(host, task)]
+    if task not in _NO_TEXTS:
+        known.insert(0, text_routes.generate_router(host))
     if task in _ROUTES:
         known.insert(0, _ROUTES[task](host))  # routes are looked through in order, for each request
     documents = APIRouter()

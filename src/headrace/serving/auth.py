@@ -38,9 +38,9 @@ class Tenant:
     """The key's; None where no keys are set."""
     sees_all: bool = True
 
-    def owns(self, entry: Mapping[str, Any]) -> bool:
-        """Whether a file or batch is there for this tenant. What was made without keys belongs to nobody."""
-        return self.sees_all or entry.get("owner") == self.name
+    def owns(self, owner: str | None) -> bool:
+        """Whether what this owner has made is there for this tenant. What was made without keys belongs to nobody."""
+        return self.sees_all or owner == self.name
 
 
 EVERYBODY = Tenant()

@@ -19,23 +19,9 @@ from headrace.errors import (
     RecordError,
     StoppedError,
 )
+from headrace.openai_protocol import error_body
 
 logger = logging.getLogger("headrace")
-
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    409: "conflict_error",
-    413: "invalid_request_error",
-    422: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "service_unavailable_error",
-    504: "timeout_error",
-    507: "insufficient_storage_error",
-}
 
 
 class ApiError(HTTPException):
@@ -63,12 +49,6 @@ class ApiError(HTTPException):
             headers["WWW-Authenticate"] = "Bearer"
         super().__init__(status, message, headers=headers)
         self.body = error_body(status, message, code, param)
-
-
-def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """The body of an error response."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def invalid(error: ValidationError | RequestValidationError) -> ApiError:

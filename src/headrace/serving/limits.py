@@ -21,6 +21,8 @@ class ServeLimits:
     """What those may cost together, in the engine's unit; None for what suits the engine."""
     max_body_bytes: int = 4 * 1024 * 1024
     """Of a request that is no upload."""
+    max_image_body_bytes: int = 32 * 1024 * 1024
+    """The same, where the model takes images."""
     max_file_bytes: int = 1024 * 1024 * 1024
     """Of an uploaded batch file; it goes to disk as it comes."""
     max_header_bytes: int = 32 * 1024

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from headrace.serving.auth import Keys
+from headrace.serving.batches.batch import ENDED
 from headrace.serving.batches.store import Batches
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
@@ -78,7 +79,7 @@ def _of_batches(state: BulkState) -> Iterator[Metric]:
     for status, count in state.batches.counts().items():
         there.add_metric((status,), count)
     ended = CounterMetricFamily("headrace_bulk_batches_ended", "Batches that have ended.", labels=("status",))
-    for status in ("completed", "failed", "expired", "cancelled"):
+    for status in ENDED:
         ended.add_metric((status,), state.batches.ended[status])
     yield from (there, ended)
     yield _counter("bulk_records", "Inputs of batches that were answered.", state.records)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
 
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import BatchEngine, Engine, FollowableEngine, Prepared, StepEngine
+from headrace.engines.base import AnyEngine, Prepared, can_be_followed
+from headrace.engines.profile import profile_of
 from headrace.errors import EngineDeadError
 from headrace.events import Listener
 from headrace.serving.admission.controller import AdmissionController
@@ -46,6 +48,75 @@ class Call:
     """Told how its stream goes on."""
 
 
+class InFlight:
+    """One request between its arrival and its answer: reserve → prepare → submit → wait or stream → release.
+
+    A context: whole and streamed answers alike enter it first and leave it last. On leaving, what is not answered is
+    given up, and an error becomes the status that the client is told.
+
+    Args:
+        service: whose model answers.
+        values: the records.
+        size: a guess of what they cost together.
+        call: what is known of the request besides.
+    """
+
+    def __init__(self, service: Service, values: Sequence[Any], size: int, call: Call) -> None:
+        self._service = service
+        self._values = values
+        self._size = size
+        self._call = call
+        self._cost = 0
+        self._truncated: Sequence[int] = ()
+        self._done = False
+
+    def __enter__(self) -> Self:
+        self._service.gate.reserve(len(self._values), self._size, self._call.timeout_s)
+        self.scope = CancelScope(self._call.receive, self._call.timeout_s)
+        return self
+
+    async def submit(self, on_text: Callable[[int, str], None] | None = None) -> list[asyncio.Future[Any]]:
+        """Prepare the records and let each wait for its batch; returns their futures in order.
+
+        Args:
+            on_text: told the place of a record and its text so far, where the engine's answers can be followed.
+
+        Raises:
+            ApiError: a record is too long, and may not be cut.
+            Exception: a record's own; or there is no room for it.
+        """
+        service, call = self._service, self._call
+        prepared = await service.prepare(self._values, self._size)
+        self._truncated = [place for place, entry in enumerate(prepared) if entry.truncated]
+        if self._truncated and not call.may_cut:
+            raise service.too_long(self._truncated[0], call)
+        self._cost = sum(entry.cost for entry in prepared)
+        if on_text is not None:
+            prepared = service.followed(prepared, on_text)
+        futures: list[asyncio.Future[Any]] = []
+        self.scope.watch(futures)  # first: those before one that is refused are given up with it
+        for entry in prepared:
+            futures.append(service.submit(entry, call))  # noqa: PERF401 - each is watched as soon as it waits
+        return futures
+
+    def answered(self, outputs: Sequence[Any]) -> Answers:
+        """Count what the client has received, or is about to."""
+        self._done = True
+        self._service.tokens.count(outputs, self._cost)
+        return Answers(outputs, self._cost, self._truncated)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        service, count = self._service, len(self._values)
+        self.scope.close()
+        service.gate.release(count, self._size, done=self._done)
+        if isinstance(error, ClientGoneError):
+            service.cancelled += count
+        elif isinstance(error, Exception):  # the edge to HTTP: whatever it is, it becomes a status
+            raise service.told(error, self._call) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Answers:
     """What a request's records gave."""
@@ -74,7 +145,7 @@ class Service:
         self,
         name: str,
         task: str,
-        engine: Engine[Any, Any],
+        engine: AnyEngine,
         batcher: Batcher[Any, Any],
         limits: ServeLimits,
         on_dead: Callable[[], None],
@@ -84,20 +155,22 @@ class Service:
         self.engine = engine
         self.batcher = batcher
         self.limits = limits
-        full = _full_batch(engine)
+        self.profile = profile = profile_of(engine)
+        """Of the engine."""
+        full = profile.full_cost
         self.gate = AdmissionController(
-            limits.max_requests, limits.max_cost or _GATE_BATCHES * full, _width(engine), full
+            limits.max_requests, limits.max_cost or _GATE_BATCHES * full, profile.width, full
         )
-        self.most_cost = _most_cost(engine)
+        # Else a long text would be taken for one that is prepared on the event loop.
+        self.most_cost = max(int(profile.largest_record), _INLINE_CHARS)
         """What one record is taken to cost at most, however long it is and whatever answer it allows."""
         self.cancelled = 0
         """Records whose client left before they were answered."""
         self.tokens = Tokens(engine)
-        # Asked here once: looking through a protocol's methods takes longer than a small request.
-        self.follows = engine if isinstance(engine, FollowableEngine) else None
-        self._tells_cost = not isinstance(engine, StepEngine)  # whose budget is of the unit of its `span`
+        self.follows = engine if can_be_followed(engine) else None
         self._on_dead = on_dead
         self._dead = False
+        self._light = not task.startswith("image-")  # an image is milliseconds of work, however little it costs
         self._pool = ThreadPoolExecutor(2, "headrace-prepare")
 
     async def start(self) -> None:
@@ -117,29 +190,9 @@ class Service:
             ApiError: what became of the request, if no answer.
             ClientGoneError: nobody waits for one.
         """
-        self.gate.reserve(len(values), size, call.timeout_s)
-        done = False
-        wait = CancelScope(call.receive, call.timeout_s)
-        try:
-            prepared = await self.prepare(values, size)
-            truncated = [place for place, entry in enumerate(prepared) if entry.truncated]
-            if truncated and not call.may_cut:
-                raise self._too_long(truncated[0], call)
-            futures = [self.submit(entry, call) for entry in prepared]
-            results = await wait.all(futures)
-            done = True
-        except ClientGoneError:
-            self.cancelled += len(values)
-            raise
-        except Exception as error:  # the edge to HTTP: whatever it is, it becomes a status
-            raise self.told(error, call) from error
-        else:
-            cost = sum(entry.cost for entry in prepared)
-            self.tokens.count(results, cost)
-            return Answers(results, cost, truncated)
-        finally:
-            wait.close()
-            self.gate.release(len(values), size, done=done)
+        with InFlight(self, values, size, call) as request:
+            futures = await request.submit()
+            return request.answered(await request.scope.all(futures))
 
     async def prepare(self, values: Sequence[Any], size: int) -> list[Prepared[Any]]:
         """What the engine takes of each.
@@ -147,7 +200,7 @@ class Service:
         Raises:
             Exception: the first record's own.
         """
-        if size * CHARS_PER_COST <= _INLINE_CHARS:
+        if self._light and size * CHARS_PER_COST <= _INLINE_CHARS:
             prepared = self.engine.prepare(values)
         else:
             loop = asyncio.get_running_loop()
@@ -162,13 +215,14 @@ class Service:
     @property
     def longest(self) -> int | None:
         """Tokens of the longest text that the engine takes, where it says so."""
-        return getattr(self.engine, "max_model_len", None)
+        return self.profile.max_model_len
 
-    def _too_long(self, place: int, call: Call) -> ApiError:
-        limit = "" if self.longest is None else f" {self.longest:,} tokens"
+    def too_long(self, place: int, call: Call) -> ApiError:
+        """What to tell the caller of a text that may not be cut."""
+        limit = "" if self.longest is None else f"the {self.longest:,} tokens that "
         return ApiError(
             400,
-            f"text {place} of {call.param} is longer than the{limit} that the model takes; shorten it, or leave out "
+            f"text {place} of {call.param} is longer than {limit}the model takes; shorten it, or leave out "
             "truncate to have it cut",
             code="too_long",
             param=call.param,
@@ -176,9 +230,22 @@ class Service:
 
     def submit(self, entry: Prepared[Any], call: Call) -> asyncio.Future[Any]:
         """Let one prepared record wait for its batch."""
-        return self.batcher.submit_nowait(
-            entry.payload, estimated_cost=entry.cost if self._tells_cost else None, priority=ONLINE, caller=call.caller
-        )
+        estimate = self.profile.estimate(entry.cost)
+        return self.batcher.submit_nowait(entry.payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
+
+    def followed(self, prepared: Sequence[Prepared[Any]], on_text: Callable[[int, str], None]) -> list[Prepared[Any]]:
+        """The same records, whose texts are told on the event loop as they grow, where the engine can be followed."""
+        if self.follows is None:
+            return list(prepared)
+        loop = asyncio.get_running_loop()
+
+        def tell(place: int, text: str) -> None:  # called on the engine's thread
+            loop.call_soon_threadsafe(on_text, place, text)
+
+        follow = self.follows.follow
+        return [
+            replace(entry, payload=follow(entry.payload, partial(tell, place))) for place, entry in enumerate(prepared)
+        ]
 
     def told(self, error: BaseException, call: Call) -> ApiError:
         """What to tell the caller of an error; a dead engine is told to the server too."""
@@ -186,21 +253,3 @@ class Service:
             self._dead = True
             self._on_dead()
         return api_error(error, call.param, call.request_id)
-
-
-def _most_cost(engine: Engine[Any, Any]) -> int:
-    longest = getattr(engine, "max_model_len", None) or getattr(engine, "max_cost", None) or sys.maxsize
-    return max(int(longest), _INLINE_CHARS)  # or a long text would be taken for one that is prepared on the loop
-
-
-def _full_batch(engine: Engine[Any, Any]) -> float:
-    if isinstance(engine, StepEngine):
-        return engine.max_cost
-    return engine.default_batch_cost if isinstance(engine, BatchEngine) else 65_536
-
-
-def _width(engine: Engine[Any, Any]) -> int:
-    """Records that it takes at once."""
-    if isinstance(engine, StepEngine):
-        return engine.max_slots
-    return engine.default_batch_size if isinstance(engine, BatchEngine) else int(getattr(engine, "max_in_flight", 1))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.engines.base import Engine
+from headrace.engines.base import AnyEngine
+from headrace.engines.profile import profile_of
 
 
 class Tokens:
@@ -15,10 +16,10 @@ class Tokens:
         engine: says whether a record's cost is its tokens.
     """
 
-    def __init__(self, engine: Engine[Any, Any]) -> None:
+    def __init__(self, engine: AnyEngine) -> None:
         self.prompt = 0
         self.generated = 0
-        self._cost_is_tokens = getattr(engine, "counts_tokens", True)
+        self._cost_is_tokens = profile_of(engine).counts_tokens
 
     def count(self, outputs: Sequence[Any], cost: int) -> None:
         """Add records that were answered: what a generator's answers say of themselves, else what they cost."""

@@ -16,11 +16,16 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from tests.acceptance.serving.process import server
+from tests.small_models import text_model, vision_model
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 ENGINES = {
     "generate": "tests.integration.serving.engines:Talker",
     "embed": "headrace.testing:FakeEngine",
+}
+MODELS = {
+    "score": lambda folder: text_model(folder, ("relevance",)),
+    "image-classify": vision_model,
 }
 BOUNDED = settings(
     max_examples=15,
@@ -32,13 +37,16 @@ BOUNDED = settings(
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("task", sorted(ENGINES))
+@pytest.mark.parametrize("task", sorted({*ENGINES, *MODELS}))
 def test_no_request_breaks_the_server(task: str, tmp_path: Path) -> None:
-    arguments = ("--task", task, "--engine", ENGINES[task], "--state-dir", "state")
-    with server(*arguments, folder=tmp_path) as (process, url):
+    if task in MODELS:
+        chosen, fewest = ("--model", str(MODELS[task](tmp_path / "model"))), 6
+    else:
+        chosen, fewest = ("--engine", ENGINES[task], "--state-dir", "state"), 15
+    with server("--task", task, *chosen, folder=tmp_path) as (process, url):
         documents = schemathesis.openapi.from_url(f"{url}/openapi.json")
         operations = [found.ok() for found in documents.get_all_operations()]
-        assert len(operations) >= 15
+        assert len(operations) >= fewest
         for operation in operations:
             for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
                 _fuzz(operation, mode)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from tests.small_models import NLI, encoded, picture, text_model, vision_model
 
+from headrace.engines.config import EngineConfig
 from headrace.engines.registry import create
 from headrace.testing import FakeEngine, FakeStepEngine, FakeStreamEngine
 
@@ -147,7 +148,7 @@ def endpoint(place: Place) -> Any:
 
     from headrace.app.server import ServerSettings
 
-    server = place.stack.enter_context(running(ServerSettings(engine="headrace.testing:FakeEngine")))
+    server = place.stack.enter_context(running(ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"))))
     return create("embed", engine="endpoint", endpoints=[server.url])
 
 

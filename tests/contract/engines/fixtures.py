@@ -13,7 +13,8 @@ from tests.contract.engines.cases import CASES, Case, Place, missing
 
 from headrace import ContinuousBatcher, DynamicBatcher
 from headrace.batching.passthrough import PassthroughBatcher
-from headrace.engines.base import Prepared, StepEngine, StreamEngine
+from headrace.engines.base import Prepared
+from headrace.engines.profile import profile_of
 
 
 @pytest.fixture(scope="session")
@@ -48,15 +49,12 @@ def payloads(engine: Any, inputs: list[Any]) -> list[Any]:
 
 def batcher_of(engine: Any) -> Any:
     """The batcher for an engine of this type, by the settings that the engine itself suggests."""
-    if isinstance(engine, StepEngine):
-        return ContinuousBatcher[Any, Any](engine, max_slots=engine.max_slots, max_cost=engine.max_cost)
-    if isinstance(engine, StreamEngine):
-        return PassthroughBatcher[Any, Any](engine.infer, max_in_flight=engine.max_in_flight)
-    return DynamicBatcher[Any, Any](
-        engine.forward,
-        cost_estimator=lambda payload: 1,
-        max_batch_size=engine.default_batch_size,
-    )
+    profile = profile_of(engine)
+    if profile.batching == "steps":
+        return ContinuousBatcher[Any, Any](engine, max_slots=profile.max_in_flight, max_cost=profile.max_cost)
+    if profile.batching == "own":
+        return PassthroughBatcher[Any, Any](engine.infer, max_in_flight=profile.max_in_flight)
+    return DynamicBatcher[Any, Any](engine.forward, cost_estimator=lambda payload: 1, max_batch_size=profile.batch_size)
 
 
 def together(engine: Any, ready: list[Any]) -> list[Any]:

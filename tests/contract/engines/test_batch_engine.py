@@ -36,9 +36,9 @@ def test_it_runs_behind_a_batcher_that_forms_batches_by_its_costs(case: Case, en
         async with DynamicBatcher[Any, Any](
             lambda batch: engine.forward([one.payload for one in batch]),
             cost_estimator=lambda one: one.cost,
-            target_batch_cost=engine.default_batch_cost,
-            max_batch_size=engine.default_batch_size,
-            padded=engine.pads,
+            target_batch_cost=engine.profile.batch_cost,
+            max_batch_size=engine.profile.batch_size,
+            padded=engine.profile.pads,
             length_bucketing=True,
         ) as batcher:
             return [output async for output in batcher.map(ready)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,7 +14,8 @@ import pytest
 from tests.contract.engines.cases import ASKS, CASES, Case, Place, twins
 from tests.contract.engines.fixtures import alone, assert_same, payloads, together
 
-from headrace.engines.base import BatchEngine, Prepared, StepEngine, StreamEngine
+from headrace.engines.base import Prepared
+from headrace.engines.profile import EngineProfile, check_methods
 from headrace.engines.registry import _ENGINES
 from headrace.errors import EngineDeadError, RecordError
 from headrace.io.formats.jsonl import JsonlWriter
@@ -33,20 +35,21 @@ def test_every_engine_is_in_the_suite() -> None:
 
 
 GENERATORS = [name for name, case in CASES.items() if case.good is ASKS]
-KINDS = {"batch": BatchEngine, "step": StepEngine, "stream": StreamEngine}
+BATCHING = {"batch": "batches", "step": "steps", "stream": "own"}
 
 
-def test_it_is_of_one_kind_and_says_what_that_kind_must(case: Case, engine: Any) -> None:
-    assert [name for name, kind in KINDS.items() if isinstance(engine, kind)] == [case.kind]
-    if case.kind == "batch":
-        assert isinstance(engine.pads, bool)
-        assert engine.default_batch_cost >= 1
-        assert engine.default_batch_size >= 1
-    elif case.kind == "step":
-        assert engine.max_slots >= 1
-        assert engine.max_cost >= 1
-    else:
-        assert engine.max_in_flight >= 1
+def test_its_profile_says_what_is_true_of_it(case: Case, engine: Any) -> None:
+    profile = engine.profile
+    assert isinstance(profile, EngineProfile)
+    assert profile.batching == BATCHING[case.kind]
+    check_methods(engine, profile)
+    assert profile.followable == hasattr(engine, "follow")
+    assert profile == pickle.loads(pickle.dumps(profile))
+    largest = max(one.cost for one in engine.prepare(case.good))
+    if not profile.counts_tokens:
+        assert largest == 1
+    elif profile.batching == "batches":
+        assert largest <= profile.batch_cost
 
 
 def test_it_describes_itself_in_json_the_same_each_time(engine: Any) -> None:
@@ -132,9 +135,9 @@ def test_closed_it_says_so(case: Case, device: str, tmp_path_factory: pytest.Tem
 
 
 def use(engine: Any, payload: Any) -> None:
-    if isinstance(engine, StepEngine):
+    if engine.profile.batching == "steps":
         engine.step()
-    elif isinstance(engine, StreamEngine):
+    elif engine.profile.batching == "own":
         asyncio.run(engine.infer(payload))
     else:
         engine.forward([payload])

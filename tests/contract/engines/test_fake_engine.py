@@ -16,8 +16,8 @@ from headrace.testing import FakeEngine
 def test_it_is_a_batch_engine() -> None:
     engine: BatchEngine[str, str, list[float]] = FakeEngine()
     assert json.loads(json.dumps(engine.describe())) == engine.describe()
-    assert engine.default_batch_cost >= 1
-    assert engine.default_batch_size >= 1
+    assert engine.profile.batch_cost >= 1
+    assert engine.profile.batch_size >= 1
     engine.close()
     engine.close()
 

@@ -19,10 +19,10 @@ def test_as_many_requests_as_it_names_are_under_way_at_once(case: Case, engine: 
     [ready] = payloads(engine, case.good[:1])
 
     async def run() -> list[Any]:
-        return await asyncio.gather(*(engine.infer(ready) for _ in range(engine.max_in_flight)))
+        return await asyncio.gather(*(engine.infer(ready) for _ in range(engine.profile.max_in_flight)))
 
     first, *others = asyncio.run(run())
-    assert len(others) == engine.max_in_flight - 1
+    assert len(others) == engine.profile.max_in_flight - 1
     for other in others:
         assert_same(first, other)
 

@@ -16,6 +16,7 @@ from ray.cluster_utils import Cluster
 
 from headrace.cluster import ray_job
 from headrace.cluster.ray_workers import ClusterResources, RayWorkers
+from headrace.engines.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings
 
@@ -62,9 +63,9 @@ def main(folder: Path) -> None:
     settings = JobSettings(
         source=folder / SOURCE,
         sink=folder / SINK,
-        task="custom",
-        engine="tests.integration.cluster.engines:journal",
-        model=str(folder / JOURNALS),
+        config=EngineConfig(
+            task="custom", engine="tests.integration.cluster.engines:journal", model=str(folder / JOURNALS)
+        ),
     )
     ray_job.RayWorkers = WatchedStaff  # type: ignore[misc]
     end, report = ray_job.execute(settings, ClusterResources(replicas=3, cpus=1), StopRequest(), progress=False)

@@ -14,6 +14,7 @@ import pytest
 from tests.integration.cluster.hosts import Hosts, why_not
 
 from headrace.app import job as wiring
+from headrace.engines.config import EngineConfig
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 
@@ -76,10 +77,7 @@ def go_on_here(folder: Path) -> JobEnd:
     settings = JobSettings(
         source=folder / "in.jsonl",
         sink=folder / "out.jsonl",
-        task="custom",
-        engine=JOURNAL,
-        model=str(folder / "journals"),
-        batch_size=4,
+        config=EngineConfig(task="custom", engine=JOURNAL, model=str(folder / "journals"), batch_size=4),
     )
     return wiring.execute(settings, StopRequest(), progress=False)[0]
 

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.settings import job_settings
 
 import headrace
 from headrace.app import job as wiring
+from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError, EngineError, UnknownOptionError
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.settings import JobSettings
@@ -40,13 +42,13 @@ def on_ray(
     from headrace.cluster.ray_workers import ClusterResources
 
     settings.setdefault("task", "custom")
-    given = JobSettings(source=source, sink=sink, **settings)
+    given = job_settings(source, sink, **settings)
     return execute(given, ClusterResources(replicas=replicas, cpus=0.5), stop or StopRequest(), progress=False)
 
 
 def here(source: Path, sink: Path, stop: StopRequest | None = None, **settings: Any) -> tuple[JobEnd, Report]:
     settings.setdefault("task", "custom")
-    return wiring.execute(JobSettings(source=source, sink=sink, **settings), stop or StopRequest(), progress=False)
+    return wiring.execute(job_settings(source, sink, **settings), stop or StopRequest(), progress=False)
 
 
 def wait_until_no_actor_is_left() -> None:
@@ -201,7 +203,9 @@ def test_more_workers_than_the_cluster_has_room_for_are_refused(rows: Rows, tmp_
     from headrace.cluster.ray_job import execute
     from headrace.cluster.ray_workers import ClusterResources
 
-    settings = JobSettings(source=rows(10), sink=tmp_path / "out.jsonl", task="custom", engine=f"{ENGINES}:lengths")
+    settings = JobSettings(
+        source=rows(10), sink=tmp_path / "out.jsonl", config=EngineConfig(task="custom", engine=f"{ENGINES}:lengths")
+    )
     with pytest.raises(ConfigError, match="5 replicas with 1 CPU each need 5, and the cluster has 4"):
         execute(settings, ClusterResources(replicas=5), StopRequest(), progress=False)
     with pytest.raises(ConfigError, match="1 replicas with 1 GPU each need 1, and the cluster has 0"):
@@ -219,7 +223,7 @@ def test_the_clocks_are_compared_when_work_begins_not_when_the_model_was_loaded(
     from headrace.cluster.worker import WorkerSpec
 
     staff = RayWorkers(
-        WorkerSpec("custom", None, f"{ENGINES}:lengths", {}, None, None, headrace.__version__),
+        WorkerSpec(EngineConfig("custom", engine=f"{ENGINES}:lengths"), headrace.__version__),
         ClusterResources(cpus=0.5),
     )
     time.sleep(3)

@@ -62,26 +62,31 @@ def test_a_cancelled_call_is_cancelled_on_the_cluster(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_call_that_loses_the_first_interrupt_gets_another(tmp_path: Path) -> None:
+def test_a_call_is_cancelled_on_workers_that_ignore_interrupts(tmp_path: Path) -> None:
+    """As those of a cluster do that was started in a shell's background."""
     from headrace.cluster.ray_tasks import ray_task
 
-    def hard_of_hearing(name: str) -> None:
-        for mark in ("first", "second"):
-            try:
-                (tmp_path / f"{name} waits for the {mark}").touch()
-                while True:
-                    time.sleep(0.05)
-            except KeyboardInterrupt:
-                (tmp_path / mark).touch()
-        raise KeyboardInterrupt
+    def waits(name: str) -> None:
+        try:
+            (tmp_path / f"{name} began").touch()
+            while True:
+                time.sleep(0.05)
+        except KeyboardInterrupt:
+            (tmp_path / f"{name} ended").touch()
+            raise
+
+    def sigint_ignored(count: int) -> list[int]:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(0.5)  # so that each worker gets one
+        return [count]
 
     async def main() -> None:
-        calls = asyncio.ensure_future(map_concurrent(ray_task(hard_of_hearing, num_cpus=0.5), ["it"])._collect())
-        await there(tmp_path / "it waits for the first")
+        await map_concurrent(ray_task(sigint_ignored, num_cpus=0.5), range(8))._collect()
+        calls = asyncio.ensure_future(map_concurrent(ray_task(waits, num_cpus=0.5), ["one"])._collect())
+        await there(tmp_path / "one began")
         calls.cancel()
         await asyncio.wait({calls})
-        await there(tmp_path / "first")
-        await there(tmp_path / "second")
+        await there(tmp_path / "one ended")
 
     asyncio.run(main())
 

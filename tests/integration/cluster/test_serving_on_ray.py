@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError, EngineError
 from headrace.serving.auth import read_keys
 
@@ -45,7 +46,7 @@ def wait_for(replicas: int) -> None:
 
 def fake(name: str = "fake", seconds: float = 0.02, **further: Any) -> ServerSettings:
     return ServerSettings(
-        task="embed", engine=FAKE, name=name, engine_options={"seconds_per_batch": seconds}, **further
+        EngineConfig(task="embed", engine=FAKE, engine_options={"seconds_per_batch": seconds}), name=name, **further
     )
 
 
@@ -95,7 +96,9 @@ def test_an_update_under_load_fails_no_request(free_tcp_port: int) -> None:
         assert set(seen) == {"200 first", "200 second"}
         assert second.ours
     assert model_at(address) == "second"  # the first ended, and left the second alone
-    broken = ServerSettings(task="embed", engine="tests.integration.cluster.engines:broken", model="/nowhere")
+    broken = ServerSettings(
+        EngineConfig(task="embed", engine="tests.integration.cluster.engines:broken", model="/nowhere")
+    )
     with under_load(address) as seen:
         with pytest.raises(EngineError, match=r"the server is what it was.*no weights in /nowhere"):
             deploy(broken, Replicas(1, 1), place, "127.0.0.1", free_tcp_port)
@@ -200,7 +203,7 @@ def test_replicas_come_and_go_with_the_requests(free_tcp_port: int) -> None:
     from headrace.cluster.ray_serve import Replicas, served
     from headrace.cluster.ray_workers import ClusterResources
 
-    settings = ServerSettings(task="embed", engine=FAKE, engine_options={"seconds_per_batch": 0.2})
+    settings = ServerSettings(EngineConfig(task="embed", engine=FAKE, engine_options={"seconds_per_batch": 0.2}))
     scaling = Replicas(0, 2, target_ongoing_requests=2.0, scaledown_after_s=8.0, scaleup_after_s=0.5)
     with served(settings, scaling, ClusterResources(cpus=0.5), "127.0.0.1", free_tcp_port) as address:
         wait_for(0)  # from one, with which it begins
@@ -231,7 +234,9 @@ def test_a_model_that_cannot_be_loaded_is_told_at_the_start(free_tcp_port: int) 
     from headrace.cluster.ray_serve import Replicas, served
     from headrace.cluster.ray_workers import ClusterResources
 
-    settings = ServerSettings(task="embed", engine="tests.integration.cluster.engines:broken", model="/nowhere")
+    settings = ServerSettings(
+        EngineConfig(task="embed", engine="tests.integration.cluster.engines:broken", model="/nowhere")
+    )
     with (
         pytest.raises(EngineError, match=r"no replica could be started.*no weights in /nowhere"),
         served(settings, Replicas(), ClusterResources(cpus=0.5), "127.0.0.1", free_tcp_port),

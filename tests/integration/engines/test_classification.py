@@ -105,7 +105,7 @@ def test_zero_shot_costs_every_row_and_runs_them_within_the_budget(tmp_path: Pat
     [ready] = engine.prepare(["a text " * 200])
     assert ready.truncated
     assert ready.cost == 40 * 128
-    assert ready.cost <= engine.default_batch_cost
+    assert ready.cost <= engine.profile.batch_cost
     sizes: list[int] = []
     run = engine.network.run
     engine.network.run = lambda arrays: sizes.append(arrays["input_ids"].size) or run(arrays)

@@ -39,9 +39,10 @@ def folder(tmp_path: Path) -> Path:
         image = Image.fromarray((images[place].reshape(8, 8) * 15.9375).astype(np.uint8))
         image.save(tmp_path / "digits" / f"{place}-is-a-{numbers[place]}.png")
     (tmp_path / "digits" / "broken.png").write_bytes(b"\x89PNG and no more")
-    handler, function = blocks("python")
+    handler, function, whole = blocks("python")
     (tmp_path / "my_handler.py").write_text(handler)
     (tmp_path / "my_engine.py").write_text(function)
+    (tmp_path / "my_words.py").write_text(whole)
     (tmp_path / "model-config.yaml").write_text(blocks("yaml")[0])
     return tmp_path
 

@@ -19,7 +19,7 @@ def test_a_long_text_is_cut_at_what_the_positions_allow(tmp_path: Path, task: st
     folder = family_model(tmp_path, "Roberta", "Model" if task == "embed" else "ForSequenceClassification")
     engine = create(task, folder, device="cpu")
     [ready] = engine.prepare([TEXT])
-    assert (engine.max_model_len, ready.cost, ready.truncated) == (256, 256, True)
+    assert (engine.profile.max_model_len, ready.cost, ready.truncated) == (256, 256, True)
     assert len(engine.forward([ready.payload])) == 1
     with pytest.raises(ConfigError, match=r"max_model_len is 257; this model takes . to 256 tokens"):
         create(task, folder, device="cpu", max_model_len=257)

@@ -106,7 +106,7 @@ def test_token_states_are_pooled_as_a_sentence_transformers_folder_says(tmp_path
         (folder / "onnx").mkdir()
         shutil.copy(tmp_path / "model.onnx", folder / "onnx")
         engine = create("embed", folder, engine="onnx")
-        assert engine.max_model_len == 24
+        assert engine.profile.max_model_len == 24
         assert np.abs(np.array(outputs(engine, TEXTS)) - model.encode(TEXTS)).max() < 1e-5
 
 

@@ -18,11 +18,12 @@ import torch
 import headrace
 from headrace.app import job as wiring
 from headrace.engines.base import Prepared
+from headrace.engines.config import EngineConfig
 from headrace.engines.registry import create
 from headrace.errors import BadResultError, ConfigError, EngineError, RecordError
 from headrace.events import BatchDone, Event
 from headrace.jobs.pipeline.job import StopRequest
-from headrace.jobs.pipeline.stages import Work
+from headrace.jobs.pipeline.work import Work
 from headrace.records import Record
 
 # TorchScript is what TorchServe's users have on disk.
@@ -162,7 +163,7 @@ def outputs(engine: Any, values: list[Any]) -> list[Any]:
 def test_a_class_runs_with_its_model(folder: Path) -> None:
     engine = serve(handler=str(folder / "my_handler.py"))
     assert outputs(engine, ["[1, 2]", {"numbers": [3, 4]}, [5, 6], b"[7, 8]"]) == [[2, 4], [6, 8], [10, 12], [14, 16]]
-    assert engine.default_batch_size == 1
+    assert engine.profile.batch_size == 1
 
 
 def test_a_function_is_called_without_data_first(tmp_path: Path) -> None:
@@ -194,10 +195,10 @@ def test_a_function_is_called_without_data_first(tmp_path: Path) -> None:
 def test_its_batch_settings_are_read_from_either_file(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
     engine = serve(handler=folder / "my_handler.py")
-    assert (engine.default_batch_size, engine.default_batch_delay_s) == (3, 0.25)
+    assert (engine.profile.batch_size, engine.profile.batch_delay_s) == (3, 0.25)
     elsewhere = (folder / name).rename(folder / f"other{Path(name).suffix}")
     chosen = serve(handler=folder / "my_handler.py", config=elsewhere)
-    assert chosen.default_batch_size == 3
+    assert chosen.profile.batch_size == 3
 
 
 def test_an_archive_runs_as_it_is_and_a_job_obeys_its_settings(folder: Path, tmp_path: Path) -> None:
@@ -226,7 +227,7 @@ def test_an_archive_runs_as_it_is_and_a_job_obeys_its_settings(folder: Path, tmp
 def test_a_record_waits_for_company_as_long_as_the_settings_say(folder: Path) -> None:
     (folder / "model-config.yaml").write_text("batchSize: 4\nmaxBatchDelay: 400\n")
     engine = serve(handler=folder / "my_handler.py")
-    settings = wiring.JobSettings(source=[], sink=folder / "out.jsonl", task="custom")
+    settings = wiring.JobSettings(source=[], sink=folder / "out.jsonl", config=EngineConfig(task="custom"))
     works = [Work(Record(n, n, None), None, one.payload, 1) for n, one in enumerate(engine.prepare([[1, 2]] * 6))]
     formed: list[tuple[int, float]] = []
 

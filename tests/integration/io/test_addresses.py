@@ -6,6 +6,7 @@ import gzip
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_a_file_on_a_web_server_is_an_input_and_known_again(site: str, tmp_path:
 
 
 def test_what_is_not_there_and_who_does_not_answer(site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locations, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(locations, "RETRIES", replace(locations.RETRIES, max_backoff_s=0.01))
     with pytest.raises(ConfigError, match=r"cannot read input file .*/none\.jsonl: not found"):
         headrace.run(f"{site}/none.jsonl", sink=tmp_path / "out.jsonl", **FAKE)
     with pytest.raises(ConfigError, match=r"cannot read input file .*: ClientConnectorError: Cannot connect to host"):
@@ -72,7 +73,7 @@ def test_what_is_not_there_and_who_does_not_answer(site: str, tmp_path: Path, mo
 def test_a_hub_out_of_reach_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The name of the hub is one that nothing answers to."""
     constants = pytest.importorskip("huggingface_hub.constants")
-    monkeypatch.setattr(locations, "_LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(locations, "RETRIES", replace(locations.RETRIES, max_backoff_s=0.01))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(ConfigError, match=r"cannot read input file hf://.*: ConnectError: "):
         headrace.run("hf://datasets/some/rows/in.parquet", sink=tmp_path / "out.jsonl", **FAKE)

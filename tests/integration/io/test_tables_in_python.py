@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.shown import shown
 
 import headrace
 from headrace.errors import ConfigError, JobError, ResumeMismatchError
@@ -141,7 +142,7 @@ def test_values_of_pandas_are_those_of_python() -> None:
         (7, "the input is of type int"),
         (pd.DataFrame({"body": ["a"]}), "no record among the first 1 has a column 'text'; they have body"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_what_cannot_be_rows_is_refused(tmp_path: Path, table: Any, message: str) -> None:
     with pytest.raises((ConfigError, JobError), match=message):
@@ -223,7 +224,7 @@ def test_a_whole_engine_is_an_engine(tmp_path: Path) -> None:
         ({"engine": functools.partial(map, str.upper)}, "wrap it in a function"),
         ({"engine": upper, "temperature": 1}, "test_tables_in_python:upper' has no option 'temperature'"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_what_is_no_engine_or_sink_is_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     chosen = {"sink": tmp_path / "out.jsonl", "engine": upper, "progress": False} | given

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from tests.settings import job_settings
 
 from headrace.app import job as wiring
-from headrace.app.job import JobSettings
 from headrace.events import Event
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import Job, JobEnd, Limits, StopRequest
@@ -57,7 +57,7 @@ class Runner:
     def job(self, stop: StopRequest | None = None, **settings: Any) -> Job:
         """The job, built and not yet run."""
         self.events.clear()
-        chosen = JobSettings(self.source, self.sink, limits=self.limits, **settings)
+        chosen = job_settings(self.source, self.sink, limits=self.limits, **settings)
         return wiring.build(wiring.check(chosen), self.engine, stop or StopRequest(), self._listen)
 
     def run(self, stop: StopRequest | None = None, **settings: Any) -> JobEnd:

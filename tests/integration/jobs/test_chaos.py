@@ -14,6 +14,7 @@ from tests.integration.jobs import chaos
 
 from headrace.app import job as wiring
 from headrace.app.job import JobSettings
+from headrace.engines.config import EngineConfig
 from headrace.engines.custom import FunctionEngine
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
@@ -71,7 +72,9 @@ def run(given_rows: list[dict[str, Any]], engine: str, kind: str) -> None:
         source, sink = Path(name) / "in.jsonl", Path(name) / "out.jsonl"
         source.write_text("".join(json.dumps(row) + "\n" for row in given_rows))
         chosen: dict[str, Any] = {"prepare": chaos.map_row, "finish": chaos.finish_row, "worker_kind": kind}
-        plan = wiring.check(JobSettings(source, sink, task="custom", limits=LIMITS, **chosen), own_engine=False)
+        plan = wiring.check(
+            JobSettings(source, sink, EngineConfig(task="custom"), limits=LIMITS, **chosen), own_engine=False
+        )
         made: Any = ENGINES[engine]()  # type: ignore[no-untyped-call]
         try:
             end = main_path.run(wiring.build(plan, made, StopRequest(), lambda event: None))

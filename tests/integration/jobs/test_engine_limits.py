@@ -79,6 +79,7 @@ def test_an_engine_in_a_process_gives_what_it_gives_here(runner: Runner) -> None
     made.close()
     here = FakeEngine(max_model_len=20)
     assert made.describe() == here.describe()
+    assert made.profile == here.profile
     rows = [" ".join(row["text"].split()[:20]) if len(row["text"].split()) > 20 else row["text"] for row in texts(ROWS)]
     assert [vector for _, vector in read_rows(runner.sink)] == [here.vector(text) for text in rows]
 

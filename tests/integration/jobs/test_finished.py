@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.settings import job_settings
 
 import headrace
 from headrace.app import job as wiring
@@ -109,5 +110,5 @@ def test_a_factory_of_ones_own_is_not_called_for_a_finished_job(
 
 def test_an_object_made_already_is_asked_what_it_is(rows: Path, tmp_path: Path) -> None:
     engine = FakeEngine()
-    settings = wiring.JobSettings(rows, tmp_path / "out.jsonl", engine=engine)  # type: ignore[arg-type]
+    settings = job_settings(rows, tmp_path / "out.jsonl", engine=engine)
     assert wiring.engine_identity(settings) is None

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.app.job import JobSettings, execute, rehearse
 from headrace.cli.run import _rehearse as tell_forecast
+from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.testing import FakeEngine
@@ -36,7 +37,7 @@ def test_the_time_foreseen_is_within_a_quarter_of_the_real_one(
     rows: list[dict[str, Any]] = [{"text": "word " * (1 + n * 7919 % (20 + n % 100))} for n in range(records)]
     rows[5] = {"text": None}
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = JobSettings(source, tmp_path / "out.jsonl", task="embed", batch_size=batch_size)
+    settings = JobSettings(source, tmp_path / "out.jsonl", EngineConfig(task="embed", batch_size=batch_size))
     survey, forecast = rehearse(settings)
     _, report = execute(settings, StopRequest(), progress=False)
     assert survey.records is not None
@@ -52,7 +53,9 @@ def test_a_disk_that_is_too_small_is_told_before_anything_begins(
 ) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(2000)))
-    settings = JobSettings(source, tmp_path / "out.jsonl", engine=FAKE, engine_options={"dimension": 2000})
+    settings = JobSettings(
+        source, tmp_path / "out.jsonl", EngineConfig(engine=FAKE, engine_options={"dimension": 2000})
+    )
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=left))
     if left < 16_000_000:

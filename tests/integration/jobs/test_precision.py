@@ -17,6 +17,7 @@ from headrace.app import tuning
 from headrace.app.job import JobSettings, execute, rehearse
 from headrace.engines import torch_network
 from headrace.engines.base import Prepared
+from headrace.engines.config import EngineConfig
 from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.errors import ResumeMismatchError
 from headrace.jobs.pipeline.job import Limits, StopRequest
@@ -71,7 +72,7 @@ def test_the_fastest_numbers_that_pass_are_used_and_said(
     assert not np.array_equal(auto, plain)
     cosines = (auto * plain).sum(1) / np.linalg.norm(auto, axis=1) / np.linalg.norm(plain, axis=1)
     assert cosines.min() > 0.999
-    found, _ = rehearse(JobSettings(docs, tmp_path / "dry.jsonl", model=str(encoder_folder), task="embed"))
+    found, _ = rehearse(JobSettings(docs, tmp_path / "dry.jsonl", EngineConfig("embed", str(encoder_folder))))
     assert found.numbers is not None and found.numbers.dtype == "bfloat16"
     assert not (tmp_path / "dry.jsonl").exists()
 
@@ -164,19 +165,20 @@ def finish(row: Any, output: Any) -> Any:
     return output
 
 
+def in_dtype(settings: JobSettings, dtype: str) -> JobSettings:
+    return replace(settings, config=tuning.in_dtype(settings.config, dtype))
+
+
 def begun_in_bfloat16(docs: Path, folder: Path, output: Path, **options: Any) -> JobSettings:
     """The settings of a job that was begun in bfloat16 and stopped."""
     docs.write_text("".join(json.dumps({**ROWS[n % len(ROWS)], "id": str(n)}) + "\n" for n in range(MANY)))
     settings = JobSettings(
         docs,
         output,
-        task="embed",
-        model=str(folder),
-        batch_size=16,
+        EngineConfig("embed", str(folder), engine_options=options, batch_size=16),
         limits=Limits(part_records=64, workers=1),
         finish=finish,
         worker_kind="thread",
-        engine_options=options,
     )
     stop = StopRequest()
     STOP.append(stop)
@@ -209,7 +211,7 @@ def test_a_resume_where_they_are_only_emulated_says_why_not(
         execute(settings, StopRequest(), progress=False)
     for part in ("was begun in bfloat16", "0.02 times the speed", "--dtype bfloat16", "--dtype float32 --ignore-chang"):
         assert part in str(refused.value)
-    end, _ = execute(replace(settings, engine_options={"dtype": "bfloat16"}), StopRequest(), progress=False)
+    end, _ = execute(in_dtype(settings, "bfloat16"), StopRequest(), progress=False)
     assert (end.state, end.records) == ("finished", MANY)
 
 
@@ -217,7 +219,7 @@ def test_the_rest_of_a_job_may_be_computed_in_other_numbers(
     docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path
 ) -> None:
     settings = begun_in_bfloat16(docs, encoder_folder, tmp_path / "out.jsonl")
-    exact = replace(settings, engine_options={"dtype": "float32"})
+    exact = in_dtype(settings, "float32")
     with pytest.raises(ResumeMismatchError, match=r"engine\.dtype was 'bfloat16', now 'float32' \(--dtype\)"):
         execute(exact, StopRequest(), progress=False)
     end, _ = execute(replace(exact, ignore_changes=True), StopRequest(), progress=False)

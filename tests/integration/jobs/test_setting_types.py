@@ -10,6 +10,7 @@ import pytest
 
 import headrace
 from headrace.app.job import JobSettings, check
+from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.io.sources.selection import Selection
 from headrace.jobs.pipeline.job import Limits
@@ -53,10 +54,10 @@ def test_a_wrong_type_is_named(tmp_path: Path, name: str, value: Any, takes: str
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", [JobSettings, Selection, Limits])
+@pytest.mark.parametrize("kind", [JobSettings, EngineConfig, Selection, Limits])
 def test_no_setting_is_left_out(kind: type[Any], tmp_path: Path) -> None:
     for field in fields(kind):
-        if kind is JobSettings and field.name in ("source", "engine"):
+        if field.name in ("source", "engine"):
             continue  # which take objects of any type
         with pytest.raises(ConfigError, match="sink" if field.name == "sink" else f"{field.name} is <object"):
             make(kind, tmp_path / "o.jsonl", {field.name: NEVER})
@@ -65,5 +66,6 @@ def test_no_setting_is_left_out(kind: type[Any], tmp_path: Path) -> None:
 def make(kind: type[Any], sink: Path, given: dict[str, Any]) -> None:
     if kind is Selection:
         Selection(**given)
-    own = {"limits": Limits(**given)} if kind is Limits else given
+    own: dict[str, Any] = {"config": EngineConfig(**given)} if kind is EngineConfig else given
+    own = {"limits": Limits(**given)} if kind is Limits else own
     check(JobSettings(**({"source": ["a"], "sink": sink} | own)))

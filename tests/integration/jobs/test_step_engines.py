@@ -10,6 +10,7 @@ import pytest
 
 import headrace
 from headrace.app.job import JobSettings, execute
+from headrace.engines.config import EngineConfig
 from headrace.errors import EngineDeadError, JobError
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.testing import FakeStepEngine
@@ -45,7 +46,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def settings(source: Path, sink: Path) -> JobSettings:
-    return JobSettings(source=source, sink=sink, task="generate", engine=ENGINE)
+    return JobSettings(source=source, sink=sink, config=EngineConfig(task="generate", engine=ENGINE))
 
 
 def test_answers_come_in_input_order_and_a_bad_record_costs_itself(prompts: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from headrace.cli.curve import check_picture, draw
 from headrace.cli.tune import as_lines
 from headrace.device.budget import Measured
 from headrace.engines import torch_network
+from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError, MissingExtraError
 
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
@@ -31,7 +32,7 @@ def docs(tmp_path: Path) -> Path:
 
 
 def settings(docs: Path, folder: Path, **more: Any) -> JobSettings:
-    return JobSettings(docs, lambda rows: None, task="embed", model=str(folder), **more)
+    return JobSettings(docs, lambda rows: None, EngineConfig("embed", str(folder), **more))
 
 
 def row(budget: int, rate: float, dtype: str = "float32", *, passes: bool = True) -> GridRow:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from headrace.app import job as wiring
 from headrace.app.job import JobSettings
 from headrace.engines.base import Prepared
+from headrace.engines.config import EngineConfig
 from headrace.io.storage.compression import decompressed
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
@@ -50,7 +51,9 @@ class Echo:
 def run(rows: Any, sink: Any, part_records: int = 3, **given: Any) -> tuple[JobEnd, ReportBuilder]:
     """A job whose output is the column `v`; `k` is kept. No rate of errors ends it."""
     limits = Limits(part_records=part_records, max_error_rate=1.0)
-    chosen = JobSettings(rows, sink, task="custom", text_column="v", keep_columns=("k",), limits=limits, **given)
+    chosen = JobSettings(
+        rows, sink, EngineConfig(task="custom"), text_column="v", keep_columns=("k",), limits=limits, **given
+    )
     report = ReportBuilder()
     plan = wiring.check(chosen, own_engine=False)
     return main_path.run(wiring.build(plan, Echo(), StopRequest(), report)), report

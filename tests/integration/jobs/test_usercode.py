@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from tests.shown import shown
 
 from headrace.errors import BadResultError, BrokenOffError, ConfigError, RecordError, WorkerDiedError, text_of
 from headrace.jobs.pipeline import user_code as usercode
@@ -168,7 +169,7 @@ def test_whatever_is_raised_is_its_records(kind: WorkerKind) -> None:
     assert all(isinstance(text_of(row), str) for row in found if isinstance(row, Exception))
 
 
-@pytest.mark.parametrize("function", [later, functools.partial(later), lambda row: (yield row)], ids=repr)
+@pytest.mark.parametrize("function", [later, functools.partial(later), lambda row: (yield row)], ids=shown)
 def test_a_function_that_only_promises_its_result_is_refused(function: Any) -> None:
     with pytest.raises(ConfigError, match=r"finish is an? (async|generator) function: it must be a plain function"):
         UserCode(finish=function)

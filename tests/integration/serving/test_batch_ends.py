@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from tests.integration.serving.running import running, until
 from tests.integration.serving.test_batches import ENGINES, batch, begin, ended, line, rows_of, upload
+from tests.settings import server_settings
 
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 from headrace.io.storage.parts import PartFolder
 from headrace.serving.limits import ServeLimits
 from headrace.testing import FakeEngine
@@ -24,7 +26,7 @@ from headrace.testing import FakeEngine
 def serve(tmp_path: Path) -> Callable[..., Any]:
     def make(engine: str = "headrace.testing:FakeEngine", **settings: Any) -> Any:
         settings.setdefault("limits", ServeLimits(drain_s=2))
-        return running(ServerSettings(engine=engine, state=tmp_path / "state", **settings))
+        return running(server_settings(engine=engine, state=tmp_path / "state", **settings))
 
     return make
 
@@ -107,7 +109,9 @@ def test_a_completion_line_may_have_several_prompts_and_no_stream(tmp_path: Path
         return line(number, url="/v1/completions", body=body)
 
     rows = [ask(0, prompt=["one two", "three"]), ask(1, prompt="x", stream=True)]
-    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker", state=tmp_path / "s")) as server:
+    with running(
+        ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:Talker"), state=tmp_path / "s")
+    ) as server:
         done = ended(server, begin(server, rows, "/v1/completions"))
         (answer,) = (row["response"]["body"] for row in rows_of(server, done["output_file_id"]))
         assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, "one two"), (1, "three")]
@@ -198,14 +202,14 @@ def test_a_cancelled_batch_has_its_counts_after_a_restart_too(serve: Callable[..
 
 def test_a_batch_waits_for_a_server_of_its_model(serve: Callable[..., Any]) -> None:
     with serve(f"{ENGINES}:Gradual", batch_tokens=8) as server:
-        identity = begin(server, [line(number) for number in range(400)])
+        identity = begin(server, [line(number) for number in range(4_000)])
         until(lambda: batch(server, identity)["request_counts"]["completed"] > 0)
     with serve(model="another") as server:
         other = begin(server, [line(0)])
         assert ended(server, other)["status"] == "completed"
         assert batch(server, identity)["status"] == "in_progress"
     with serve() as server:
-        assert ended(server, identity)["request_counts"]["completed"] == 400
+        assert ended(server, identity)["request_counts"]["completed"] == 4_000
 
 
 def test_an_upload_without_a_line_is_refused(serve: Callable[..., Any]) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from tests.integration.serving.running import Running, running, until
+from tests.settings import server_settings
 
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 from headrace.serving.limits import ServeLimits
 from headrace.testing import FakeEngine
 
@@ -55,14 +57,16 @@ def rows_of(server: Running, file: str | None) -> list[dict[str, Any]]:
 def serve(tmp_path: Path) -> Callable[..., Any]:
     def make(engine: str = "headrace.testing:FakeEngine", **settings: Any) -> Any:
         settings.setdefault("limits", ServeLimits(drain_s=2))
-        return running(ServerSettings(engine=engine, state=tmp_path / "state", **settings))
+        return running(server_settings(engine=engine, state=tmp_path / "state", **settings))
 
     return make
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    settings = ServerSettings(engine="headrace.testing:FakeEngine", state=tmp_path_factory.mktemp("state"))
+    settings = ServerSettings(
+        EngineConfig(engine="headrace.testing:FakeEngine"), state=tmp_path_factory.mktemp("state")
+    )
     with running(settings) as server:
         yield server
 
@@ -194,7 +198,9 @@ def test_a_batch_of_chats(tmp_path: Path) -> None:
         }
         for number in range(40)
     ]
-    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker", state=tmp_path / "s")) as server:
+    with running(
+        ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:Talker"), state=tmp_path / "s")
+    ) as server:
         done = ended(server, begin(server, rows, "/v1/chat/completions"))
         assert done["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
         answers = [row["response"]["body"]["choices"][0]["message"] for row in rows_of(server, done["output_file_id"])]

@@ -12,6 +12,7 @@ import pytest
 from tests.integration.serving.running import Running, running, until
 
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 from headrace.serving.limits import ServeLimits
 
 ENGINES = "tests.integration.serving.engines"
@@ -20,7 +21,7 @@ LIMITS = ServeLimits(body_timeout_s=0.5, write_timeout_s=0.5, max_header_bytes=1
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker", limits=LIMITS)) as server:
+    with running(ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:Talker"), limits=LIMITS)) as server:
         yield server
 
 
@@ -127,8 +128,7 @@ def test_a_stream_that_is_never_read_is_given_up() -> None:
     body = json.dumps({"prompt": ("w" * 2_000 + " ") * 4_000, "max_tokens": 4_000, "stream": True}).encode()
     with running(
         ServerSettings(
-            task="generate",
-            engine=f"{ENGINES}:Talker",
+            EngineConfig(task="generate", engine=f"{ENGINES}:Talker"),
             limits=ServeLimits(write_timeout_s=0.5, max_body_bytes=20_000_000, max_prompt_chars=20_000_000),
         )
     ) as other:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.integration.serving.running import Running, running
+from tests.settings import server_settings
 
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 from headrace.testing import FakeEngine
 
 ENGINES = "tests.integration.serving.engines"
@@ -49,25 +51,25 @@ class Short(FakeEngine):
 
 @pytest.fixture(scope="module")
 def short() -> Iterator[Running]:
-    with running(ServerSettings(engine=f"{__name__}:Short", name="short")) as server:
+    with running(ServerSettings(EngineConfig(engine=f"{__name__}:Short"), name="short")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def labels() -> Iterator[Running]:
-    with running(ServerSettings(task="classify", engine=f"{ENGINES}:Labels", name="labels")) as server:
+    with running(ServerSettings(EngineConfig(task="classify", engine=f"{ENGINES}:Labels"), name="labels")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def talker() -> Iterator[Running]:
-    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker", name="talker")) as server:
+    with running(ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:Talker"), name="talker")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Running]:
-    with running(ServerSettings(task="generate")) as server:
+    with running(server_settings(task="generate")) as server:
         yield server
 
 
@@ -227,7 +229,7 @@ def test_other_dimensions_are_refused(short: Running, wanted: Any) -> None:
 
 
 def test_dimensions_of_an_engine_that_does_not_tell_its_own() -> None:
-    with running(ServerSettings(engine="headrace.testing:FakeEngine")) as server:
+    with running(ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"))) as server:
         assert server.post("/v1/embeddings", {"input": "a", "dimensions": 8}).status_code == 200
         refused(server, "/v1/embeddings", {"input": "a", "dimensions": 4}, "dimensions")
 
@@ -256,6 +258,8 @@ def test_who_does_not_want_to_be_cut_is_told_instead(short: Running, labels: Run
     assert short.post("/v1/embeddings", {"input": "a b c", "truncate": False}).status_code == 200
     for bad in ({"truncate_prompt_tokens": 2}, {"truncate": False, "truncate_prompt_tokens": -1}):
         refused(short, "/v1/embeddings", {"input": long, **bad}, "truncate_prompt_tokens")
-    with running(ServerSettings(engine=f"{__name__}:Short")) as server:  # nothing of a refusal stays behind
+    with running(
+        ServerSettings(EngineConfig(engine=f"{__name__}:Short"))
+    ) as server:  # nothing of a refusal stays behind
         refused(server, "/v1/embeddings", {"input": long, "truncate": False}, "input")
         assert server.host.service.gate.requests == server.host.service.batcher.stats.waiting == 0

@@ -16,6 +16,7 @@ from tests.integration.serving.running import Running, running, until
 from tests.integration.serving.test_batches import begin, ended, rows_of
 
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 from headrace.serving.errors import ApiError
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.requests import MOST_VALUES, check_values
@@ -59,7 +60,7 @@ def test_a_prompt_of_a_million_characters_keeps_nobody_waiting(task: str) -> Non
     """The real models. On an idle machine the slowest probe takes 20 ms; on the loop it would be seconds."""
     text = ("1234 567 " * 120_000)[:1_000_000]
     path, body = ("/v1/completions", {"prompt": text}) if task == "generate" else ("/v1/embeddings", {"input": text})
-    with running(ServerSettings(task=task)) as server:
+    with running(ServerSettings(EngineConfig(task=task))) as server:
         server.post(path, {**body, next(iter(body)): "1+1="})
         with probed(server) as took:
             answers = [server.client.post(path, json=body, timeout=60) for _ in range(3)]
@@ -80,7 +81,7 @@ def test_a_prompt_of_a_million_characters_keeps_nobody_waiting(task: str) -> Non
 )
 def test_a_heavy_body_is_refused_before_it_costs_anything(body: bytes) -> None:
     with running(
-        ServerSettings(engine="headrace.testing:FakeEngine", limits=ServeLimits(max_prompt_chars=1_000))
+        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), limits=ServeLimits(max_prompt_chars=1_000))
     ) as server:
         with probed(server) as took:
             began = time.perf_counter()
@@ -93,7 +94,7 @@ def test_a_heavy_body_is_refused_before_it_costs_anything(body: bytes) -> None:
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"input":' * 50_000, b"[" * 10_000 + b"]" * 10_000 + b" " * 40_000])
 def test_a_deep_body_is_refused(body: bytes) -> None:
-    with running(ServerSettings(engine="headrace.testing:FakeEngine")) as server:
+    with running(ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"))) as server:
         answer = server.client.post("/v1/embeddings", content=body, headers=JSON)
         assert answer.status_code == 400
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -134,7 +135,9 @@ def test_limits_hold_for_lines_of_batches(tmp_path: Path) -> None:
         {"input": "a", "colour": "red"},
     ]
     rows = [batch_line(number, "/v1/embeddings", body) for number, body in enumerate(bodies)]
-    with running(ServerSettings(engine="headrace.testing:FakeEngine", limits=LIMITS, state=tmp_path)) as server:
+    with running(
+        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), limits=LIMITS, state=tmp_path)
+    ) as server:
         done = ended(server, begin(server, rows))
         assert [row["custom_id"] for row in rows_of(server, done["output_file_id"])] == ["r0", "r3", "r5"]
         errors = rows_of(server, done["error_file_id"])
@@ -155,7 +158,9 @@ def test_limits_hold_for_chats_in_batches(tmp_path: Path) -> None:
         for number, content in enumerate(contents)
     ]
     rows[4]["body"]["n"] = 2
-    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker", limits=LIMITS, state=tmp_path)) as server:
+    with running(
+        ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:Talker"), limits=LIMITS, state=tmp_path)
+    ) as server:
         done = ended(server, begin(server, rows, url))
         answers = [row["response"]["body"] for row in rows_of(server, done["output_file_id"])]
         told = [row["error"]["message"] for row in rows_of(server, done["error_file_id"])]

@@ -16,6 +16,7 @@ from tests.integration.serving.test_batches import ENGINES, begin, ended, line
 
 import headrace
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 from headrace.serving.auth import read_keys
 
 DOCS = Path(__file__).parents[3] / "docs" / "serving.md"
@@ -37,7 +38,9 @@ def value(found: dict[str, Any], name: str, **labels: str) -> float:
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     state = tmp_path_factory.mktemp("state")
-    with running(ServerSettings(task="generate", engine=f"{ENGINES}:SlowTalker", name="says", state=state)) as server:
+    with running(
+        ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:SlowTalker"), name="says", state=state)
+    ) as server:
         yield server
 
 
@@ -63,7 +66,9 @@ def test_a_stream_tells_its_first_token_and_the_time_between_tokens(talker: Runn
 
 
 def test_batches_are_counted(tmp_path: Path) -> None:
-    with running(ServerSettings(engine="headrace.testing:FakeEngine", state=tmp_path / "state")) as server:
+    with running(
+        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), state=tmp_path / "state")
+    ) as server:
         ended(server, begin(server, [line(number) for number in range(50)]))
         ended(server, begin(server, ["nonsense"]))
         server.post("/v1/embeddings", {"input": ["a b", "c"]})
@@ -78,7 +83,9 @@ def test_batches_are_counted(tmp_path: Path) -> None:
 def test_keys_are_told_by_name_and_to_the_admin_alone(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("alice secret-a per_minute=2\nalice secret-b\nroot secret-r admin\n")
-    with running(ServerSettings(engine="headrace.testing:FakeEngine", keys=read_keys(path, None))) as server:
+    with running(
+        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), keys=read_keys(path, None))
+    ) as server:
 
         def ask(key: str) -> int:
             headers = {"authorization": f"Bearer {key}"}
@@ -107,7 +114,9 @@ def test_an_empty_queue_says_so(talker: Running) -> None:
 def test_names_follow_the_conventions_and_the_documents(talker: Running, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("root k admin\n")
-    with running(ServerSettings(engine="headrace.testing:FakeEngine", keys=read_keys(path, None))) as server:
+    with running(
+        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), keys=read_keys(path, None))
+    ) as server:
         found = families(talker) | families(server, "k")
     ours = {name: family for name, family in found.items() if name.startswith("headrace_")}
     ours = {name: family for name, family in ours.items() if not name.endswith("_created")}

@@ -12,6 +12,7 @@ import pytest
 from tests.integration.serving.running import Running, running, until
 
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 from headrace.serving.auth import read_keys
 from headrace.serving.limits import ServeLimits
 
@@ -19,7 +20,7 @@ ENGINES = "tests.integration.serving.engines"
 
 
 def held(**limits: Any) -> ServerSettings:
-    return ServerSettings(engine=f"{ENGINES}:Held", limits=ServeLimits(**limits))
+    return ServerSettings(EngineConfig(engine=f"{ENGINES}:Held"), limits=ServeLimits(**limits))
 
 
 def embed(server: Running, text: str, **options: Any) -> httpx.Response:
@@ -49,7 +50,9 @@ def test_more_than_the_limit_is_refused_at_once_with_a_time_to_come_back() -> No
 
 @pytest.mark.parametrize("long", [{"prompt": "1+1=", "max_tokens": 10**9}, {"prompt": "1 " * 400_000}])
 def test_no_request_counts_for_more_than_the_model_can_do(long: dict[str, Any]) -> None:
-    settings = ServerSettings(task="generate", engine=f"{ENGINES}:Talker", engine_options={"step_s": 0.01})
+    settings = ServerSettings(
+        EngineConfig(task="generate", engine=f"{ENGINES}:Talker", engine_options={"step_s": 0.01})
+    )
     with running(settings) as server, ThreadPoolExecutor() as pool:
         assert server.host.loaded is not None
         gate, server.host.loaded.most_cost = server.host.loaded.gate, 512
@@ -90,7 +93,7 @@ def test_a_client_that_has_gone_costs_no_work() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_has_gone_frees_its_slot(stream: bool) -> None:
-    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker")) as server:
+    with running(ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:Talker"))) as server:
         server.engine.step_s = 0.02
         body = {"prompt": "word " * 400, "max_tokens": 400, "stream": stream}
         if stream:
@@ -105,7 +108,7 @@ def test_a_client_that_has_gone_frees_its_slot(stream: bool) -> None:
 
 
 def test_a_deadline_in_the_middle_of_an_answer_frees_its_slot() -> None:
-    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker")) as server:
+    with running(ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:Talker"))) as server:
         server.engine.step_s = 0.02
         body = {"prompt": "word " * 400, "max_tokens": 400, "timeout": 0.2}
         assert server.post("/v1/completions", body).status_code == 408
@@ -143,7 +146,7 @@ def test_what_does_not_finish_within_the_drain_is_told_so() -> None:
 
 
 def test_a_dead_engine_turns_readiness_off() -> None:
-    with running(ServerSettings(engine=f"{ENGINES}:Mortal", limits=ServeLimits(drain_s=5))) as server:
+    with running(ServerSettings(EngineConfig(engine=f"{ENGINES}:Mortal"), limits=ServeLimits(drain_s=5))) as server:
         assert embed(server, "live").status_code == 200
         assert embed(server, "die").status_code == 503
         assert server.host.dead
@@ -155,7 +158,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     path: Path = tmp_path_factory.mktemp("keys") / "keys"
     path.write_text("alice k1\nbob k2 per_minute=1")
     keys = read_keys(path, "k3")
-    with running(ServerSettings(engine="headrace.testing:FakeEngine", keys=keys)) as server:
+    with running(ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), keys=keys)) as server:
         yield server
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.integration.serving.running import Running, running
 
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 from headrace.serving.limits import ServeLimits
 from headrace.testing import FakeEngine
 
@@ -35,7 +36,7 @@ class Failing(FakeEngine):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     limits = ServeLimits(body_timeout_s=1.0, max_header_bytes=16_384, max_body_bytes=10_000)
     with running(
-        ServerSettings(engine=f"{__name__}:Failing", limits=limits, state=tmp_path_factory.mktemp("s"))
+        ServerSettings(EngineConfig(engine=f"{__name__}:Failing"), limits=limits, state=tmp_path_factory.mktemp("s"))
     ) as server:
         yield server
 
@@ -198,7 +199,7 @@ def test_answers_of_a_batch_say_when_they_were_made(tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}]}
     row = {"custom_id": "1", "method": "POST", "url": url, "body": body}
     before = int(time.time())
-    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker", state=tmp_path)) as server:
+    with running(ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:Talker"), state=tmp_path)) as server:
         done = ended(server, begin(server, [row], url))
         [line] = rows_of(server, done["output_file_id"])
     answer = line["response"]["body"]

@@ -10,11 +10,12 @@ import pytest
 from tests.integration.serving.running import Running, running
 
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    with running(ServerSettings(task="generate", engine_options={"max_num_seqs": 4})) as server:
+    with running(ServerSettings(EngineConfig(task="generate", engine_options={"max_num_seqs": 4}))) as server:
         yield server
 
 
@@ -39,7 +40,7 @@ def test_the_pieces_make_the_whole(server: Running, options: dict[str, Any]) -> 
 
 def test_an_answer_counts_for_no_more_than_the_context(server: Running) -> None:
     assert server.host.loaded is not None
-    assert server.host.loaded.most_cost == server.engine.max_model_len == 512
+    assert server.host.loaded.most_cost == server.engine.profile.max_model_len == 512
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 from tests.integration.serving.running import Running, running
 
 from headrace.app.server import ServerSettings, build_app
+from headrace.engines.config import EngineConfig
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.responses import JsonReply, as_base64
 from headrace.testing import FakeEngine
@@ -27,13 +28,17 @@ LIMITS = ServeLimits(max_body_bytes=20_000, max_prompts=4, max_prompt_chars=1_00
 
 @pytest.fixture(scope="module")
 def embedder() -> Iterator[Running]:
-    with running(ServerSettings(engine="headrace.testing:FakeEngine", name="fake", limits=LIMITS)) as server:
+    with running(
+        ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), name="fake", limits=LIMITS)
+    ) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def talker() -> Iterator[Running]:
-    with running(ServerSettings(task="generate", engine=f"{ENGINES}:Talker", name="talker", limits=LIMITS)) as server:
+    with running(
+        ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:Talker"), name="talker", limits=LIMITS)
+    ) as server:
         yield server
 
 

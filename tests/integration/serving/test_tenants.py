@@ -13,6 +13,7 @@ from tests.integration.serving.running import Running, running, until
 from tests.integration.serving.test_batches import ENGINES, line, rows_of
 
 from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
 from headrace.serving.auth import read_keys
 from headrace.serving.limits import ServeLimits
 
@@ -26,11 +27,10 @@ def serve(tmp_path: Path) -> Callable[..., Any]:
         path.write_text(keys or "")
         return running(
             ServerSettings(
-                engine=engine,
+                EngineConfig(engine=engine, batch_tokens=8),
                 state=tmp_path / "state",
                 keys=read_keys(path, None) if keys else (),
                 limits=ServeLimits(drain_s=2),
-                batch_tokens=8,
             )
         )
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.integration.serving.running import running
+from tests.settings import server_settings
 
-from headrace.app.server import ServerSettings, build
+from headrace.app.server import build
 from headrace.engines.model_folder import find_folder, pickled_weights
 from headrace.errors import ConfigError, EngineError
 
@@ -33,12 +34,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def embeds(**settings: Any) -> int:
-    with running(ServerSettings(**settings)) as server:
+    with running(server_settings(**settings)) as server:
         return len(server.post("/v1/embeddings", {"input": "a text"}).json()["data"][0]["embedding"])
 
 
 def refused(match: str, **settings: Any) -> None:
-    app, _ = build(ServerSettings(**settings))
+    app, _ = build(server_settings(**settings))
 
     async def begin() -> None:
         async with app.router.lifespan_context(app):
@@ -70,5 +71,5 @@ def test_a_models_own_code_is_not_run_unless_asked_for(folder: Path, tmp_path: P
     (folder / "config.json").write_text(json.dumps(config))
     refused("contains custom code", model=str(folder))
     assert not mark.exists()
-    assert embeds(model=str(folder), trust_remote_code=True) == 384
+    assert embeds(model=str(folder), engine_options={"trust_remote_code": True}) == 384
     assert mark.exists()

@@ -11,9 +11,13 @@ import pytest
 from tests.small_models import text_model
 
 from headrace.app import tuning
-from headrace.app.warm_up import Wanted, WarmedUp, warm_up
+from headrace.app import warm_up as module
+from headrace.app.warm_up import WarmedUp, warm_up
 from headrace.device.cache import TuningCache
-from headrace.engines import registry, torch_network
+from headrace.engines import torch_network
+from headrace.engines.base import AnyEngine
+from headrace.engines.config import EngineConfig
+from headrace.engines.loading import load_engine
 from headrace.testing import FakeEngine
 
 
@@ -27,36 +31,45 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch_network, "speeds", measured)
     monkeypatch.setattr(torch_network, "LEAST_PARAMETERS", 0)
     monkeypatch.setattr(tuning, "LEAST_GAIN", 0.0)
-    return []
+    loaded: list[str] = []
+
+    def load(config: EngineConfig) -> AnyEngine:
+        loaded.append(config.engine_options.get("dtype", ""))
+        return load_engine(config)
+
+    monkeypatch.setattr(module, "load_engine", load)
+    monkeypatch.setattr(tuning, "load_engine", load)
+    return loaded
 
 
-def warmed(folder: Path, made: list[str], cache: Path, task: str = "embed", **wanted: Any) -> WarmedUp:
-    def make(dtype: str) -> Any:
-        made.append(dtype)
-        return registry.create(task, folder, device="cpu", **({"dtype": dtype} if dtype else {}))
-
-    return warm_up(make(""), make, Wanted(task, **wanted), TuningCache(cache))
+def warmed(folder: Path, cache: Path, target_s: float | None = None, **config: Any) -> WarmedUp:
+    options = {"device": "cpu", **config.pop("options", {})}
+    return warm_up(
+        EngineConfig(config.pop("task", "embed"), str(folder), engine_options=options, **config),
+        target_s,
+        TuningCache(cache),
+    )
 
 
 def test_it_is_found_once_and_kept(encoder_folder: Path, made: list[str], tmp_path: Path) -> None:
-    first = warmed(encoder_folder, made, tmp_path)
+    first = warmed(encoder_folder, tmp_path)
     assert first.engine.describe()["dtype"] == "bfloat16"
     assert first.detail.startswith("bfloat16: ") and "cosine >= 0.99" in first.detail
     assert first.tokens is not None and first.tokens >= 256
-    again = warmed(encoder_folder, made, tmp_path)
+    again = warmed(encoder_folder, tmp_path)
     assert made == ["", "bfloat16", "", "bfloat16"]
     assert (again.detail, again.tokens) == (first.detail, first.tokens)
     assert again.engine.describe() == first.engine.describe()
 
 
 def test_what_the_user_set_is_left_alone(encoder_folder: Path, made: list[str], tmp_path: Path) -> None:
-    ready = warmed(encoder_folder, made, tmp_path, fixed_dtype=True, fixed_budget=True)
-    assert (ready.budget, ready.detail, made) == (None, "", [""])
+    ready = warmed(encoder_folder, tmp_path, options={"dtype": "float32"}, batch_tokens=512)
+    assert (ready.budget, ready.detail, made) == (None, "", ["float32"])
     assert ready.engine.describe()["dtype"] == "float32"
 
 
 def test_pairs_are_tried_where_the_model_takes_those(made: list[str], tmp_path: Path) -> None:
-    ready = warmed(text_model(tmp_path / "model", ["score"]), made, tmp_path / "cache", task="score")
+    ready = warmed(text_model(tmp_path / "model", ["score"]), tmp_path / "cache", task="score")
     assert "scores within" in ready.detail
 
 
@@ -72,21 +85,20 @@ def test_a_target_for_latency_makes_batches_small(
     clock = [0.0]
     monkeypatch.setattr(torch_network.TorchNetwork, "run", as_long_as_its_tokens)
     monkeypatch.setattr("headrace.app.warm_up.time.perf_counter", lambda: clock[-1])
-    ready = warmed(encoder_folder, made, tmp_path, latency_target_s=0.15)
+    ready = warmed(encoder_folder, tmp_path, 0.15)
     assert ready.budget == 512  # 51 ms; 1,024 tokens take 102 ms, and two of these too long
 
 
 def test_an_engine_without_a_choice_is_served_as_it_is(made: list[str], tmp_path: Path) -> None:
-    engine = FakeEngine()
-    assert warm_up(engine, lambda dtype: FakeEngine(), Wanted("embed"), TuningCache(tmp_path)) == WarmedUp(
-        engine, None, ""
-    )
+    ready = warm_up(EngineConfig("embed", engine="headrace.testing:FakeEngine"), None, TuningCache(tmp_path))
+    assert (ready.budget, ready.detail, made) == (None, "", [""])
+    assert isinstance(ready.engine, FakeEngine)
 
 
 def test_outputs_are_those_of_the_numbers_that_were_found(
     sentence_folder: Callable[..., Path], made: list[str], tmp_path: Path
 ) -> None:
-    ready = warmed(sentence_folder(), made, tmp_path)
+    ready = warmed(sentence_folder(), tmp_path)
     [one] = ready.engine.prepare(["the mill"])
     assert not isinstance(one, Exception)
     [vector] = ready.engine.forward([one.payload])  # type: ignore[attr-defined]

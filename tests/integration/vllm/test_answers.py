@@ -29,7 +29,7 @@ def answers(engine: Any, inputs: list[Any]) -> list[Any]:
     prepared = engine.prepare(inputs)
 
     async def main() -> list[Any]:
-        async with PassthroughBatcher(engine.infer, max_in_flight=engine.max_in_flight) as batcher:
+        async with PassthroughBatcher(engine.infer, max_in_flight=engine.profile.max_in_flight) as batcher:
             good = [item.payload for item in prepared if not isinstance(item, Exception)]
             results = [result async for result in batcher.map(good, return_exceptions=True)]
         left = iter(results)

@@ -17,6 +17,7 @@ from tests.integration.vllm.conftest import FLAGS
 
 from headrace.app import job as wiring
 from headrace.batching.passthrough import PassthroughBatcher
+from headrace.engines.config import EngineConfig
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.observe.report import ReportBuilder
@@ -35,7 +36,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def run_job(engine: Any, source: Path, sink: Path, column: str = "prompt") -> Any:
     """The main path with an engine that is there already."""
-    settings = wiring.JobSettings(source=source, sink=sink, task="generate", engine="vllm", text_column=column)
+    settings = wiring.JobSettings(
+        source=source, sink=sink, text_column=column, config=EngineConfig(task="generate", engine="vllm")
+    )
     report = ReportBuilder()
     job = wiring.build(wiring.check(settings), engine, StopRequest(), report)
     assert isinstance(job.batcher, PassthroughBatcher)

@@ -13,11 +13,11 @@ from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.budget import BudgetTuner
 from headrace.device.cache import TuningCache
 from headrace.device.memory import MemoryLimit, MemoryModel, PeakMeter
+from headrace.engines.config import EngineConfig
 from headrace.events import BatchDone, BudgetChanged, Event, JobDone
-from headrace.jobs.settings import JobSettings
 from headrace.testing import FakeEngine
 
-SETTINGS = JobSettings("in.jsonl", "out.jsonl", task="embed")
+SETTINGS = EngineConfig(task="embed")
 
 
 class TunableFake(FakeEngine):
@@ -88,10 +88,7 @@ def test_the_budget_follows_and_is_kept_for_the_next_job(tmp_path: Path) -> None
 
 
 def test_what_the_user_set_is_left_alone() -> None:
-    for settings in (
-        JobSettings("in.jsonl", "out.jsonl", batch_tokens=512),
-        JobSettings("in.jsonl", "out.jsonl", batch_size=4),
-    ):
+    for settings in (EngineConfig(batch_tokens=512), EngineConfig(batch_size=4)):
         assert follow(settings, TunableFake(), batcher(), lambda event: None) is None
     assert follow(SETTINGS, FakeEngine(), batcher(), lambda event: None) is None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.shown import shown
 
 from headrace import ContinuousBatcher, DynamicBatcher, StepFunction, TokenBatcher
 from headrace.batching.callables import is_async, plain_function, unfinished
@@ -33,7 +34,7 @@ class Later:
 PROMISING = [later, many, few, functools.partial(later, 1), functools.partial(many, 1), Later()]
 
 
-@pytest.mark.parametrize("function", PROMISING, ids=repr)
+@pytest.mark.parametrize("function", PROMISING, ids=shown)
 def test_each_kind_is_refused_by_name(function: Any) -> None:
     with pytest.raises(
         ConfigError, match=r"hook is an? (async|async generator|generator) function: it must be a plain"

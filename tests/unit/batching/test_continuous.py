@@ -524,3 +524,27 @@ def test_costs_of_a_step_function_fill_the_budget(virtual: VirtualTime) -> None:
 def test_wrong_parameters_name_themselves(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_an_engine_that_cannot_say_what_a_record_needs_costs_that_record_alone(virtual: VirtualTime) -> None:
+    class Picky(FakeStepEngine):
+        asked = 0
+
+        def span(self, record: FakeRequest) -> tuple[float, float]:
+            self.asked += record.text.startswith("bad")
+            if self.asked == 2:  # not when it is submitted, but when it is to have a slot
+                self.asked += 1
+                raise ValueError("no span")
+            return super().span(record)
+
+    engine = Picky(max_slots=2)
+
+    async def main() -> tuple[list[Any], Any]:
+        async with batcher_of(engine) as batcher:
+            found = await answers(batcher, [words(1), words(1, "bad"), words(2)])
+            return found, batcher.stats
+
+    found, stats = virtual(main())
+    assert [found[0], found[2]] == [engine.answer(words(1).text), engine.answer(words(2).text)]
+    assert isinstance(found[1], ValueError)
+    assert (stats.total_completed, stats.total_failed) == (2, 1)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.shown import shown
 from tests.unit.batching.doubles import Engine, double, outcomes
 from tests.unit.virtual_time import VirtualTime, VirtualTimeLoop, now
 
@@ -147,7 +148,7 @@ class Labelled:
 
 
 @pytest.mark.parametrize(
-    "kind", [tuple, deque, lambda results: Labelled(dict(zip([2, 0, 1], results, strict=True)))], ids=str
+    "kind", [tuple, deque, lambda results: Labelled(dict(zip([2, 0, 1], results, strict=True)))], ids=shown
 )
 @pytest.mark.parametrize("mapped", [False, True])
 def test_any_sequence_of_results_is_taken_by_position(
@@ -252,7 +253,7 @@ def estimators(cost: Any) -> Any:
     return estimate
 
 
-@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1, -0.001, "x", None, [1], 1j, 10**400], ids=repr)
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1, -0.001, "x", None, [1], 1j, 10**400], ids=shown)
 def test_a_cost_that_is_no_number_is_refused_and_harms_nobody(virtual: VirtualTime, cost: Any) -> None:
     async def main() -> None:
         async with DynamicBatcher(Engine(), cost_estimator=estimators(cost)) as batcher:

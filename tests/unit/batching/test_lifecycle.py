@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.shown import shown
 from tests.unit.batching.doubles import FOREVER, Engine, double, outcomes
 from tests.unit.virtual_time import VirtualTime, now
 
@@ -225,7 +226,7 @@ def test_an_exception_inside_async_with_waits_a_moment_only_for_what_runs(virtua
     virtual(main())
 
 
-@pytest.mark.parametrize("process", [Engine(seconds=FOREVER), stubborn, lambda batch: batch], ids=str)
+@pytest.mark.parametrize("process", [Engine(seconds=FOREVER), stubborn, lambda batch: batch], ids=shown)
 def test_a_loop_that_ends_without_stop_ends_its_waiters_and_another_loop_begins_anew(
     virtual: VirtualTime, process: Callable[[list[Any]], Any]
 ) -> None:

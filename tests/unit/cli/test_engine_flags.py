@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,14 +9,15 @@ from typer.testing import CliRunner
 
 from headrace.cli.app import app
 from headrace.cli.engine_flags import engine_options
+from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
 
 
 def test_serve_hands_flags_that_it_does_not_have_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
-    def serve(flags: SimpleNamespace) -> int:
-        given.update(flags.options)
+    def serve(config: EngineConfig, *_: object) -> int:
+        given.update(config.engine_options)
         return 0
 
     monkeypatch.setattr("headrace.cli.serve._serve", serve)

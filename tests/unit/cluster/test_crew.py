@@ -15,7 +15,7 @@ from headrace.cluster.worker_pool import NoRoomError, WorkerPool, WorkUnitReply
 from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, StoppedError, WorkerDiedError
 from headrace.events import BatchDone, Event, WorkerLost, WorkUnitDone
 from headrace.jobs.pipeline.job import StopRequest
-from headrace.jobs.pipeline.stages import Work
+from headrace.jobs.pipeline.work import Work
 from headrace.records import Record
 
 

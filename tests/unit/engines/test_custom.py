@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.engines.base import BatchEngine, Prepared
+from headrace.engines.profile import EngineProfile
 from headrace.engines.registry import create
 from headrace.errors import BadResultError, ConfigError, EngineDeadError
 from headrace.testing import FakeEngine
@@ -70,13 +71,13 @@ def test_a_plain_function_is_an_engine() -> None:
     engine = create("custom", engine="own:upper")
     assert outputs(engine, ["a", "b"]) == ["A", "B"]
     assert engine.describe() == {"engine": "own:upper", "model": None}
-    assert (engine.default_batch_size, engine.default_batch_cost, engine.pads) == (32, 32, False)
+    assert engine.profile == EngineProfile(batching="batches", cost_unit="records", batch_cost=32, batch_size=32)
 
 
 def test_a_class_with_one_method_is_made_once() -> None:
     counter = create("custom", engine="own:Counter", batch_size=2)
     assert [outputs(counter, ["a", "b"]), outputs(counter, ["c"])] == [[1, 1], [2]]
-    assert counter.default_batch_size == 2
+    assert counter.profile.batch_size == 2
     assert outputs(create("custom", engine="own:Reverser"), ["abc"]) == ["cba"]
 
 
@@ -86,7 +87,7 @@ def test_a_factory_is_told_by_its_first_parameter() -> None:
     assert len(engine.forward(["a"])[0]) == 3
     made = create("custom", "m:", engine="own:scaled", scale=2, batch_size=5)
     assert outputs(made, ["ab"]) == ["m:abab"]
-    assert made.default_batch_size == 5
+    assert made.profile.batch_size == 5
     assert made.describe()["model"] == "m:"
 
 
@@ -95,7 +96,7 @@ def test_a_factory_is_told_by_its_first_parameter() -> None:
     [
         ("whole", {"dimensoin": 3}, "'own:whole' has no option 'dimensoin'"),
         ("upper", {"scale": 3}, "no option 'scale'; known: batch_size"),
-        ("upper", {"batch_size": 0}, "batch_size is 0; it must be an int >= 1"),
+        ("upper", {"batch_size": 0}, "batch_size is 0: it must be an int >= 1"),
         ("Ambiguous", {}, r"2 public methods \(one, two\); it must have one"),
         ("slow", {}, "is an async function: it must be a plain function"),
     ],

@@ -81,3 +81,21 @@ def test_a_column_to_keep_that_no_record_has_is_refused() -> None:
     source = open_source([{"text": "a"}] * 3_000)
     with pytest.raises(ConfigError, match=r"among the first 3,000 has a column 'v'; they have text"):
         resolve(source, Columns("text", None, keep=("v",)))
+
+
+def filled(template: str, **data: Any) -> Any:
+    return Columns("text", None, template=template).input_of(Record(0, 0, data))
+
+
+def test_a_template_takes_texts_as_they_are_and_other_values_as_json() -> None:
+    assert filled("Q: {q} {{{n}}} {l}", q="why?", n=1.5, l=["ä", None]) == 'Q: why? {1.5} ["ä", null]'
+
+
+def test_a_value_that_a_template_cannot_hold_fails_its_record() -> None:
+    holds_itself: list[Any] = []
+    holds_itself.append(holds_itself)
+    for value, why in ((None, "column 'q' is null"), (holds_itself, "cannot be written into a text")):
+        with pytest.raises(RecordError, match=why):
+            filled("{q}", q=value)
+    with pytest.raises(RecordError, match="no column 'q'"):
+        filled("{q}", p="x")

@@ -7,14 +7,13 @@ import pytest
 from headrace.errors import BrokenOffError, ProcessTimeoutError, WorkerDiedError
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW, SuspectFailures
 from headrace.records import Failed, Outcome, Record
-from headrace.testing import FakeEngine, FakeStepEngine
 
 LATE = ProcessTimeoutError("process_timeout_s")
 FAILED = Failed(Record(3, 3, None), "reason", "message")
 
 
 def test_a_late_record_waits_for_one_that_succeeds() -> None:
-    doubts = SuspectFailures(FakeEngine(), 2.0)
+    doubts = SuspectFailures("batches", 2.0)
     outcomes: list[Outcome] = []
     doubts.add(doubts.judged(LATE), FAILED, outcomes)
     doubts.add(WorkerDiedError("gone"), FAILED, outcomes)
@@ -25,13 +24,13 @@ def test_a_late_record_waits_for_one_that_succeeds() -> None:
 
 
 def test_its_error_says_what_can_be_done_about_the_thread() -> None:
-    message = str(SuspectFailures(FakeEngine(), 2.0).judged(LATE))
+    message = str(SuspectFailures("batches", 2.0).judged(LATE))
     assert "no result after 2 s (--engine-timeout)" in message
     assert "thread cannot be ended" in message
 
 
 def test_where_none_succeeds_in_between_the_engine_hangs() -> None:
-    doubts = SuspectFailures(FakeEngine(), 2.0)
+    doubts = SuspectFailures("batches", 2.0)
     for _ in range(MOST_IN_A_ROW - 1):
         doubts.judged(LATE)
     doubts.dispel()
@@ -43,4 +42,4 @@ def test_where_none_succeeds_in_between_the_engine_hangs() -> None:
 
 def test_a_step_that_does_not_end_is_no_records_fault() -> None:
     with pytest.raises(BrokenOffError, match="has not finished a step"):
-        SuspectFailures(FakeStepEngine(), 2.0).judged(LATE)
+        SuspectFailures("steps", 2.0).judged(LATE)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.jobs.pipeline.memory_budget import Memory
-from headrace.jobs.pipeline.sizes import ROW_BYTES, rows_bytes, value_bytes
+from headrace.jobs.pipeline.memory_budget import ROW_BYTES, Memory, rows_bytes, value_bytes
 from headrace.records import Record
 
 

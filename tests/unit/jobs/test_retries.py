@@ -3,23 +3,23 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import EngineDeadError, ProcessTimeoutError, RecordError, TransientError
-from headrace.jobs.pipeline.retries import LONGEST_WAIT_S, RetryQueue
+from headrace.jobs.pipeline.retries import RetryQueue
 from headrace.records import Record
+from headrace.retry import RetryPolicy
 
 
 def record(position: int) -> Record:
     return Record(position, position, {})
 
 
-def longest(low: float, high: float) -> float:
+def longest() -> float:
     """The dice that always fall on the longest wait."""
-    assert low == 0.0
-    return high
+    return 1.0
 
 
 @pytest.mark.parametrize("error", [TransientError("x"), ConnectionResetError("x"), TimeoutError("x")])
 def test_what_may_pass_is_known_by_its_type(error: Exception) -> None:
-    assert RetryQueue(2, 1.0).wants(error, 1)
+    assert RetryQueue(RetryPolicy(2, 1.0)).wants(error, 1)
 
 
 @pytest.mark.parametrize(
@@ -34,26 +34,26 @@ def test_what_may_pass_is_known_by_its_type(error: Exception) -> None:
     ],
 )
 def test_what_lasts_is_not_tried_again_whatever_it_says(error: object) -> None:
-    assert not RetryQueue(9, 1.0).wants(error, 1)
+    assert not RetryQueue(RetryPolicy(9, 1.0)).wants(error, 1)
 
 
 def test_the_last_attempt_is_the_last() -> None:
-    retries = RetryQueue(3, 1.0)
+    retries = RetryQueue(RetryPolicy(3, 1.0))
     assert [retries.wants(TransientError("x"), attempt) for attempt in (1, 2, 3, 4)] == [True, True, False, False]
 
 
 def test_each_wait_may_be_twice_as_long_up_to_a_minute() -> None:
-    retries = RetryQueue(99, 0.5, dice=longest)
+    retries = RetryQueue(RetryPolicy(99, 0.5), longest)
     waits = []
     for attempt in (1, 2, 3, 20):
         retries.add(record(attempt), attempt, now=100.0)
         waits.append(retries.due_in(100.0))
         retries.take(1000.0, 9)
-    assert waits == [0.5, 1.0, 2.0, LONGEST_WAIT_S]
+    assert waits == [0.5, 1.0, 2.0, 60.0]
 
 
 def test_waits_differ_so_that_those_who_failed_together_do_not_come_back_together() -> None:
-    retries = RetryQueue(9, 1.0)
+    retries = RetryQueue(RetryPolicy(9, 1.0))
     for position in range(200):
         retries.add(record(position), 1, now=0.0)
     early = retries.take(0.5, 1000)
@@ -62,7 +62,7 @@ def test_waits_differ_so_that_those_who_failed_together_do_not_come_back_togethe
 
 
 def test_those_due_come_in_input_order_and_no_more_than_asked_for() -> None:
-    retries = RetryQueue(9, 1.0, dice=longest)
+    retries = RetryQueue(RetryPolicy(9, 1.0), longest)
     for position in (5, 3, 4):
         retries.add(record(position), 1, now=0.0)
     assert retries.take(0.9, 9) == []

@@ -49,7 +49,7 @@ JOB: tuple[Event, ...] = (
     JobStarted(total_bytes=1_000, total_records=None, records_done=7, at=100.0, failed_done=3),
     StageDone("load", 9, 0.25, at=100.3, bytes=1_000),
     StageDone("prepare", 8, 0.5, at=100.8, tokens=60, truncated=2),
-    RecordFailed(3, "RecordError", "expected text, got null"),
+    RecordFailed(3, "RecordError", "the input is null, not text"),
     formed(0),
     done(102.0, 1.0),
     formed(1),

@@ -1,0 +1,5 @@
+"""Language models that transformers runs.
+
+- `continuous.GenerationEngine`: requests join and leave between steps
+- `static.StaticGenerationEngine`: static batches
+"""

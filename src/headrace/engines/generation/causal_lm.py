@@ -23,6 +23,7 @@ from headrace.engines.text.tokenizing import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
 from headrace.engines.torch_network import load_pretrained, loading
 from headrace.errors import EngineError, RecordError
+from headrace.records import text_refusal
 
 ARITHMETIC = Path(__file__).resolve().parents[2] / "models" / "arithmetic"
 """The default: a tiny model, made here, that adds two numbers and can do nothing else."""
@@ -115,10 +116,8 @@ class CausalLM:
         prompting = self.prompting
         request = parse(value, prompting.sampling, system_prompt=prompting.system_prompt, chat=prompting.chat)
         text = self._text(request)
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RecordError(f"the prompt is not valid Unicode: {error.reason} at character {error.start}") from None
+        if refusal := text_refusal(text, "the prompt"):
+            raise refusal
         if self._cutter.cut(text, self.max_model_len) != text:
             raise RecordError(
                 f"the prompt has {self.max_model_len} tokens or more, which leaves no room for an answer in a context "

@@ -13,11 +13,13 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
 from transformers.generation.logits_process import LogitsProcessorList
 
+from headrace.batching.options import whole
 from headrace.device.placement import running
 from headrace.engines.base import Prepared
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
 from headrace.engines.generation.ragged_attention import use_ragged_attention
 from headrace.engines.generation.sampling import TokenSampler
+from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, default_sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError
 
@@ -88,10 +90,8 @@ class GenerationEngine:
     ) -> None:
         prompting = PromptSettings(default_sampling(sampling), system_prompt, chat, seed)
         self._lm = CausalLM(model, prompting, device, dtype, max_model_len)
-        if max_num_seqs < 1:
-            raise ConfigError(f"max_num_seqs is {max_num_seqs}: it must be an int >= 1")
-        self.max_slots = max_num_seqs
-        self.max_model_len = longest = self._lm.max_model_len
+        whole("max_num_seqs", max_num_seqs, 1)
+        longest = self._lm.max_model_len
         wanted = max_num_seqs * min(longest, _TOKENS_PER_SLOT) if kv_cache_tokens is None else kv_cache_tokens
         if wanted < longest:
             raise ConfigError(
@@ -101,15 +101,17 @@ class GenerationEngine:
         self._answers: dict[int, _Answer] = {}
         with torch.inference_mode():
             # A page more for each answer, whose last one is seldom full, so that the budget is in tokens.
-            self._manager, self._processor = self._open(-(-wanted // _PAGE) + max_num_seqs + 1)
-        self.max_cost = wanted
+            self._manager, self._processor = self._open(-(-wanted // _PAGE) + max_num_seqs + 1, max_num_seqs)
+        self.profile = EngineProfile(
+            batching="steps", max_in_flight=max_num_seqs, max_cost=wanted, max_model_len=longest, followable=True
+        )
 
-    def _open(self, pages: int) -> tuple[Any, Any]:
+    def _open(self, pages: int, slots: int) -> tuple[Any, Any]:
         config = ContinuousBatchingConfig(
             page_size=_PAGE,
             num_blocks=pages,
-            max_batch_tokens=max(_BATCH_TOKENS[self._lm.device.type], self.max_slots),
-            max_requests_per_batch=self.max_slots,
+            max_batch_tokens=max(_BATCH_TOKENS[self._lm.device.type], slots),
+            max_requests_per_batch=slots,
             safety_margin=0.0,  # the batcher keeps to the budget
             allow_block_sharing=False,
             # Each step is driven from here, and tokens are chosen here: nothing may run ahead or be recorded.

@@ -11,9 +11,11 @@ from transformers import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 
+from headrace.batching.options import whole
 from headrace.device.placement import running
 from headrace.engines.base import Prepared
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
+from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, default_sampling
 from headrace.errors import EngineDeadError
 
@@ -31,9 +33,6 @@ class StaticGenerationEngine:
         EngineError: the files cannot be loaded.
     """
 
-    pads = True
-    default_batch_cost = 1 << 20
-
     def __init__(  # noqa: PLR0913  # keyword-only options, each with a flag
         self,
         model: str | Path | None = None,
@@ -49,10 +48,15 @@ class StaticGenerationEngine:
     ) -> None:
         prompting = PromptSettings(default_sampling(sampling), system_prompt, chat, seed)
         self._lm = CausalLM(model, prompting, device, dtype, max_model_len)
-        self.max_model_len = self._lm.max_model_len
         # Where a call leaves something open, transformers looks here: a record's parameters must not depend on it.
         self._lm.model.generation_config = GenerationConfig()
-        self.default_batch_size = max_num_seqs
+        self.profile = EngineProfile(
+            batching="batches",
+            pads=True,
+            batch_cost=1 << 20,
+            batch_size=whole("max_num_seqs", max_num_seqs, 1),
+            max_model_len=self._lm.max_model_len,
+        )
 
     def describe(self) -> Mapping[str, Any]:
         """Model digest and every parameter that changes an answer."""

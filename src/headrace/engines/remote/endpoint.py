@@ -12,8 +12,10 @@ from typing import Any
 from headrace.client import AsyncClient, ClientSettings
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
+from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, Sampling, parse
 from headrace.errors import EngineDeadError, EngineError, RecordError
+from headrace.records import text_refusal
 
 logger = logging.getLogger("headrace")
 
@@ -43,7 +45,7 @@ class EndpointEngine:
         settings: ClientSettings,
         api_key: str | None = None,
     ) -> None:
-        self.max_in_flight = settings.concurrency
+        self.profile = EngineProfile(batching="own", cost_unit="records", max_in_flight=settings.concurrency)
         self._model = model
         self._endpoints = tuple(endpoints)
         self._settings = settings
@@ -170,9 +172,11 @@ def _name(model: str | Path | None) -> str | None:
 
 
 def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise RecordError(f"the input is {value!r:.60}; it must be a text that is not empty")
-    return value
+    if refusal := text_refusal(value):
+        raise refusal
+    if not value:
+        raise RecordError("the text is empty")
+    return str(value)
 
 
 def _request(value: Any) -> tuple[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,7 @@ class EmbeddingEngine(TextEngine):
         check_tokenizer(folder)
         place = choose_device(device)
         module = _load(folder, place, dtype, trust_remote_code=trust_remote_code)
-        self.dimension = _choose_dimension(module, truncate_dim)
-        self.matryoshka = matryoshka_dimensions(module[0].config.to_dict(), self.dimension)
-        """Shorter lengths that the model's vectors may be cut to."""
+        dimension = _choose_dimension(module, truncate_dim)
         tokenizer = module.tokenizer
         config = module[0].config.to_dict()
         length = choose_length(
@@ -72,9 +71,10 @@ class EmbeddingEngine(TextEngine):
                 folder, module, place, _Pooled(module, tokens.prefix_length), inputs, by_length(module[0].model)
             ),
             tokens,
-            VectorHead(self.dimension),
-            {"engine": "embedding", "dimension": self.dimension},
+            VectorHead(dimension),
+            {"engine": "embedding", "dimension": dimension},
         )
+        self.profile = replace(self.profile, dimension=dimension, matryoshka=matryoshka_dimensions(config, dimension))
 
 
 class _Pooled:

@@ -19,6 +19,7 @@ from headrace.engines.heads import (
     label_names,
 )
 from headrace.engines.network import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
+from headrace.engines.profile import EngineProfile
 from headrace.engines.text.padding import TextRows
 from headrace.engines.text.tokenizing import TextTokens, Tokens
 from headrace.errors import ConfigError
@@ -37,17 +38,14 @@ class TextEngine:
         facts: what else decides the output, such as the engine's name and parameters.
     """
 
-    pads = True
-
     def __init__(self, network: Network, tokens: TextTokens, head: Head, facts: Mapping[str, Any]) -> None:
         self.network = network
         self.tokens = tokens
         self._rows = TextRows(network, tokens)
         self._head = head
         self._facts = facts
-        self.max_model_len = tokens.max_model_len
-        self.default_batch_cost = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
-        self.default_batch_size = BATCH_TEXTS[network.kind]
+        budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
+        self.profile = _profile(network, tokens, budget)
 
     def describe(self) -> Mapping[str, Any]:
         """Model digest and every parameter that changes an output. Reads the model's files once."""
@@ -55,7 +53,7 @@ class TextEngine:
             **self._facts,
             **self.network.describe(),
             **self._rows.describe(),
-            "max_model_len": self.max_model_len,
+            "max_model_len": self.tokens.max_model_len,
             "on_too_long": self.tokens.on_too_long,
         }
 
@@ -100,8 +98,6 @@ class ZeroShotEngine:
         config: the model's config.json.
     """
 
-    pads = True
-
     def __init__(self, network: Network, tokens: TextTokens, candidates: Candidates, config: Mapping[str, Any]) -> None:
         self.network = network
         self.tokens = tokens
@@ -111,10 +107,9 @@ class ZeroShotEngine:
         self._head = LabelHead(candidates.labels, "none", len(candidates.labels))
         candidates.check_length(tokens)
         self._row_tokens = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
-        self.max_model_len = tokens.max_model_len
         # A text with all its labels fits, so that the budget does not decide which texts may go together.
-        self.default_batch_cost = max(self._row_tokens, len(candidates.labels) * tokens.max_model_len)
-        self.default_batch_size = BATCH_TEXTS[network.kind]
+        budget = max(self._row_tokens, len(candidates.labels) * tokens.max_model_len)
+        self.profile = _profile(network, tokens, budget)
 
     def describe(self) -> Mapping[str, Any]:
         """Model digest and every parameter that changes an output. Reads the model's files once."""
@@ -122,7 +117,7 @@ class ZeroShotEngine:
             "engine": "zero-shot",
             **self.network.describe(),
             **self._rows.describe(),
-            "max_model_len": self.max_model_len,
+            "max_model_len": self.tokens.max_model_len,
             "on_too_long": self.tokens.on_too_long,
             "labels": list(self._candidates.labels),
             "template": self._candidates.template,
@@ -267,3 +262,13 @@ def _within(rows: Sequence[Tokens], budget: int) -> Iterator[list[Tokens]]:
             piece, longest = [], row.shape[1]
         piece.append(row)
     yield piece
+
+
+def _profile(network: Network, tokens: TextTokens, budget: int) -> EngineProfile:
+    return EngineProfile(
+        batching="batches",
+        pads=True,
+        batch_cost=budget,
+        batch_size=BATCH_TEXTS[network.kind],
+        max_model_len=tokens.max_model_len,
+    )

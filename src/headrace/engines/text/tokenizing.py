@@ -13,6 +13,7 @@ from tokenizers import Encoding, Tokenizer
 from headrace.engines.base import Prepared
 from headrace.engines.text.truncation import TextTruncator
 from headrace.errors import ConfigError, RecordError
+from headrace.records import kind_of, text_refusal
 
 Tokens: TypeAlias = NDArray[np.int32]
 """One text for the model: row 0 the token ids, row 1 the token types where the model's are not all 0."""
@@ -122,11 +123,11 @@ class TextTokens:
         """Why an input cannot be taken; None where it can."""
         if isinstance(value, (tuple, list)) and self._takes != "text":
             if len(value) != 2:
-                return RecordError(f"expected a pair of texts, got {len(value)}")
-            return _text_refusal(value[0]) or _text_refusal(value[1])
+                return RecordError(f"the input is a list of {len(value)}, not a pair of texts")
+            return text_refusal(value[0]) or text_refusal(value[1])
         if self._takes in ("pair", "premise"):
-            return RecordError(f"expected a pair of texts, got {_kind(value)}")
-        return _text_refusal(value)
+            return RecordError(f"the input is {kind_of(value)}, not a pair of texts")
+        return text_refusal(value)
 
     def length(self, first: str, second: str) -> int:
         """The tokens of a pair, were there no limit."""
@@ -267,21 +268,6 @@ def choose_length(limits: Sequence[int | None], positions: int | None, smallest:
     if not smallest <= wanted <= largest:
         raise ConfigError(f"max_model_len is {wanted}; this model takes {smallest} to {largest} tokens")
     return wanted
-
-
-def _text_refusal(value: Any) -> RecordError | None:
-    if not isinstance(value, str):
-        return RecordError(f"expected text, got {_kind(value)}")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            return RecordError(f"the text is not valid Unicode: {error.reason} at character {error.start}")
-    return None
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else type(value).__name__
 
 
 def _joined(sample: Encoding, parts: Sequence[list[int]]) -> tuple[list[int], list[int]]:

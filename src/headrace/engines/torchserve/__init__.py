@@ -1,0 +1,4 @@
+"""TorchServe handlers without TorchServe.
+
+- `engine.TorchServeEngine`: a handler as an engine
+"""

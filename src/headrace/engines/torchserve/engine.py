@@ -16,12 +16,14 @@ from typing import Any
 from headrace.batching.callables import plain_function
 from headrace.device.placement import choose_device
 from headrace.engines.base import Prepared
+from headrace.engines.profile import EngineProfile
 from headrace.engines.torchserve import files as handler_files
 from headrace.engines.torchserve import standin
 from headrace.engines.torchserve.context import Context
 from headrace.engines.torchserve.files import HandlerFiles
 from headrace.engines.torchserve.thread import HandlerThread
 from headrace.errors import BadResultError, ConfigError, EngineDeadError, EngineError, RecordError
+from headrace.records import text_refusal
 
 
 class TorchServeEngine:
@@ -41,9 +43,6 @@ class TorchServeEngine:
         ConfigError: a file is missing or cannot be understood, or the handler is none.
         EngineError: the handler cannot be imported or initialized.
     """
-
-    pads = False
-    counts_tokens = False
 
     def __init__(
         self,
@@ -68,9 +67,13 @@ class TorchServeEngine:
         finally:
             if self._handle is None:
                 self.close()
-        self.default_batch_size = self.default_batch_cost = self._files.batch_size
-        self.default_batch_delay_s = self._files.batch_delay_s
-        """How long the oldest record waits for company while the handler has nothing to do."""
+        self.profile = EngineProfile(
+            batching="batches",
+            cost_unit="records",
+            batch_cost=self._files.batch_size,
+            batch_size=self._files.batch_size,
+            batch_delay_s=self._files.batch_delay_s,
+        )
 
     def describe(self) -> Mapping[str, Any]:
         """Digests of the handler and of the model's files."""
@@ -119,10 +122,9 @@ def _row(value: Any) -> Prepared[dict[str, Any]] | Exception:
     if value is None:
         return RecordError("the value is null; a handler's request has a body")
     if isinstance(value, str):
-        try:
-            value = bytearray(value.encode())
-        except UnicodeEncodeError as error:
-            return RecordError(f"the text is not valid Unicode: {error.reason} at character {error.start}")
+        if refusal := text_refusal(value):
+            return refusal
+        value = bytearray(value.encode())
     elif isinstance(value, (bytes, memoryview)):
         value = bytearray(value)
     return Prepared({"body": value}, cost=1)

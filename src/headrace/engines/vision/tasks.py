@@ -10,6 +10,7 @@ import numpy as np
 from headrace.engines.base import Prepared
 from headrace.engines.heads import Head, LabelHead, VectorHead, label_function, label_names
 from headrace.engines.network import BATCH_IMAGES, Network
+from headrace.engines.profile import EngineProfile
 from headrace.engines.vision.images import ImageInputs, Pixels
 
 
@@ -23,17 +24,19 @@ class ImageEngine:
         facts: what else decides the output, such as the engine's name.
     """
 
-    pads = False
-    counts_tokens = False
-    prepare_rows = 16
-    """Records prepared at a time: an image is some milliseconds of work, and hundreds of kilobytes when it is done."""
-
     def __init__(self, network: Network, images: ImageInputs, head: Head, facts: Mapping[str, Any]) -> None:
         self.network = network
         self._images = images
         self._head = head
         self._facts = facts
-        self.default_batch_cost = self.default_batch_size = BATCH_IMAGES[network.kind]
+        size = BATCH_IMAGES[network.kind]
+        self.profile = EngineProfile(
+            batching="batches",
+            cost_unit="records",
+            batch_cost=size,
+            batch_size=size,
+            prepare_rows=16,  # an image is some milliseconds of work, and hundreds of kilobytes when it is done
+        )
 
     def describe(self) -> Mapping[str, Any]:
         """Model digest and every parameter that changes an output. Reads the model's files once."""

@@ -32,6 +32,7 @@ from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
 from headrace.engines.chat import TEXT_ONLY, with_known_roles
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
+from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, Request, Sampling, default_sampling, parse
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, check_unicode, sampling_params
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
@@ -96,7 +97,12 @@ class VllmEngine:
         config = self._engine.vllm_config
         self.max_model_len = int(config.model_config.max_model_len)
         slots = int(config.scheduler_config.max_num_seqs)
-        self.max_in_flight = slots + max(slots // 4, _FEWEST_AHEAD)
+        self.profile = EngineProfile(
+            batching="own",
+            max_in_flight=slots + max(slots // 4, _FEWEST_AHEAD),
+            max_model_len=self.max_model_len,
+            followable=True,
+        )
 
         # Tokenizing on worker threads needs a tokenizer that nothing else touches: the engine's own serves its event
         # loop meanwhile, and one object cannot do both at once.

@@ -10,6 +10,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 
 from headrace.engines.requests import Request
 from headrace.errors import RecordError
+from headrace.records import text_refusal
 
 # What a request may hold beyond `Sampling`, by the names of vLLM's SamplingParams, or of OpenAI.
 _OWN_SAMPLING = (
@@ -33,12 +34,8 @@ def check_unicode(request: Request) -> None:
     """JSON can spell half of a surrogate pair, which no tokenizer takes."""
     texts = [request.prompt] if request.messages is None else [message.get("content") for message in request.messages]
     for text in texts:
-        if isinstance(text, str) and not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                place = f"{error.reason} at character {error.start}"
-                raise RecordError(f"the prompt is not valid Unicode: {place}") from None
+        if isinstance(text, str) and (refusal := text_refusal(text, "the prompt")):
+            raise refusal
 
 
 def sampling_params(request: Request) -> SamplingParams:

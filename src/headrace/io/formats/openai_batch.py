@@ -25,6 +25,7 @@ from headrace.io.storage.lines import (
     object_chunks,
     parse_object,
 )
+from headrace.openai_protocol import chat_completion, completion, embeddings
 from headrace.records import Failed, Ok, Record
 
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
@@ -221,36 +222,16 @@ def _outputs(ok: Ok) -> Sequence[Any]:
 
 def _embedding(ok: Ok) -> dict[str, Any]:
     vectors = (vector.tolist() if hasattr(vector, "tolist") else vector for vector in _outputs(ok))
-    data: list[dict[str, Any]] = [
-        {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
-    ]
-    usage = {"prompt_tokens": ok.cost, "total_tokens": ok.cost}
-    if truncated := getattr(ok.output, "truncated", ()):
-        usage["truncated_inputs"] = len(truncated)
-        for place in truncated:
-            data[place]["truncated"] = True
-    return {"object": "list", "data": data, "usage": usage}
+    return embeddings(vectors, ok.cost, getattr(ok.output, "truncated", ()))
 
 
 def _completion(ok: Ok) -> dict[str, Any]:
-    choices = [
-        {"index": index, "text": output["text"], "finish_reason": output["finish_reason"], "logprobs": None}
-        for index, output in enumerate(_outputs(ok))
-    ]
-    return {"object": "text_completion", "choices": choices, "usage": _usage(_outputs(ok))}
+    return completion(_outputs(ok))
 
 
 def _chat(ok: Ok) -> dict[str, Any]:
     (output,) = _outputs(ok)
-    message = {"role": "assistant", "content": output["text"]}
-    choice = {"index": 0, "message": message, "finish_reason": output["finish_reason"], "logprobs": None}
-    return {"object": "chat.completion", "choices": [choice], "usage": _usage(_outputs(ok))}
-
-
-def _usage(outputs: Sequence[Any]) -> dict[str, int]:
-    asked = sum(output["prompt_tokens"] for output in outputs)
-    answered = sum(output["completion_tokens"] for output in outputs)
-    return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
+    return chat_completion(output)
 
 
 _BODIES: Mapping[str, Callable[[Ok], dict[str, Any]]] = {EMBEDDINGS: _embedding, COMPLETIONS: _completion, CHAT: _chat}

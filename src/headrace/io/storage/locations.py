@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.errors import ConfigError, MissingExtraError
+from headrace.retry import PermanentIOError, RetryPolicy, is_transient_io
 
 T = TypeVar("T")
 
@@ -18,9 +19,8 @@ _SCHEME_REFRESHES = {"s3", "hf"}
 """Whose clients answer from memory unless told not to."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://")
 KNOWN_SCHEMES = ("s3", "gs", "hf", "http", "https")
-ATTEMPTS = 8
-"""Of a call to an object store, the first included."""
-_LONGEST_WAIT_S = 10.0
+RETRIES = RetryPolicy(max_attempts=8, backoff_s=0.1, max_backoff_s=10.0)
+"""Of a call to an object store."""
 _NOT_FOUND = 404
 
 _CLIENTS = {"gs": "gcsfs"}
@@ -30,7 +30,7 @@ _CLIENTS = {"gs": "gcsfs"}
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "s3": {
         "use_listings_cache": False,
-        "config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": ATTEMPTS}},
+        "config_kwargs": {"retries": {"mode": "standard", "total_max_attempts": RETRIES.max_attempts}},
     },
     "gs": {"use_listings_cache": False},
     "hf": {"use_listings_cache": False},
@@ -124,16 +124,8 @@ def with_retries(call: Callable[..., T]) -> Callable[..., T]:
     """
     import tenacity
 
-    def passing(error: BaseException) -> bool:
-        lasting = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
-        return isinstance(error, OSError) and not isinstance(error, (*lasting, _LastingError))
-
-    return tenacity.retry(
-        retry=tenacity.retry_if_exception(passing),
-        stop=tenacity.stop_after_attempt(ATTEMPTS),
-        wait=tenacity.wait_random_exponential(multiplier=0.1, max=_LONGEST_WAIT_S),
-        reraise=True,
-    )(as_os_errors(call))
+    retried: Callable[..., T] = tenacity.retry(**RETRIES.for_tenacity(is_transient_io))(as_os_errors(call))
+    return retried
 
 
 def as_os_errors(call: Callable[..., T]) -> Callable[..., T]:
@@ -152,13 +144,9 @@ def as_os_errors(call: Callable[..., T]) -> Callable[..., T]:
         except passing as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
         except lasting as error:
-            raise _LastingError(str(error)) from error
+            raise PermanentIOError(str(error)) from error
 
     return translated
-
-
-class _LastingError(OSError):
-    """Such as missing credentials: to try again would not help."""
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any
 from headrace.errors import ConfigError, RecordError
 from headrace.io.base import Source
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.records import Record
+from headrace.records import Record, text_refusal
 
 _LOOK_S = 3.0
 """How long an input is read to find a column that is to be kept and that its first rows lack."""
@@ -100,14 +100,10 @@ def _value(record: Record, column: str) -> Any:
 
 
 def _check_text(value: Any, column: str) -> None:
-    if type(value) is not str:
-        kind = "null" if value is None else f"of type {type(value).__name__}"
-        raise RecordError(f"column {column!r} is {kind}, not text")
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair; no tokenizer or file takes it
-            raise RecordError(f"column {column!r} is not valid Unicode: {error.reason}") from None
+    if type(value) is str and value.isascii():  # most are: no message is made for them
+        return
+    if refusal := text_refusal(value, f"column {column!r}"):
+        raise refusal
 
 
 def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Columns:

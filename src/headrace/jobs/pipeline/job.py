@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
-from headrace.engines.base import Engine
+from headrace.engines.base import AnyEngine
 from headrace.errors import TooManyErrorsError
 from headrace.events import Listener
 from headrace.io.base import Chunk, Source
@@ -122,7 +122,7 @@ class Job:
 
     source: Source
     columns: Columns
-    engine: Engine[Any, Any]
+    engine: AnyEngine
     batcher: BatcherPort
     output: JobOutput
     begun: StartMode

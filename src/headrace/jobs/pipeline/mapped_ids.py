@@ -9,8 +9,8 @@ from headrace.errors import RecordError
 from headrace.io.base import Chunk, Source
 from headrace.io.sources.unique_ids import Found, SeenIds, unknown_or_todo
 from headrace.jobs.pipeline.columns import Columns
-from headrace.jobs.pipeline.stages import PreparedChunk
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.pipeline.work import PreparedChunk
 from headrace.records import Record
 
 

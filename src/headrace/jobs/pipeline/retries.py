@@ -1,18 +1,13 @@
-"""Records that failed for a passing reason: they wait, longer each time, and are tried again."""
+"""Records that failed for a transient reason: they wait, longer each time, and are tried again."""
 
 from __future__ import annotations
 
 import heapq
-import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace.errors import ProcessTimeoutError, TransientError
 from headrace.records import Record
-
-TRANSIENT = (TransientError, ConnectionError, TimeoutError)
-"""What may pass by itself, by type; an error's text says nothing."""
-LONGEST_WAIT_S = 60.0
+from headrace.retry import RetryPolicy, is_transient
 
 
 class Retry(NamedTuple):
@@ -26,16 +21,14 @@ class Retry(NamedTuple):
 class RetryQueue:
     """Where records wait for their next try. Pure: told the time, reads no clock.
 
-    The n-th wait is drawn from 0 to `wait_s` × 2ⁿ⁻¹ seconds ("full jitter": M. Brooker, Exponential Backoff And Jitter,
-    2015), at most 60: those that failed together do not come back together.
+    Args:
+        policy: how often a record is tried, and how long it waits in between.
+        chance: a random number between 0 and 1; `random.random` by default.
     """
 
-    def __init__(
-        self, max_attempts: int, wait_s: float, dice: Callable[[float, float], float] = random.uniform
-    ) -> None:
-        self._max_attempts = max_attempts
-        self._wait_s = wait_s
-        self._dice = dice
+    def __init__(self, policy: RetryPolicy, chance: Callable[[], float] | None = None) -> None:
+        self._policy = policy
+        self._chance = chance
         self._waiting: list[tuple[float, int, Retry]] = []
 
     def __len__(self) -> int:
@@ -44,13 +37,12 @@ class RetryQueue:
 
     def wants(self, error: object, attempt: int) -> bool:
         """Whether what failed so at this attempt is to be tried again."""
-        late = isinstance(error, ProcessTimeoutError)  # it would hold up the engine again
-        return attempt < self._max_attempts and isinstance(error, TRANSIENT) and not late
+        return self._policy.allows(attempt) and is_transient(error)
 
     def add(self, record: Record, attempt: int, now: float) -> None:
         """Let a record wait that has failed at this attempt."""
-        wait = self._dice(0.0, min(self._wait_s * 2.0 ** (attempt - 1), LONGEST_WAIT_S))
-        heapq.heappush(self._waiting, (now + wait, record.position, Retry(record, attempt + 1)))
+        due = now + self._policy.wait_s(attempt, chance=self._chance)
+        heapq.heappush(self._waiting, (due, record.position, Retry(record, attempt + 1)))
 
     def due_in(self, now: float) -> float | None:
         """Seconds until the first has waited long enough; None where none waits."""

@@ -1,4 +1,4 @@
-"""The end of the line: finished records are put in order, encoded and committed on a thread of their own."""
+"""The last stage: finished records are put in order, encoded and committed, on a thread of their own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from headrace.events import Event, PartCommitted, RecordFailed, StageDone
 from headrace.io.storage.parts import Interval
 from headrace.jobs.pipeline.coalescer import Coalescer
 from headrace.jobs.pipeline.job import Job, Tally
-from headrace.jobs.pipeline.memory_budget import PARTS, Memory
-from headrace.jobs.pipeline.sizes import outputs_bytes
-from headrace.jobs.pipeline.stages import as_read, failure, finish_all
+from headrace.jobs.pipeline.memory_budget import PARTS, Memory, outputs_bytes
+from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.pipeline.work import failure
 from headrace.jobs.state.passes import Pass
 from headrace.jobs.state.run_time import RunTimeLog
-from headrace.records import Failed, Ok, Outcome
+from headrace.records import Failed, Ok, Outcome, Record
 
 _BACKLOG_RUNS = 2
 """Full runs that may wait for the disk; with more, `put` waits."""
@@ -211,6 +211,29 @@ class Sink:
         before = writer.nulled
         encoded = writer.encode(good)
         return encoded, [failure(as_read(row), error, 1) for row, error in bad], writer.nulled - before
+
+
+def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcome], list[Failed]]:
+    """The outcomes as the user's `finish` leaves them, and which of them failed there. Runs on the sink's thread."""
+    pairs = [outcome.output for outcome in outcomes if type(outcome) is Ok]
+    outputs = iter(user.finished(pairs))
+    done: list[Outcome] = []
+    failures: list[Failed] = []
+    for outcome in outcomes:
+        if type(outcome) is Ok:
+            output = next(outputs)
+            if isinstance(output, Exception):
+                outcome = failure(as_read(outcome), output, 1)
+                failures.append(outcome)
+            else:
+                outcome = Ok(outcome.record, output, outcome.cost, outcome.row)
+        done.append(outcome)
+    return done, failures
+
+
+def as_read(done: Ok) -> Record:
+    """The record of an output that could not be used, for its dead letter."""
+    return Record(done.record.position, done.record.id, done.row)
 
 
 Bad: TypeAlias = list[tuple[Ok, Exception]]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from headrace.engines.base import Engine, StepEngine, StreamEngine
+from headrace.engines.profile import Batching
 from headrace.errors import BrokenOffError, ProcessTimeoutError, WorkerDiedError
 from headrace.records import Outcome
 
@@ -16,16 +14,16 @@ class SuspectFailures:
     """Holds such failures back until a record succeeds: where none does, the engine is to blame, and not the records.
 
     Args:
-        engine: of the job.
+        batching: how the engine of the job batches.
         timeout_s: what the batcher allows it; None for no limit.
     """
 
-    def __init__(self, engine: Engine[Any, Any], timeout_s: float | None) -> None:
+    def __init__(self, batching: Batching, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
-        self._steps = isinstance(engine, StepEngine)
+        self._steps = batching == "steps"
         self._stuck = (
             ""
-            if isinstance(engine, StreamEngine)
+            if batching == "own"
             else "; the engine's thread cannot be ended: it goes on without being heard (--engine-process ends it)"
         )
         self._in_a_row = 0

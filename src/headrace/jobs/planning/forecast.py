@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,14 @@ from typing import Any
 
 from headrace.batching.policy.bucketing import MAX_STRETCH
 from headrace.batching.policy.cost import batch_cost
-from headrace.engines.base import BatchEngine
+from headrace.engines.base import AnyBatchEngine, runs_batches
+from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
+from headrace.jobs.pipeline.infer import stream_longest_first
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.sink import sort_out
-from headrace.jobs.pipeline.stages import Work, longest_first
+from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.survey import Survey
 from headrace.records import Ok
 
@@ -29,15 +31,6 @@ _REQUESTS = 64
 """Records that are run where the engine batches by itself."""
 _LEAST_FREE = 16 * 1024 * 1024
 """Bytes that an output must have room for before a job begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a batch of the job may be."""
-
-    budget: float
-    size: int
-    padded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,7 @@ def free_bytes(output: Path) -> int | None:
     return shutil.disk_usage(there).free
 
 
-def forecast(job: Job, survey: Survey, shape: Shape, *, is_folder: bool) -> Forecast:
+def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: bool) -> Forecast:
     """Run some of the sample, and reckon from that. Blocks for as long as some 13 batches take.
 
     Raises:
@@ -91,9 +84,8 @@ def forecast(job: Job, survey: Survey, shape: Shape, *, is_folder: bool) -> Fore
     if not work or survey.records is None:
         return Forecast(None, None, None, free)
     good = survey.records * len(work) / survey.sampled
-    if isinstance(job.engine, BatchEngine):
-        batches = pack(work, shape)
-        seconds, done = _measure(job.engine, batches, shape)
+    if runs_batches(job.engine):
+        seconds, done = _measure(job.engine, pack(work, profile), profile)
     else:
         seconds, done = asyncio.run(_run_some(job, work[:: max(1, len(work) // _REQUESTS)]))
         seconds *= len(work) / len(done)
@@ -109,17 +101,17 @@ def forecast(job: Job, survey: Survey, shape: Shape, *, is_folder: bool) -> Fore
     )
 
 
-def pack(work: Sequence[Work], shape: Shape) -> list[Sequence[Work]]:
+def pack(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Work]]:
     """Records, the costliest first, as the batches that they would be in a window that holds them all."""
     batches = []
     start = 0
     while start < len(work):
         longest, total, end = work[start].cost, 0.0, start
-        while end < len(work) and end - start < shape.size:
+        while end < len(work) and end - start < profile.batch_size:
             cost = work[end].cost
-            total = longest * (end - start + 1) if shape.padded else total + cost
-            alike = not shape.padded or cost * MAX_STRETCH >= longest
-            if end > start and (total > shape.budget or not alike):
+            total = longest * (end - start + 1) if profile.pads else total + cost
+            alike = not profile.pads or cost * MAX_STRETCH >= longest
+            if end > start and (total > profile.batch_cost or not alike):
                 break
             end += 1
         batches.append(work[start:end])
@@ -140,7 +132,7 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _measure(
-    engine: BatchEngine[Any, Any, Any], batches: Sequence[Sequence[Work]], shape: Shape
+    engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], profile: EngineProfile
 ) -> tuple[float, list[tuple[Work, Any]]]:
     """Seconds that all these batches take, and what came of those that were run."""
     chosen = sorted({round(n * (len(batches) - 1) / max(_MEASURED - 1, 1)) for n in range(_MEASURED)})
@@ -155,26 +147,22 @@ def _measure(
         engine.forward([item.payload for item in batch])
         ended = time.perf_counter()
         # The better of the two: the first of a shape may be compiled or tuned, and either may be disturbed.
-        points.append((_cost(batch, shape), min(between - started, ended - between)))
+        points.append((_cost(batch, profile), min(between - started, ended - between)))
         done += [(w, o) for w, o in zip(batch, outputs, strict=True) if not isinstance(o, Exception)]
     slope, rest = fit(points)
-    return sum(slope * _cost(batch, shape) + rest for batch in batches), done
+    return sum(slope * _cost(batch, profile) + rest for batch in batches), done
 
 
-def _cost(batch: Sequence[Work], shape: Shape) -> float:
-    return batch_cost([item.cost for item in batch], padded=shape.padded)
+def _cost(batch: Sequence[Work], profile: EngineProfile) -> float:
+    return batch_cost([item.cost for item in batch], padded=profile.pads)
 
 
 async def _run_some(job: Job, work: Sequence[Work]) -> tuple[float, list[tuple[Work, Any]]]:
     """Seconds that these take through the job's own batcher, and what came of them."""
 
-    async def runs() -> AsyncIterator[list[Work]]:
-        for run in longest_first(list(work)):
-            yield run
-
     started = time.perf_counter()
     done: list[tuple[Work, Any]] = []
-    async with job.batcher as batcher, aclosing(batcher.runs_as_completed(runs())) as results:
+    async with job.batcher as batcher, aclosing(batcher.runs_as_completed(stream_longest_first(list(work)))) as results:
         async for run, outputs, _ in results:
             done += [(w, o) for w, o in zip(run, outputs, strict=True) if not isinstance(o, Exception)]
     return time.perf_counter() - started, done

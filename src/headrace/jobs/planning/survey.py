@@ -11,9 +11,10 @@ from typing import Any
 from headrace.errors import RecordError
 from headrace.events import NumbersChosen
 from headrace.io.base import Chunk, Source
+from headrace.jobs.pipeline.engine_prepare import InTime
 from headrace.jobs.pipeline.job import Job
-from headrace.jobs.pipeline.preparing import InTime
-from headrace.jobs.pipeline.stages import Preparation, Work
+from headrace.jobs.pipeline.prepare import Preparation
+from headrace.jobs.pipeline.work import Work
 from headrace.records import LeftOut
 
 _BLOCK = 128
@@ -70,7 +71,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
     for chunk in sample.spread() if spread else sample.head():
         prepared, event = preparation.prepare(chunk)
         work += prepared.work
-        failed += len(prepared.failures) + len(prepared.transient)
+        failed += len(prepared.refused)
         truncated += prepared.truncated
         left_out += chunk.left_out
         spent += event.duration_s

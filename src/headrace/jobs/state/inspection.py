@@ -14,6 +14,7 @@ from headrace.errors import ConfigError
 from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.locations import as_os_errors, exists, is_remote
 from headrace.io.storage.parts import PartFolder
+from headrace.jobs.state.lock import holder_in
 from headrace.jobs.state.output import changes, read_state
 from headrace.jobs.state.passes import Finished
 from headrace.jobs.state.run_time import RunTime, RunTimeLog
@@ -132,20 +133,12 @@ def _holder(lock: Path) -> str | None:
     """Who holds a lock file, or the lease in a store; None if nobody does."""
     try:
         if is_remote(lock):
-            return _named(as_os_errors(lock.read_text)(encoding="utf-8"))
+            return holder_in(as_os_errors(lock.read_text)(encoding="utf-8"))
         with lock.open("r", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given up when the file is closed, at once
             except BlockingIOError:
-                return _named(file.read())
+                return holder_in(file.read())
     except FileNotFoundError:
         pass
     return None
-
-
-def _named(content: str) -> str:
-    try:
-        holder = json.loads(content)
-        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
-    except (ValueError, KeyError, TypeError):
-        return "another process"

@@ -50,7 +50,7 @@ def exclusive(path: Path, output: Path, way_out: str = "wait for it, or choose a
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            raise OutputLockedError(f"{output} is being written by {_describe(file.read())}; {way_out}") from error
+            raise OutputLockedError(f"{output} is being written by {holder_in(file.read())}; {way_out}") from error
         file.truncate(0)
         json.dump({"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}, file)
         file.flush()
@@ -61,7 +61,8 @@ def exclusive(path: Path, output: Path, way_out: str = "wait for it, or choose a
             _held.discard(file.fileno())
 
 
-def _describe(content: str) -> str:
+def holder_in(content: str) -> str:
+    """Who has written this into a lock file."""
     try:
         holder = json.loads(content)
         return f"process {holder['pid']} on {holder['host']} since {holder['since']}"

@@ -9,7 +9,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import BatchEngine, Engine, Prepared, StepEngine
+from headrace.engines.base import AnyEngine, Prepared
+from headrace.engines.profile import profile_of
 from headrace.errors import NotRunningError, StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, RequestDone, StepDone
 from headrace.serving.admission.pacing import Margin, Recent, TimeModel
@@ -44,15 +45,14 @@ class Backfill:
 
     def __init__(
         self,
-        engine: Engine[Any, Any],
+        engine: AnyEngine,
         batcher: Batcher[Any, Any],
         target_s: float | None,
         held: Callable[[], int],
         tokens: Tokens | None = None,
     ) -> None:
-        self._batch_engine = engine if isinstance(engine, BatchEngine) else None
-        self._steps = isinstance(engine, StepEngine)  # whose budget is of the unit of its `span`
-        self._slots = engine.max_slots if isinstance(engine, StepEngine) else getattr(engine, "max_in_flight", 0)
+        self._profile = profile_of(engine)
+        self._per_batch = self._profile.batching == "batches"
         self._batcher = batcher
         self._target_s = target_s
         self._held = held
@@ -88,7 +88,7 @@ class Backfill:
             raise
         try:
             ticket = self._batcher.submit_nowait(
-                entry.payload, estimated_cost=None if self._steps else entry.cost, priority=BULK, caller=caller
+                entry.payload, estimated_cost=self._profile.estimate(entry.cost), priority=BULK, caller=caller
             )
         except NotRunningError as error:  # a drain has met its limit: no fault of the record's
             self._inside.pop(turn, None)
@@ -136,19 +136,20 @@ class Backfill:
 
     def allowance(self) -> float:
         """What bulk work may hold: cost that waits for the next batch, or slots."""
-        engine, now = self._batch_engine, time.monotonic()
-        if engine is None:
+        profile, now = self._profile, time.monotonic()
+        if not self._per_batch:
             self._online.add(self._held(), now)
             # As many as requests have lately held at once, and one more, stay free for them.
             online = self._online.largest(now)
-            return self._slots if self._target_s is None or not online else max(self._slots - online - 1, 1)
-        full = float(engine.default_batch_cost)
+            slots = profile.max_in_flight
+            return slots if self._target_s is None or not online else max(slots - online - 1, 1)
+        full = profile.batch_cost
         if self._target_s is None:
             return _AHEAD * full
         if not self.model.known:
             return 1.0  # one record at a time until it is known what that takes
         online, planned_s = self._online.largest(now), self._target_s * self.margin.value
-        if engine.pads:  # batches are of like length, and of requests or of bulk work alone
+        if profile.pads:  # batches are of like length, and of requests or of bulk work alone
             return min(self.model.cost_within(planned_s - self.model.seconds(online)), full)
         # The batch that a request waits for and its own are filled with bulk work alike.
         return min(self.model.cost_within((planned_s - self.model.line[0] * online) / 2), full)
@@ -157,7 +158,7 @@ class Backfill:
         """Let in whoever is next while there is room; one always, so that an impossible target starves nobody."""
         if not self._queue:
             return
-        per_batch = self._batch_engine is not None
+        per_batch, pads = self._per_batch, self._profile.pads
         allowed = self.allowance()
         # Of a batch engine's, what is in a batch no longer counts; a slot is held until the end.
         inside = [cost for ticket, cost in self._inside.items() if not per_batch or getattr(ticket, "home", True)]
@@ -170,7 +171,7 @@ class Backfill:
                 self._queue.popleft()
                 continue
             longest = max(longest, cost)
-            held = (longest * (count + 1) if self._pads() else held + cost) if per_batch else count + 1
+            held = (longest * (count + 1) if pads else held + cost) if per_batch else count + 1
             if count and held > allowed:
                 return
             count += 1
@@ -178,13 +179,10 @@ class Backfill:
             self._inside[turn] = cost
             turn.set_result(None)
 
-    def _pads(self) -> bool:
-        return self._batch_engine is not None and self._batch_engine.pads
-
     def _padded(self, costs: list[float]) -> float:
-        return max(costs, default=0.0) * len(costs) if self._pads() else sum(costs)
+        return max(costs, default=0.0) * len(costs) if self._profile.pads else sum(costs)
 
     def _left(self, ticket: asyncio.Future[Any]) -> None:
         self._inside.pop(ticket, None)
-        if ticket.cancelled() or not self._batch_engine:
+        if ticket.cancelled() or not self._per_batch:
             self._let_in()  # of a batch engine's, what was in a batch had given its room away when that was formed

@@ -63,7 +63,7 @@ class FileStore:
             path = self._folder / f"{identity}.json"
             try:
                 description: dict[str, Any] = json.loads(path.read_bytes())
-                if tenant.owns(description) and description.keys() >= _NEEDED:
+                if tenant.owns(description.get("owner")) and description.keys() >= _NEEDED:
                     return description
             except FileNotFoundError:
                 pass

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
-from headrace.engines.base import Engine, Prepared
+from headrace.engines.base import AnyEngine, Prepared
+from headrace.engines.profile import profile_of
 from headrace.errors import RecordError
 from headrace.io.formats.openai_batch import COMPLETIONS, EMBEDDINGS, Answers
 from headrace.serving.errors import ApiError, invalid
@@ -51,12 +52,12 @@ class Lines:
         host: knows what a request may have.
     """
 
-    def __init__(self, engine: Engine[Any, Any], url: str, host: ServerState) -> None:
+    def __init__(self, engine: AnyEngine, url: str, host: ServerState) -> None:
         self._engine = engine
         self._host = host
         self._param = {EMBEDDINGS: "input", COMPLETIONS: "prompt"}.get(url, "messages")
         self._read = {EMBEDDINGS: self._embedding, COMPLETIONS: self._completion}.get(url, self._chat)
-        self.counts_tokens = getattr(engine, "counts_tokens", True)
+        self.profile = profile_of(engine)
 
     def describe(self) -> Mapping[str, Any]:
         """The engine's own description."""

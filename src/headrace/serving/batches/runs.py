@@ -1,14 +1,12 @@
-"""What batches are done with: their runs, and which errors are a batch's own."""
+"""What batches are done with: their files, and their runs."""
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from headrace.errors import BrokenOffError, DiskFullError, OutputLockedError, ResumeMismatchError
 from headrace.serving.batches.files import FileStore
 from headrace.serving.batches.validation import ValidatedFile
 
@@ -59,15 +57,3 @@ class BatchServices:
     """What is wrong with an input file for this endpoint; ends early when told to. Blocks."""
     make_run: Callable[[Path, Path, str, str | None], BatchRun]
     """A run of the batch whose input and working folder these are, for this endpoint and owner."""
-
-
-def passes(error: BaseException) -> bool:
-    """Whether an error is the server's lack, such as a full disk or a dead engine, and no fault of the batch."""
-    if not isinstance(error, (OSError, BrokenOffError, DiskFullError, OutputLockedError, ResumeMismatchError)):
-        return False
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.errno == errno.EFBIG:
-            return False  # the batch's own size: no time mends that
-        cause = cause.__cause__
-    return True

@@ -13,6 +13,7 @@ import numpy as np
 
 from headrace.io.storage.files import look_at
 from headrace.io.storage.lines import line_blocks, parse_object
+from headrace.openai_protocol import batch_error
 from headrace.serving.errors import ApiError
 from headrace.serving.protocol.requests import HEAVY_BYTES, check_values
 
@@ -42,7 +43,7 @@ class ValidatedFile:
 
     def refuse(self, line: int | None, code: str, message: str, param: str | None = None) -> None:
         """Note what is wrong with a line, or with the file as a whole."""
-        self.errors.append({"code": code, "message": message, "line": line, "param": param})
+        self.errors.append(batch_error(code, message, line, param))
 
 
 def look_through(path: Path, rules: LineRules, stopped: Callable[[], bool]) -> ValidatedFile:

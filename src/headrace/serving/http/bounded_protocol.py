@@ -8,7 +8,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headrace.serving.errors import error_body
+from headrace.openai_protocol import error_body
 from headrace.serving.http.request_id import new_id
 from headrace.serving.limits import ServeLimits
 

@@ -63,13 +63,17 @@ class Fields(BaseModel):
                 )
 
 
-class _Request(Fields):
+class BaseRequest(Fields):
+    """What every request may have."""
+
     model: str | None = None
     user: str | None = None
     timeout: Seconds | None = None
 
 
-class _TextsRequest(_Request):
+class TextsRequest(BaseRequest):
+    """What a request with texts may have besides."""
+
     truncate: Annotated[bool | None, Field(description="False refuses texts that are longer than the model takes.")] = (
         None
     )
@@ -104,22 +108,27 @@ class _TextsRequest(_Request):
         return True
 
 
-class EmbeddingRequest(_TextsRequest):
-    """POST /v1/embeddings."""
+class VectorRequest(BaseRequest):
+    """How the vectors of an answer are to be written."""
 
-    input: RaggedBatch
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int | None, Field(ge=1, description="Of a model that was trained for several.")] = None
 
 
-class GenerateRequest(_TextsRequest):
+class EmbeddingRequest(TextsRequest, VectorRequest):
+    """POST /v1/embeddings."""
+
+    input: RaggedBatch
+
+
+class GenerateRequest(TextsRequest):
     """POST /generate."""
 
     prompts: RaggedBatch
     task_id: str | None = None
 
 
-class ClassifyRequest(_TextsRequest):
+class ClassifyRequest(TextsRequest):
     """POST /classify."""
 
     input: RaggedBatch
@@ -134,7 +143,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class _GenerationRequest(_Request):
+class _GenerationRequest(BaseRequest):
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
     passes_on = True
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from headrace.serving.errors import ApiError
-from headrace.serving.protocol.requests import EmbeddingRequest
+from headrace.serving.protocol.requests import VectorRequest
 from headrace.serving.protocol.responses import as_base64
 from headrace.serving.service import Service
 
 
-def vector_format(asked: EmbeddingRequest, service: Service) -> Callable[[Any], Any]:
+def vector_format(asked: VectorRequest, service: Service) -> Callable[[Any], Any]:
     """How each vector is written.
 
     Raises:
@@ -24,8 +24,8 @@ def vector_format(asked: EmbeddingRequest, service: Service) -> Callable[[Any], 
     encode: Callable[[Any], Any] = as_base64 if asked.encoding_format == "base64" else _itself
     if wanted is None:
         return encode
-    own = getattr(service.engine, "dimension", None)
-    if own is not None and wanted != own and wanted not in getattr(service.engine, "matryoshka", ()):
+    own = service.profile.dimension
+    if own is not None and wanted != own and wanted not in service.profile.matryoshka:
         raise _no_such_length(service, wanted, own)
     return lambda vector: encode(_shortened(vector, wanted, service))
 
@@ -34,14 +34,14 @@ def _shortened(vector: Any, wanted: int, service: Service) -> Any:
     """The first components, at length 1 again."""
     if len(vector) == wanted:
         return vector
-    if wanted not in getattr(service.engine, "matryoshka", ()):
+    if wanted not in service.profile.matryoshka:
         raise _no_such_length(service, wanted, len(vector))
     short = np.asarray(vector, dtype=np.float32)[:wanted]
     return short / max(float(np.linalg.norm(short)), 1e-12)
 
 
 def _no_such_length(service: Service, wanted: int, own: int) -> ApiError:
-    lengths: Sequence[int] = getattr(service.engine, "matryoshka", ())
+    lengths = service.profile.matryoshka
     known = (
         f"1 to {own}" if isinstance(lengths, range) else ", ".join(str(length) for length in sorted({own, *lengths}))
     )

@@ -104,24 +104,24 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
             batch = batches().create(*given, _tenant(request))
         except OSError as error:
             raise disk_error(error) from error
-        return JsonReply(batch)
+        return JsonReply(batch.as_json())
 
     @routes.get("/v1/batches", response_model=BatchList)
     async def list_all(request: Request, limit: Limit = 20, after: After = None) -> Response:
         """The newest first."""
         _refuse_unknown_parameters(request, "limit", "after")
-        return JsonReply(_page(batches().list(_tenant(request)), limit, after))
+        return JsonReply(_page([batch.as_json() for batch in batches().list(_tenant(request))], limit, after))
 
     @routes.get("/v1/batches/{batch_id}", response_model=Batch)
     async def describe(request: Request, batch_id: str) -> Response:
         """How far a batch is."""
-        return JsonReply(batches().get(batch_id, _tenant(request)))
+        return JsonReply(batches().get(batch_id, _tenant(request)).as_json())
 
     @routes.post("/v1/batches/{batch_id}/cancel", response_model=Batch)
     async def cancel(request: Request, batch_id: str) -> Response:
         """Stop a batch; what is finished is kept."""
         try:
-            return JsonReply(batches().cancel(batch_id, _tenant(request)))
+            return JsonReply(batches().cancel(batch_id, _tenant(request)).as_json())
         except OSError as error:
             raise disk_error(error) from error
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from headrace.openai_protocol import chat_completion, choice, completion
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, texts_of
 from headrace.serving.protocol.responses import JsonReply
@@ -36,13 +36,7 @@ def router(host: ServerState) -> APIRouter:
         if body.stream:
             return EventStream(host.service, records, size, call, _CompletionChunks(host.service.name, body))
         answers = (await host.service.infer(records, size, call)).outputs
-        choices = [
-            {"index": index, "text": answer["text"], "finish_reason": answer["finish_reason"], "logprobs": None}
-            for index, answer in enumerate(answers)
-        ]
-        return JsonReply(
-            {**_head("cmpl", "text_completion", host.service.name), "choices": choices, "usage": usage(answers)}
-        )
+        return JsonReply({**_head("cmpl", host.service.name), **completion(answers)})
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses=_STREAM)
     async def chat(body: ChatRequest, request: Request) -> Response:
@@ -54,43 +48,32 @@ def router(host: ServerState) -> APIRouter:
         if body.stream:
             return EventStream(host.service, [record], size, call, _ChatChunks(host.service.name, body))
         [answer] = (await host.service.infer([record], size, call)).outputs
-        message = {"role": "assistant", "content": answer["text"]}
-        choice = {"index": 0, "message": message, "finish_reason": answer["finish_reason"], "logprobs": None}
-        return JsonReply(
-            {**_head("chatcmpl", "chat.completion", host.service.name), "choices": [choice], "usage": usage([answer])}
-        )
+        return JsonReply({**_head("chatcmpl", host.service.name), **chat_completion(answer)})
 
     return routes
 
 
-def _head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+def _head(prefix: str, model: str) -> dict[str, Any]:
     created = int(datetime.now(UTC).timestamp())
-    return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": created, "model": model}
-
-
-def usage(answers: Sequence[Any]) -> dict[str, int]:
-    """Tokens of all answers together."""
-    asked = sum(answer["prompt_tokens"] for answer in answers)
-    answered = sum(answer["completion_tokens"] for answer in answers)
-    return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": created, "model": model}
 
 
 class _CompletionChunks(Chunks):
     """The chunks of /v1/completions."""
 
     def __init__(self, model: str, body: CompletionRequest) -> None:
-        super().__init__(_head("cmpl", "text_completion", model), body.wants_usage)
+        super().__init__({**_head("cmpl", model), "object": "text_completion"}, body.wants_usage)
 
     def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
         """A piece of one prompt's answer."""
-        return {"index": index, "text": text, "finish_reason": finish_reason, "logprobs": None}
+        return choice(index, text=text, finish=finish_reason)
 
 
 class _ChatChunks(Chunks):
     """The chunks of /v1/chat/completions: the first says who speaks."""
 
     def __init__(self, model: str, body: ChatRequest) -> None:
-        super().__init__(_head("chatcmpl", "chat.completion.chunk", model), body.wants_usage)
+        super().__init__({**_head("chatcmpl", model), "object": "chat.completion.chunk"}, body.wants_usage)
         self._begun = False
 
     def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
@@ -98,4 +81,4 @@ class _ChatChunks(Chunks):
         delta: dict[str, Any] = {"content": text} if text else {}
         if not self._begun:
             self._begun, delta = True, {"role": "assistant", "content": text}
-        return {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
+        return choice(index, delta=delta, finish=finish_reason)

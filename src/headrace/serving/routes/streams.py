@@ -6,17 +6,18 @@ import abc
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Response
 
 from headrace.errors import DeadlineExceededError
 from headrace.events import WorkUnitSent
+from headrace.openai_protocol import usage
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.http.direct import Receive, Send
-from headrace.serving.service import Call, Service
+from headrace.serving.service import Call, InFlight, Service
 
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -42,9 +43,9 @@ class Chunks(abc.ABC):
         extra = {"usage": None} if self.with_usage else {}
         return event({**self._head, "choices": [self.choice(index, text, finish_reason)], **extra})
 
-    def tokens(self, usage: dict[str, int]) -> bytes:
+    def tokens(self, counted: dict[str, int]) -> bytes:
         """The event that tells the tokens."""
-        return event({**self._head, "choices": [], "usage": usage})
+        return event({**self._head, "choices": [], "usage": counted})
 
 
 def event(content: Any) -> bytes:
@@ -77,46 +78,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's shape
         """Serve the stream."""
-        service, count = self._service, len(self._records)
-        service.gate.reserve(count, self._size, self._call.timeout_s)
-        done = False
-        futures: list[asyncio.Future[Any]] = []
-        wait = CancelScope(self._call.receive, self._call.timeout_s)
-        try:
-            prepared = await self._prepared()
-            futures = [service.submit(entry, self._call) for entry in prepared]
-            wait.watch(futures)
+        with InFlight(self._service, self._records, self._size, self._call) as request:
+            futures = await request.submit(self._note)
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            await self._stream(futures, wait, send)
-            done = True
-            service.tokens.count(self._answers, sum(entry.cost for entry in prepared))
-        except ClientGoneError:
-            service.cancelled += count
-            raise
-        except Exception as error:  # the edge to HTTP: whatever it is, it becomes a status
-            raise service.told(error, self._call) from error
-        finally:
-            wait.close()
-            service.gate.release(count, self._size, done=done)
-
-    async def _prepared(self) -> list[Any]:
-        prepared = await self._service.prepare(self._records, self._size)
-        engine = self._service.follows
-        if engine is None:
-            return prepared
-        loop = asyncio.get_running_loop()
-        return [
-            type(entry)(engine.follow(entry.payload, self._listener(loop, index)), entry.cost, entry.truncated)
-            for index, entry in enumerate(prepared)
-        ]
-
-    def _listener(self, loop: asyncio.AbstractEventLoop, index: int) -> Callable[[str], None]:
-        """What the engine's thread tells how far an answer has come."""
-
-        def grown(text: str) -> None:
-            loop.call_soon_threadsafe(self._note, index, text)
-
-        return grown
+            await self._stream(futures, request.scope, send)
+            request.answered(self._answers)
 
     def _note(self, index: int, text: str) -> None:
         self._texts[index] = text
@@ -139,7 +105,7 @@ class EventStream(Response):
                 await self._write(send, event(told.body), last=True)
                 return
             await self._write(send, b"".join(events))
-        tail = self._chunks.tokens(self._usage()) if self._chunks.with_usage else b""
+        tail = self._chunks.tokens(usage(self._answers)) if self._chunks.with_usage else b""
         await self._write(send, tail + b"data: [DONE]\n\n", last=True)
 
     def _new_text(self, index: int) -> bytes:
@@ -178,11 +144,6 @@ class EventStream(Response):
         return (self._chunks.piece(index, rest, None) if rest else b"") + self._chunks.piece(
             index, "", answer["finish_reason"]
         )
-
-    def _usage(self) -> dict[str, int]:
-        asked = sum(answer["prompt_tokens"] for answer in self._answers)
-        answered = sum(answer["completion_tokens"] for answer in self._answers)
-        return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}
 
     async def _write(self, send: Send, content: bytes, *, last: bool = False) -> None:
         """Send some bytes; a client that does not read them is taken for gone."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from headrace import openai_protocol
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import ClassifyRequest, EmbeddingRequest, GenerateRequest, texts_of
 from headrace.serving.protocol.responses import JsonReply
@@ -27,7 +28,7 @@ def generate_router(host: ServerState) -> APIRouter:
         results = [
             output["text"] if isinstance(output, dict) and "text" in output else output for output in answers.outputs
         ]
-        return JsonReply({"results": results, "task_id": body.task_id}, headers=_told(answers))
+        return JsonReply({"results": results, "task_id": body.task_id}, headers=truncation_header(answers))
 
     return router
 
@@ -42,17 +43,8 @@ def embedding_router(host: ServerState) -> APIRouter:
         service = host.service
         written = vector_format(body, service)
         answers = await _infer(host, body, body.input, request, "input")
-        data = [
-            {"object": "embedding", "index": index, "embedding": written(vector)}
-            for index, vector in enumerate(answers.outputs)
-        ]
-        usage = {"prompt_tokens": answers.cost, "total_tokens": answers.cost}
-        if answers.truncated:
-            usage["truncated_inputs"] = len(answers.truncated)
-            _mark(data, answers)
-        return JsonReply(
-            {"object": "list", "data": data, "model": service.name, "usage": usage}, headers=_told(answers)
-        )
+        reply = openai_protocol.embeddings(map(written, answers.outputs), answers.cost, answers.truncated)
+        return JsonReply({**reply, "model": service.name}, headers=truncation_header(answers))
 
     return router
 
@@ -66,8 +58,10 @@ def classify_router(host: ServerState) -> APIRouter:
         """The likeliest label of each text, with its score."""
         answers = await _infer(host, body, body.input, request, "input")
         data = [{"index": index, **labels} for index, labels in enumerate(answers.outputs)]
-        _mark(data, answers)
-        return JsonReply({"object": "list", "data": data, "model": host.service.name}, headers=_told(answers))
+        mark_truncated(data, answers)
+        return JsonReply(
+            {"object": "list", "data": data, "model": host.service.name}, headers=truncation_header(answers)
+        )
 
     return router
 
@@ -87,11 +81,12 @@ async def _infer(
     return await service.infer(texts, size, host.call(request, body.timeout, param, may_cut=may_cut))
 
 
-def _mark(data: Sequence[dict[str, Any]], answers: Answers) -> None:
+def mark_truncated(data: Sequence[dict[str, Any]], answers: Answers) -> None:
+    """Mark the items whose texts were cut."""
     for place in answers.truncated:
         data[place]["truncated"] = True
 
 
-def _told(answers: Answers) -> dict[str, str] | None:
+def truncation_header(answers: Answers) -> dict[str, str] | None:
     """The header that says how many texts were cut."""
     return {"X-Truncated-Inputs": str(len(answers.truncated))} if answers.truncated else None

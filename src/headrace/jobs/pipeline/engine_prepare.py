@@ -10,7 +10,8 @@ from typing import Any
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import checked_results, own_copy
 from headrace.batching.policy.cost import checked_cost
-from headrace.engines.base import Engine, Prepared
+from headrace.engines.base import AnyEngine, Prepared
+from headrace.engines.profile import profile_of
 from headrace.errors import BadResultError, BrokenOffError, EngineDeadError, ProcessTimeoutError, StoppedEarly
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 
@@ -32,7 +33,7 @@ class InTime:
         self._timeout_s = timeout_s
         self._in_a_row = 0
 
-    def prepare(self, engine: Engine[Any, Any], inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+    def prepare(self, engine: AnyEngine, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
         """What the engine makes of each input, or that input's error.
 
         Raises:
@@ -40,13 +41,12 @@ class InTime:
         """
         if self._timeout_s is None:
             return prepare_all(engine, inputs)
-        rows = max(1, getattr(engine, "default_batch_size", _ROWS))
+        profile = profile_of(engine)
+        rows = profile.batch_size if profile.batching == "batches" else _ROWS
         pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
         return [answer for piece in pieces for answer in self._within(engine, piece, self._timeout_s)]
 
-    def _within(
-        self, engine: Engine[Any, Any], inputs: Sequence[Any], timeout_s: float
-    ) -> list[Prepared[Any] | Exception]:
+    def _within(self, engine: AnyEngine, inputs: Sequence[Any], timeout_s: float) -> list[Prepared[Any] | Exception]:
         future: Future[list[Prepared[Any] | Exception]] = Future()
         threading.Thread(target=_answer, args=(future, engine, inputs), name="headrace-prepare", daemon=True).start()
         try:
@@ -69,14 +69,14 @@ class InTime:
         return [ProcessTimeoutError(f"the engine's prepare had no result after {limit}")]
 
 
-def _answer(future: Future[list[Prepared[Any] | Exception]], engine: Engine[Any, Any], inputs: Sequence[Any]) -> None:
+def _answer(future: Future[list[Prepared[Any] | Exception]], engine: AnyEngine, inputs: Sequence[Any]) -> None:
     try:
         future.set_result(prepare_all(engine, inputs))
     except BaseException as error:  # noqa: BLE001 - it is raised again where the answer is waited for
         future.set_exception(error)
 
 
-def prepare_all(engine: Engine[Any, Any], inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+def prepare_all(engine: AnyEngine, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
     """What the engine makes of each input, or that input's error.
 
     If the call fails or returns something other than one entry per input, each input is prepared alone.
@@ -98,7 +98,7 @@ def prepare_all(engine: Engine[Any, Any], inputs: Sequence[Any]) -> list[Prepare
     return [prepare_all(engine, [value])[0] for value in inputs]
 
 
-def _prepared(engine: Engine[Any, Any], inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+def _prepared(engine: AnyEngine, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
     return [_checked(answer) for answer in checked_results(engine.prepare(inputs), len(inputs), "prepare")]
 
 

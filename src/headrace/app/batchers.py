@@ -1,0 +1,93 @@
+"""The one place that makes a batcher: from an engine's profile, and what a job or a server asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar, cast
+
+from headrace.batching.batcher import Batcher
+from headrace.batching.continuous import ContinuousBatcher
+from headrace.batching.dynamic import DynamicBatcher
+from headrace.batching.passthrough import PassthroughBatcher
+from headrace.batching.policy.cost import CostEstimatorFn
+from headrace.batching.step_model import StepModel
+from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
+from headrace.engines.profile import EngineProfile
+from headrace.events import Listener
+
+T = TypeVar("T")
+
+_RunBatch: TypeAlias = Callable[[list[T]], Sequence[Any]]
+_RunOne: TypeAlias = Callable[[T], Awaitable[Any]]
+Process: TypeAlias = _RunBatch[T] | _RunOne[T] | StepModel[T, Any]
+"""What runs records, in the order of "batches", "own" and "steps"."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherSettings:
+    """What the engine's profile does not say."""
+
+    listener: Listener
+    max_queue_size: int | None = None
+    """Records that may wait; None for as many as the engine's next batches are chosen from."""
+    batch_delay_s: float | None = None
+    """How long a record waits for others while the engine is free; None for the engine's own, or 50 ms."""
+    cost_estimator: CostEstimatorFn | None = None
+    """None where each record's cost is submitted with it."""
+    process_timeout_s: float | None = None
+    """Most seconds of a batch, a step or a request."""
+
+
+def engine_process(engine: AnyEngine) -> Process[Any]:
+    """What runs an engine's own prepared records."""
+    if batches_itself(engine):
+        return engine.infer
+    if works_in_steps(engine):
+        return engine
+    assert runs_batches(engine), "there is no fourth kind"
+    return engine.forward
+
+
+def make_batcher(profile: EngineProfile, process: Process[T], settings: BatcherSettings) -> Batcher[T, Any]:
+    """The batcher that suits an engine.
+
+    Args:
+        profile: of the engine, with the user's own budget and size.
+        process: runs the records; of the kind that `profile.batching` names.
+        settings: see `BatcherSettings`.
+    """
+    if profile.batching == "own":
+        return PassthroughBatcher(
+            cast("_RunOne[T]", process),
+            max_in_flight=profile.max_in_flight,
+            max_queue_size=settings.max_queue_size or 1_000,
+            cost_estimator=settings.cost_estimator,
+            process_timeout_s=settings.process_timeout_s,
+            listener=settings.listener,
+        )
+    if profile.batching == "steps":
+        return ContinuousBatcher(
+            cast("StepModel[T, Any]", process),
+            max_slots=profile.max_in_flight,
+            max_cost=profile.max_cost,
+            max_queue_size=settings.max_queue_size or max(2 * profile.max_in_flight, 64),
+            on_error="isolate",
+            process_timeout_s=settings.process_timeout_s,
+            listener=settings.listener,
+        )
+    delay_s = profile.batch_delay_s if settings.batch_delay_s is None else settings.batch_delay_s
+    return DynamicBatcher(
+        cast("_RunBatch[T]", process),
+        cost_estimator=settings.cost_estimator,
+        target_batch_cost=profile.batch_cost,
+        max_batch_size=profile.batch_size,
+        batch_timeout_s=0.05 if delay_s is None else delay_s,
+        max_queue_size=settings.max_queue_size or profile.window,
+        prefetch_batches=0,
+        padded=profile.pads,
+        length_bucketing=profile.window if profile.pads else False,  # without padding, like lengths are no gain
+        on_error="isolate",
+        process_timeout_s=settings.process_timeout_s,
+        listener=settings.listener,
+    )

@@ -1,0 +1,91 @@
+"""Flags in groups: a dataclass of flags, declared once, is a parameter of every command that takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Callable
+from copy import copy
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+from typer.models import ParameterInfo
+
+ENGINE_PANEL = "Engine"
+
+
+class FlagGroup:
+    """Base of a dataclass whose fields are flags: `name: Annotated[type, typer.Option(...)] = default`."""
+
+    panel: ClassVar[str]
+    """The heading of the group in `--help`."""
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command, with each parameter that is a `FlagGroup` as one parameter for each of its fields."""
+    hints = get_type_hints(command, include_extras=True)
+    plain: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type[Any], tuple[str, ...]]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        kind = hints[parameter.name]
+        if isinstance(kind, type) and issubclass(kind, FlagGroup):
+            flags = _flags(kind)
+            groups[parameter.name] = kind, tuple(flag.name for flag in flags)
+            plain += flags
+        else:
+            plain.append(parameter.replace(annotation=kind))
+    plain = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in plain]
+
+    @functools.wraps(command)
+    def expanded(**given: Any) -> None:
+        for name, (kind, fields) in groups.items():
+            given[name] = kind(**{field: given.pop(field) for field in fields})
+        command(**given)
+
+    expanded.__signature__ = inspect.Signature(plain)  # type: ignore[attr-defined]  # what typer reads
+    expanded.__annotations__ = {one.name: one.annotation for one in plain}
+    return expanded
+
+
+def _flags(group: type[FlagGroup]) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    flags: list[inspect.Parameter] = []
+    for field in dataclasses.fields(group):  # type: ignore[arg-type]  # each is a dataclass
+        required = field.default is dataclasses.MISSING
+        default = inspect.Parameter.empty if required else field.default
+        kind = _in_panel(hints[field.name], group.panel)
+        flags.append(inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    return flags
+
+
+def _in_panel(hint: Any, panel: str) -> Any:
+    assert get_origin(hint) is Annotated, "a flag is Annotated[type, typer.Option(...)]"
+    kind, *more = get_args(hint)
+    shown = [copy(one) for one in more]
+    for one in shown:
+        if isinstance(one, ParameterInfo):
+            one.rich_help_panel = panel
+    return Annotated[kind, *shown]
+
+
+class Command(TyperCommand):
+    """A command that refuses a flag of the engine given twice; of others the last one counts."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As ever.
+
+        Raises:
+            Exit: a flag of the engine is given twice.
+        """
+        left = super().parse_args(ctx, list(args))  # what else is wrong is reported first
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for parameter, times in Counter(order).items():
+            of_engine = getattr(parameter, "rich_help_panel", None) == ENGINE_PANEL
+            if times > 1 and of_engine and not getattr(parameter, "multiple", False):
+                print(f"headrace: {parameter.opts[0]} is given twice; give it once", file=sys.stderr)
+                raise typer.Exit(2)
+        return left

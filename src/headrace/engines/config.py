@@ -1,0 +1,100 @@
+"""What a user says about an engine, the same at every door: command line, Python, server, cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from headrace.engines import registry
+from headrace.errors import ConfigError
+
+# Options that only one engine has: who gives one of them means that engine.
+_IMPLIED = {"handler": "torchserve", "endpoints": "endpoint"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Which engine to load, with what, and how large its batches may be."""
+
+    task: str | None = None
+    """None for what the input asks for, else what the engine is for, else "embed"."""
+    model: str | None = None
+    """A folder or a known name; None for the task's default."""
+    engine: str | Callable[..., Any] | object | None = None
+    """The engine to use instead of the task's own: a name such as "onnx" or "vllm", or one of your own: `module:name`,
+    a function, or whatever else `headrace.engines.custom.load` takes."""
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the engine, such as `max_model_len`."""
+    batch_tokens: int | None = None
+    """Budget of a batch in the engine's unit of cost, padding included; None for the engine's default."""
+    batch_size: int | None = None
+    """Maximum records in a batch; None for the engine's default."""
+    engine_process: bool = False
+    """Run the engine in a process of its own, so that a crash costs only the record that caused it."""
+    engine_timeout_s: float | None = None
+    """Maximum seconds to prepare or run a batch, for a step or a request, and for a call of `prepare` or `finish` in a
+    process; None for no limit."""
+
+    def resolved(self, asked: str | None = None) -> EngineConfig:
+        """The same with its task and engine named, as far as the options, then the input (`asked`), imply them.
+
+        Raises:
+            ConfigError: an option that belongs to another engine than the one named.
+        """
+        config = self
+        for option, engine in _IMPLIED.items():
+            if option in self.engine_options and config.engine is None:
+                config = replace(config, engine=engine)
+        if config.task is not None:
+            return config
+        own = callable(config.engine) or config.engine == "torchserve"
+        return replace(config, task=asked or ("custom" if own else "embed"))
+
+    def check(self, settings: Iterable[str] = (), *, model: bool = True) -> None:
+        """See that the task, engine, options and model exist, without importing what the engine needs.
+
+        Args:
+            settings: names that the caller of this engine takes besides; one of them may be meant by an unknown option.
+            model: whether the model's folder is on this machine, to be looked at.
+
+        Raises:
+            ConfigError: one of them does not exist, or a number is out of range.
+        """
+        self._check_numbers()
+        task, own = self.task or "", (*_NAMES, *settings)
+        registry.check_options(task, self.engine, self.engine_options, own)
+        if model:
+            registry.check_model(task, self.model, self.engine)
+
+    def _check_numbers(self) -> None:
+        for name in ("batch_tokens", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and not value >= 1:
+                raise ConfigError(f"{name} is {value!r}; it must be >= 1")
+        timeout = self.engine_timeout_s
+        if timeout is not None and not 0 < timeout < float("inf"):
+            raise ConfigError(f"engine_timeout_s is {timeout!r}; it must be a finite number > 0")
+
+
+_NAMES = tuple(entry.name for entry in fields(EngineConfig))
+
+
+def merged_options(explicit: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Options given as a mapping and as keyword arguments, together.
+
+    Raises:
+        ConfigError: one is given both ways.
+    """
+    options = dict(explicit or {})
+    for name, value in keywords.items():
+        if name in options:
+            raise ConfigError(f"{name} is given twice; give it once")
+        options[name] = value
+    return options
+
+
+def model_name(model: str | Path | None) -> str | None:
+    """A model as `EngineConfig` keeps it."""
+    return str(model) if isinstance(model, Path) else model

@@ -1,0 +1,29 @@
+"""An engine from its configuration: in this process, or in one of its own."""
+
+from __future__ import annotations
+
+from headrace.engines import registry
+from headrace.engines.base import AnyEngine
+from headrace.engines.config import EngineConfig
+from headrace.engines.process import ProcessEngine
+from headrace.errors import EngineError, HeadraceError, StoppedEarly, text_of
+
+
+def load_engine(config: EngineConfig) -> AnyEngine:
+    """Load the model. Blocks.
+
+    Raises:
+        ConfigError: no such task, engine, model or option.
+        EngineError: the model cannot be loaded, or an engine's own code raised something when it was called for one.
+    """
+    task, name, options = config.task or "", config.engine, config.engine_options
+    if config.engine_process:
+        return ProcessEngine(task, config.model, engine=name, options=options, timeout_s=config.engine_timeout_s)
+    try:
+        engine: AnyEngine = registry.create(task, config.model, engine=name, **options)
+    except (HeadraceError, OSError, KeyboardInterrupt, StoppedEarly):
+        raise
+    except BaseException as error:
+        words = " ".join(text_of(error).split())
+        raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
+    return engine

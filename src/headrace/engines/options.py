@@ -1,0 +1,83 @@
+"""The options of all engines with their types, for an editor and a type checker. Each engine checks its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How answers are drawn, as `headrace.engines.requests.Sampling` has it."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    stop: str | Sequence[str]
+    seed: int | None
+    ignore_eos: bool
+
+
+class VllmOptions(TypedDict, total=False):
+    """vLLM's own engine arguments that are used most; any other goes into `engine_options`."""
+
+    compilation_config: Mapping[str, Any]
+    cpu_offload_gb: float
+    data_parallel_size: int
+    enable_chunked_prefill: bool
+    enable_lora: bool
+    enable_prefix_caching: bool
+    enforce_eager: bool
+    gpu_memory_utilization: float
+    hf_overrides: Mapping[str, Any]
+    kv_cache_dtype: str
+    limit_mm_per_prompt: Mapping[str, int]
+    load_format: str
+    max_num_batched_tokens: int
+    pipeline_parallel_size: int
+    quantization: str
+    speculative_config: Mapping[str, Any]
+    tensor_parallel_size: int
+    tokenizer: str
+    tokenizer_mode: str
+
+
+VLLM_OPTIONS = frozenset(VllmOptions.__annotations__)
+
+
+class LocalOptions(SamplingOptions, VllmOptions, total=False):
+    """Options of the engines that run a model themselves."""
+
+    chat: bool | None
+    config: str | Path | None
+    device: str
+    dtype: str
+    handler: str | Path
+    hypothesis_template: str
+    kv_cache_tokens: int | None
+    labels: str | Sequence[str]
+    max_model_len: int | None
+    max_num_seqs: int
+    max_pixels: int
+    multi_label: bool
+    on_too_long: Literal["truncate", "error"]
+    providers: Sequence[str]
+    system_prompt: str | None
+    top_labels: int | None
+    truncate_dim: int | None
+    trust_remote_code: bool
+
+
+class EngineOptions(LocalOptions, total=False):
+    """Options of all engines, also of those behind another server."""
+
+    api_key: str | None
+    attempts: int
+    concurrency: int
+    endpoints: Sequence[str]

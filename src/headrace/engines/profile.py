@@ -1,0 +1,218 @@
+"""What batchers, jobs, servers and workers must know of an engine before they use it: one frozen object."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, get_args
+
+from headrace.batching.options import number, one_of, whole
+from headrace.errors import ConfigError
+
+Batching: TypeAlias = Literal["batches", "steps", "own"]
+CostUnit: TypeAlias = Literal["tokens", "records"]
+
+_TYPICAL_TOKENS = 16
+"""Of a short text."""
+_OWN_COST = 65_536
+"""What an engine that batches by itself is taken to work on at one time."""
+_NEEDED: Mapping[Batching, tuple[str, ...]] = {
+    "batches": ("batch_cost", "batch_size"),
+    "steps": ("max_in_flight", "max_cost"),
+    "own": ("max_in_flight",),
+}
+_BATCHES_ONLY = ("pads", "batch_delay_s")
+_METHODS: Mapping[Batching, tuple[str, ...]] = {
+    "own": ("infer",),
+    "steps": ("span", "add", "step", "needs", "remove"),
+    "batches": ("forward",),
+}
+_ATTRIBUTES: Mapping[Batching, Mapping[str, str]] = {
+    "own": {"max_in_flight": "max_in_flight"},
+    "steps": {"max_in_flight": "max_slots", "max_cost": "max_cost"},
+    "batches": {"pads": "pads", "batch_cost": "default_batch_cost", "batch_size": "default_batch_size"},
+}
+"""What an engine without a profile calls the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """How to feed an engine.
+
+    An engine that runs batches must set `batch_cost` and `batch_size`; one that works in steps, `max_in_flight` and
+    `max_cost`; one that does its own batching, `max_in_flight`.
+
+    Raises:
+        ConfigError: a field is missing or out of range, or an engine that batches this way does not use it.
+    """
+
+    batching: Batching
+    """"batches": runs the batch it is given (`BatchEngine`). "steps": requests join and leave between its steps
+    (`StepEngine`). "own": takes single requests and batches them itself (`StreamEngine`)."""
+    cost_unit: CostUnit = "tokens"
+    """What `Prepared.cost` counts; "records" where it counts anything but tokens."""
+    pads: bool = False
+    """Whether a batch costs records × its longest record instead of the sum."""
+    batch_cost: float = 0
+    """Most a batch may cost, unless the user sets another budget."""
+    batch_size: int = 0
+    """Most records of a batch, unless the user sets another number."""
+    batch_delay_s: float | None = None
+    """How long a job's record waits for others while the engine is free; None for the job's own choice."""
+    max_in_flight: int = 0
+    """Requests it works on at the same time. One more would only wait inside it."""
+    max_cost: float = 0
+    """Most that the requests in its steps may hold together, in the unit of `span`."""
+    max_model_len: int | None = None
+    """Tokens of the longest input it takes; None if it does not say."""
+    dimension: int | None = None
+    """Components of its vectors; None if it makes none, or does not say."""
+    matryoshka: Sequence[int] = ()
+    """Smaller numbers of components that its vectors may be cut to."""
+    prepare_rows: int | None = None
+    """Records to prepare at a time, if one is much work or memory; None for as many as were read together."""
+    followable: bool = False
+    """Whether answers can be read while they grow (`FollowableEngine`)."""
+
+    def __post_init__(self) -> None:
+        one_of("batching", self.batching, get_args(Batching))
+        one_of("cost_unit", self.cost_unit, get_args(CostUnit))
+        one_of("pads", self.pads, (False, True))
+        one_of("followable", self.followable, (False, True))
+        needed = _NEEDED[self.batching]
+        for name in ("batch_size", "batch_cost", "max_in_flight", "max_cost", *_BATCHES_ONLY):
+            value = getattr(self, name)
+            if name in needed:
+                number(name, value, above=0) if name.endswith("_cost") else whole(name, value, 1)
+            elif value and not (name in _BATCHES_ONLY and self.batching == "batches"):
+                raise ConfigError(f"{name} is {value!r}: an engine with batching={self.batching!r} does not use it")
+        if self.batch_delay_s is not None:
+            number("batch_delay_s", self.batch_delay_s, minimum=0)
+        for name in ("max_model_len", "dimension", "prepare_rows"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), 1)
+
+    def tuned(self, batch_tokens: int | None, batch_size: int | None = None) -> EngineProfile:
+        """The profile with a user's own budget and size, where the engine's kind has these.
+
+        Raises:
+            ConfigError: one is out of range.
+        """
+        for name, value in (("batch_tokens", batch_tokens), ("batch_size", batch_size)):
+            if value is not None:
+                whole(name, value, 1)
+        if self.batching == "own":
+            return self
+        if self.batching == "steps":
+            return replace(self, max_cost=batch_tokens or self.max_cost)
+        # An engine that counts records has as many as its budget: a larger batch is a larger budget.
+        budget = batch_tokens or max(self.batch_cost, batch_size or 0)
+        return replace(self, batch_cost=budget, batch_size=self.batch_size if batch_size is None else batch_size)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a record's cost is its number of tokens."""
+        return self.cost_unit == "tokens"
+
+    @property
+    def width(self) -> int:
+        """Most records that it works on at the same time."""
+        return self.batch_size or self.max_in_flight
+
+    @property
+    def full_cost(self) -> float:
+        """Most cost that it works on at the same time."""
+        return self.batch_cost or self.max_cost or _OWN_COST
+
+    @property
+    def largest_record(self) -> float:
+        """Most that one record may cost, as far as the engine says."""
+        return self.max_model_len or self.max_cost or sys.maxsize
+
+    def estimate(self, cost: float) -> float | None:
+        """What a batcher is told of a prepared record's cost: nothing where the engine's `span` tells it."""
+        return None if self.batching == "steps" else cost
+
+    @property
+    def keeps_busy(self) -> int:
+        """How many typical records it works on at the same time."""
+        if self.batching != "batches":
+            return self.max_in_flight
+        return max(min(self.batch_size, int(self.batch_cost / (_TYPICAL_TOKENS if self.counts_tokens else 1))), 1)
+
+    @property
+    def window(self) -> int:
+        """How many waiting records length bucketing may reorder: about 16 batches of short texts.
+
+        More would pad a little less. But what finishes is scattered over the window, and only runs of neighbours can
+        be committed: the wider the window, the more of a slow engine's work is lost by a kill.
+        """
+        return max(16 * min(self.batch_size, int(self.batch_cost / _TYPICAL_TOKENS)), 256)
+
+
+def profile_of(engine: object) -> EngineProfile:
+    """An engine's profile: its own, or one made from the attributes of an engine that has none.
+
+    Raises:
+        ConfigError: it has neither, or an attribute is out of range.
+    """
+    own = getattr(engine, "profile", None)
+    if isinstance(own, EngineProfile):
+        return own
+    try:
+        return from_attributes(engine)
+    except ConfigError as error:
+        if own is None:
+            raise
+        raise ConfigError(
+            f"the profile of engine {type(engine).__name__} is {own!r:.80}: it must be an EngineProfile"
+        ) from error
+
+
+def from_attributes(engine: object) -> EngineProfile:
+    """The profile of an engine that says how it batches by single attributes, such as `default_batch_cost`.
+
+    Raises:
+        ConfigError: these are missing or out of range.
+    """
+    for batching, names in _ATTRIBUTES.items():
+        if all(callable(getattr(engine, name, None)) for name in _METHODS[batching]) and all(
+            hasattr(engine, name) for name in names.values()
+        ):
+            break
+    else:
+        raise ConfigError(
+            f"engine {type(engine).__name__} does not say how to feed it: give it a profile, see docs/engines.md"
+        )
+    unit: CostUnit = "tokens" if getattr(engine, "counts_tokens", True) else "records"
+    try:
+        return EngineProfile(
+            batching=batching,
+            cost_unit=unit,
+            batch_delay_s=getattr(engine, "default_batch_delay_s", None) if batching == "batches" else None,
+            max_model_len=getattr(engine, "max_model_len", None),
+            dimension=getattr(engine, "dimension", None),
+            matryoshka=getattr(engine, "matryoshka", ()),
+            prepare_rows=getattr(engine, "prepare_rows", None),
+            followable=callable(getattr(engine, "follow", None)),
+            **{field: getattr(engine, name) for field, name in names.items()},
+        )
+    except ConfigError as error:
+        field, _, words = str(error).partition(" ")
+        raise ConfigError(f"engine {type(engine).__name__}: {names.get(field, field)} {words}") from error
+
+
+def check_methods(engine: object, profile: EngineProfile) -> None:
+    """See that an engine has the methods that its profile promises.
+
+    Raises:
+        ConfigError: one is missing.
+    """
+    follow = ("follow",) if profile.followable else ()
+    for name in ("describe", "prepare", *_METHODS[profile.batching], *follow, "close"):
+        if not callable(getattr(engine, name, None)):
+            raise ConfigError(
+                f"engine {type(engine).__name__} has no method {name}, which an engine with "
+                f"batching={profile.batching!r} needs; see docs/engines.md"
+            )

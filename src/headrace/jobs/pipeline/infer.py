@@ -1,0 +1,153 @@
+"""The third stage: records to the engine, in runs of equal cost. A batcher decides when, and calls what is here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from headrace.batching.callables import PROMISES, unfinished
+from headrace.batching.pending import checked_results
+from headrace.engines.base import AnyBatchEngine, AnyStepEngine, AnyStreamEngine
+from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, StoppedError, text_of
+from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.pipeline.work import Work
+from headrace.jobs.state.in_flight import InFlight
+from headrace.retry import TRANSIENT
+
+MAX_RUN = 512
+"""Most records that go to the batcher together."""
+
+
+def longest_first(work: list[Work]) -> Iterator[list[Work]]:
+    """Runs of equal cost, the costliest first: what may run out of memory comes early, and the end has no long tail."""
+    if not work:
+        return
+    cost = work[0].cost
+    if any(item.cost != cost for item in work):
+        work = sorted(work, key=_cost, reverse=True)  # equal ones stay in input order
+    start = 0
+    while start < len(work):
+        cost, end = work[start].cost, start + 1
+        most = min(start + MAX_RUN, len(work))
+        while end < most and work[end].cost == cost:
+            end += 1
+        yield work[start:end]
+        start = end
+
+
+async def stream_longest_first(work: list[Work]) -> AsyncIterator[list[Work]]:
+    """The same, for a batcher that takes a stream."""
+    for run in longest_first(work):
+        yield run
+
+
+def _cost(work: Work) -> int:
+    return work.cost
+
+
+def infer(
+    work: list[Work],
+    engine: AnyBatchEngine,
+    stop: StopRequest,
+    max_attempts: int,
+    in_flight: InFlight | None = None,
+) -> list[Any]:
+    """One batch through the engine. What has not begun by the end of a stop's grace is handed back unprocessed.
+
+    Raises:
+        Exception: what the engine raised. The batcher runs the batch again in halves.
+    """
+    if stop.is_over:
+        return [StoppedError("the job was asked to stop")] * len(work)
+    try:
+        results = checked_results(_forward(work, engine, in_flight), len(work), "the engine")
+    except StoppedError as error:
+        raise sound(error) from error
+    except ProcessTimeoutError:
+        raise
+    except TRANSIENT as error:
+        # Most likely no record's fault: each is tried again later. At the last attempt one of them may be at fault.
+        if any(item.attempt >= max_attempts for item in work):
+            raise
+        return [error] * len(work)
+    return list(map(sound, results))
+
+
+def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | None) -> Any:
+    if in_flight is None:
+        return engine.forward([item.payload for item in work])
+    in_flight.enter([item.record.position for item in work])
+    try:
+        return engine.forward([item.payload for item in work])
+    finally:
+        in_flight.leave()
+
+
+async def infer_one(work: Work, engine: AnyStreamEngine, stop: StopRequest) -> Any:
+    """One record through an engine that batches by itself, unless the job is asked to stop before it has begun."""
+    if not stop.requested:
+        try:
+            return sound(await engine.infer(work.payload))
+        except StoppedError as error:
+            if not stop.requested:
+                raise sound(error) from error
+        except EngineDeadError:
+            if not stop.requested:  # else the signal that asked for it has reached the engine's own processes too
+                raise
+    return StoppedError("the job was asked to stop")
+
+
+class WorkSteps:
+    """A `StepModel` of work: the engine sees its payload. What has not begun when the job is asked to stop does not."""
+
+    def __init__(self, engine: AnyStepEngine, stop: StopRequest) -> None:
+        self._engine = engine
+        self._stop = stop
+        self._work: dict[int, Work] = {}
+
+    def span(self, record: Work) -> tuple[float, float]:
+        """See `StepEngine.span`."""
+        return self._engine.span(record.payload)
+
+    def add(self, key: int, record: Work) -> None:
+        """Let a record join the next step."""
+        if self._stop.requested:
+            raise StoppedError("the job was asked to stop")
+        try:
+            self._engine.add(key, record.payload)
+        except StoppedError as error:
+            raise sound(error) from error
+        self._work[key] = record
+
+    def step(self) -> Sequence[tuple[int, Any]]:
+        """See `StepEngine.step`."""
+        try:
+            finished = self._engine.step()
+        except StoppedError as error:
+            raise sound(error) from error
+        if not isinstance(finished, (list, tuple)) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 for pair in finished
+        ):
+            return finished  # whoever called says what is wrong with it
+        for key, _ in finished:
+            self._work.pop(key, None)
+        return [(key, sound(result)) for key, result in finished]
+
+    def needs(self, key: int) -> float:
+        """See `StepEngine.needs`."""
+        return self._engine.needs(key)
+
+    def remove(self, key: int) -> Work | None:
+        """Take a record out; what it goes on with later is work too."""
+        payload = self._engine.remove(key)
+        work = self._work.pop(key, None)
+        return None if work is None or payload is None else work._replace(payload=payload)
+
+
+def sound(result: Any) -> Any:
+    """An engine's result; its own StoppedError, which does not mean that this job was stopped, and a coroutine or a
+    generator, which nobody would run, as the record's error.
+    """
+    if isinstance(result, StoppedError):
+        return ProcessError(f"the engine raised StoppedError: {text_of(result)}")
+    return unfinished("the engine", result) or result if isinstance(result, PROMISES) else result

@@ -1,0 +1,208 @@
+"""The second stage: rows become what the engine takes, some chunks at a time and a bounded way ahead of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from headrace.engines.base import AnyEngine
+from headrace.engines.profile import profile_of
+from headrace.errors import RecordError, StoppedEarly
+from headrace.events import StageDone
+from headrace.io.base import Chunk
+from headrace.jobs.pipeline.columns import Columns
+from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
+from headrace.jobs.pipeline.dedupe import key_of
+from headrace.jobs.pipeline.engine_prepare import InTime
+from headrace.jobs.pipeline.job import Job, Tally
+from headrace.jobs.pipeline.memory_budget import Memory, value_bytes
+from headrace.jobs.pipeline.read import Reader
+from headrace.jobs.pipeline.retries import Retry
+from headrace.jobs.pipeline.settle import LOOK_S, Settling
+from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.pipeline.work import PreparedChunk, Work, unreadable
+from headrace.records import Failed, Record
+
+
+class Preparing:
+    """Takes chunks from the reader, and records from `settling` that are to be tried again.
+
+    At most `workers + 1` chunks are read or prepared at once, and none is read while `memory` has no room, so memory
+    does not grow with the input. `tally` is told how many records are on their way.
+    """
+
+    def __init__(self, job: Job, reader: Reader, settling: Settling, tally: Tally, memory: Memory) -> None:
+        self._job = job
+        self._reader = reader
+        self._settling = settling
+        self._tally = tally
+        self._memory = memory
+        self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe, InTime(job.engine_timeout_s))
+        self._width = ConcurrencyTuner(job.limits.workers, os.cpu_count() or 1)
+        self._workers = ThreadPoolExecutor(self._width.most, "headrace-prepare")
+        self._ahead: deque[asyncio.Task[PreparedChunk | None]] = deque()
+        self._reading = 0
+        self._ended = False
+        self.exhausted = False
+        """Whether every record has been given out and settled."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._ahead:
+            task.cancel()
+        await asyncio.gather(*self._ahead, return_exceptions=True)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def next_chunk(self) -> PreparedChunk | None:
+        """What is ready, in input order; None when every record is settled or the job is asked to stop.
+
+        Raises:
+            JobError: the input cannot be read on, or the engine is gone.
+        """
+        settling = self._settling
+        while not self._job.stop.requested:
+            if again := settling.to_try_again():
+                return await self._prepare(self._preparation.prepare_again, again)
+            if not self._ended and settling.has_room:
+                if (ready := await self._next_read(settling.next_try_in())) is not None:
+                    return ready
+            elif settling.unsettled:
+                await settling.wait()
+            else:
+                self.exhausted = True
+                return None
+        return None
+
+    async def _next_read(self, at_most_s: float | None) -> PreparedChunk | None:
+        """The next chunk, with those behind it that are ready too; None if the time is over or the input has ended."""
+        while len(self._ahead) <= self._width.now and self._memory.has_room(self._reading):
+            self._reading += 1
+            self._ahead.append(asyncio.create_task(self._read_and_prepare(), name="headrace-prepare"))
+        if not self._ahead:
+            await self._memory.wait_for_room(LOOK_S if at_most_s is None else min(at_most_s, LOOK_S))
+            return None
+        started = time.monotonic()
+        if not (await asyncio.wait({self._ahead[0]}, timeout=at_most_s))[0]:
+            return None
+        self._width.waited(time.monotonic() - started)
+        ready = PreparedChunk()
+        while self._ahead and self._ahead[0].done():
+            if ready and self._ahead[0].exception() is not None:
+                break  # what came before goes first
+            chunk = self._ahead.popleft().result()
+            await self._reader.check_ids(chunk)
+            if chunk is None:
+                self._ended = True
+                break
+            self._tally.expect(len(chunk), chunk.bytes)
+            ready.add(chunk)
+        return ready or None
+
+    async def _read_and_prepare(self) -> PreparedChunk | None:
+        """The next chunk. Tasks start in the order they were made, and there is one reader: chunks keep their order."""
+        try:
+            chunk = await self._reader.read()
+        finally:
+            self._reading -= 1
+        if chunk is None:
+            return None
+        prepared = await self._prepare(self._preparation.prepare, chunk)
+        prepared.bytes = chunk.bytes
+        return prepared
+
+    async def _prepare(self, call: Callable[[Any], Any], argument: Any) -> PreparedChunk:
+        prepared: PreparedChunk
+        prepared, event = await asyncio.get_running_loop().run_in_executor(self._workers, call, argument)
+        self._width.prepared(event.duration_s)
+        self._job.listener(event)
+        self._memory.hold_prepared(prepared.work)
+        return prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """How records are made ready: user code, columns, then the engine."""
+
+    columns: Columns
+    engine: AnyEngine
+    user: UserCode
+    dedupe: bool
+    in_time: InTime = field(default_factory=InTime)
+    """How long the engine may take for it."""
+
+    def prepare(self, chunk: Chunk) -> tuple[PreparedChunk, StageDone]:
+        """Make a chunk of the input ready. Runs on a worker thread."""
+        return self._prepare(chunk.records, chunk.failures, {})
+
+    def prepare_again(self, again: Sequence[Retry]) -> tuple[PreparedChunk, StageDone]:
+        """Make records ready that have failed before."""
+        return self._prepare([item.record for item in again], (), {a.record.position: a.attempt for a in again})
+
+    def _prepare(
+        self, rows: Sequence[Record], failures: Sequence[Failed], attempts: Mapping[int, int]
+    ) -> tuple[PreparedChunk, StageDone]:
+        started = time.monotonic()
+        done = PreparedChunk(refused=[unreadable(failed) for failed in failures])
+        selected, inputs = self._select(rows, attempts, done)
+        keys = [key_of(value) for value in inputs] if self.dedupe else itertools.repeat(None)
+        sees = self.user.finishes
+        in_tokens = profile_of(self.engine).counts_tokens
+        answers = self.in_time.prepare(self.engine, inputs) if inputs else []
+        for (row, mapped, kept), value, prepared, key in zip(selected, inputs, answers, keys, strict=False):
+            attempt = attempts.get(row.position, 1) if attempts else 1
+            if isinstance(prepared, Exception):
+                done.refuse(row, kept.id, prepared, attempt)
+                continue
+            cost, payload = prepared.cost, prepared.payload
+            size = 0 if payload is value else value_bytes(payload)
+            done.work.append(Work(kept, row.data, payload, cost, attempt, mapped.data if sees else None, key, size))
+            done.tokens += cost if in_tokens else 0
+            done.truncated += prepared.truncated
+        ended = time.monotonic()
+        event = StageDone("prepare", len(rows), ended - started, ended, tokens=done.tokens, truncated=done.truncated)
+        return done, event
+
+    def _select(
+        self, rows: Sequence[Record], attempts: Mapping[int, int], done: PreparedChunk
+    ) -> tuple[list[tuple[Record, Record, Record]], list[Any]]:
+        """Each record as it was read, as user code left it and as it is kept; and what the engine is to be given."""
+        selected: list[tuple[Record, Record, Record]] = []
+        inputs: list[Any] = []
+        identify, input_of = self.columns.identify, self.columns.input_of
+        for row, mapped in self.user.prepared(rows):
+            if isinstance(mapped, Exception):
+                done.refuse(row, self._id_of(row), mapped, attempts.get(row.position, 1))
+                continue
+            kept = row
+            try:
+                kept = identify(mapped)
+                value = input_of(mapped)
+            except StoppedEarly:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a row may be a mapping of the user's own, with any content
+                words = f"the row raised {type(error).__name__} when it was read"
+                own = error if isinstance(error, Exception) else RecordError(words)
+                done.refuse(row, kept.id, own, attempts.get(row.position, 1))
+            else:
+                selected.append((row, mapped, kept))
+                inputs.append(value)
+        return selected, inputs
+
+    def _id_of(self, row: Record) -> Any:
+        """The id of a row that user code could not prepare, where that is among its own columns."""
+        try:
+            return self.columns.identify(row).id
+        except BaseException:  # noqa: BLE001 - as above
+            return row.id

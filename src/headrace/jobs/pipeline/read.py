@@ -1,0 +1,99 @@
+"""The first stage: chunks of the input, read one after the other on a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from headrace.engines.profile import profile_of
+from headrace.errors import BrokenOffError
+from headrace.events import InputLeftOut, StageDone
+from headrace.io.base import Chunk
+from headrace.jobs.pipeline.job import Job
+from headrace.jobs.pipeline.memory_budget import Memory, rows_bytes
+from headrace.jobs.pipeline.work import PreparedChunk
+
+_ALL_ROWS = 1 << 20
+"""For an engine that says nothing: chunks are prepared as they are read."""
+
+
+class Reader:
+    """Reads what is still to do, in input order."""
+
+    def __init__(self, job: Job, next_todo: Callable[[int], int], memory: Memory) -> None:
+        self._listener = job.listener
+        self._ids = job.ids
+        self._memory = memory
+        source = job.ids or job.source
+        self._chunks = portions(source.chunks(next_todo), profile_of(job.engine).prepare_rows or _ALL_ROWS)
+        self._thread = ThreadPoolExecutor(1, "headrace-read")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self) -> Chunk | None:
+        """The next chunk; None at the end of the input. Calls are served in their order.
+
+        Raises:
+            JobError: the input cannot be read on.
+        """
+        loaded = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+        if loaded is None:
+            return None
+        chunk, size, event = loaded
+        self._listener(event)
+        for left_out in chunk.left_out:
+            self._listener(InputLeftOut(left_out, event.at))
+        self._memory.hold(*chunk.extent, size)
+        return chunk
+
+    async def check_ids(self, chunk: PreparedChunk | None) -> None:
+        """Check the ids that user code made for the next chunk, and leave out what is done; None at the end.
+
+        Raises:
+            JobError: an id comes twice.
+        """
+        if self._ids is None:
+            return None
+        loop = asyncio.get_running_loop()
+        if chunk is None:
+            return await loop.run_in_executor(self._thread, self._ids.finish)
+        before = chunk.work
+        self._memory.release(await loop.run_in_executor(self._thread, self._ids.check, chunk))
+        self._memory.release_prepared(before)
+        self._memory.hold_prepared(chunk.work)
+        return None
+
+    def _load(self) -> tuple[Chunk, int, StageDone] | None:
+        """A chunk and the bytes it holds in memory. Runs on the thread."""
+        started = time.monotonic()
+        try:
+            chunk = next(self._chunks, None)
+        except OSError as error:
+            raise BrokenOffError(
+                f"cannot read the input on: {error}; what is finished is kept, run again to continue"
+            ) from error
+        if chunk is None:
+            return None
+        size = rows_bytes(chunk.records, chunk.failures)
+        ended = time.monotonic()
+        records = len(chunk.records) + len(chunk.failures)
+        return chunk, size, StageDone("load", records, ended - started, ended, bytes=chunk.bytes)
+
+
+def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
+    """The same rows in chunks of at most so many records, where an engine prepares fewer at a time than are read."""
+    for chunk in chunks:
+        yield replace(chunk, records=chunk.records[:rows])
+        for start in range(rows, len(chunk.records), rows):
+            yield Chunk(chunk.records[start : start + rows], (), 0)

@@ -1,0 +1,87 @@
+"""Bodies as OpenAI's API spells them, written once for the server, its Batch API, batch files and the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+    507: "insufficient_storage_error",
+}
+
+
+def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    """The body of an error response."""
+    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_message(body: Any) -> str | None:
+    """The message of an error response; None where the body has another shape."""
+    error = body.get("error") if isinstance(body, dict) else None
+    return str(error["message"]) if isinstance(error, dict) and "message" in error else None
+
+
+def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> dict[str, Any]:
+    """What is wrong with a batch, or with a line of its input file."""
+    return {"code": code, "message": message, "line": line, "param": param}
+
+
+def embeddings(vectors: Iterable[Any], tokens: int, truncated: Sequence[int] = ()) -> dict[str, Any]:
+    """The body of an embedding response.
+
+    Args:
+        vectors: one per input, as they are to be written.
+        tokens: of all inputs together.
+        truncated: indices of the inputs that were cut; their entries and the usage say so.
+    """
+    data: list[dict[str, Any]] = [
+        {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
+    ]
+    for index in truncated:
+        data[index]["truncated"] = True
+    return {"object": "list", "data": data, "usage": input_usage(tokens, truncated)}
+
+
+def input_usage(tokens: int, truncated: Sequence[int] = ()) -> dict[str, int]:
+    """The usage of a request whose answer has no tokens; with truncated inputs it says how many."""
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {**usage, "truncated_inputs": len(truncated)} if truncated else usage
+
+
+def completion(answers: Sequence[Any]) -> dict[str, Any]:
+    """The body of a completion: one choice per answer."""
+    choices = [
+        choice(index, text=answer["text"], finish=answer["finish_reason"]) for index, answer in enumerate(answers)
+    ]
+    return {"object": "text_completion", "choices": choices, "usage": usage(answers)}
+
+
+def chat_completion(answer: Any) -> dict[str, Any]:
+    """The body of a chat completion."""
+    message = {"role": "assistant", "content": answer["text"]}
+    choices = [choice(0, message=message, finish=answer["finish_reason"])]
+    return {"object": "chat.completion", "choices": choices, "usage": usage([answer])}
+
+
+def choice(index: int, *, finish: str | None, **content: Any) -> dict[str, Any]:
+    """One choice of a response, or of a chunk of a streamed one; `content` is its text, message or delta."""
+    return {"index": index, **content, "finish_reason": finish, "logprobs": None}
+
+
+def usage(answers: Sequence[Any]) -> dict[str, int]:
+    """The tokens of all answers of a generator together."""
+    prompt = sum(answer["prompt_tokens"] for answer in answers)
+    generated = sum(answer["completion_tokens"] for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}

@@ -1,0 +1,124 @@
+"""One batch of the Batch API: what was asked, how far it is, and how both are written down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+
+class BatchStatus(StrEnum):
+    """Where a batch is, in OpenAI's words."""
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the batch has not ended."""
+        return self in OPEN
+
+
+OPEN = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING)
+ENDED = (BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
+_TIMED = tuple(status for status in BatchStatus if status is not BatchStatus.VALIDATING)
+"""Statuses whose beginning a batch tells; that of validating is its creation."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """Requests of a batch."""
+
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch as it is at one moment. Times are in seconds since 1970."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    metadata: Mapping[str, str] | None = None
+    owner: str | None = None
+    """The tenant; None where the server had no keys."""
+    status: BatchStatus = BatchStatus.VALIDATING
+    times: Mapping[BatchStatus, int] = field(default_factory=dict)
+    """When each status began."""
+    counts: RequestCounts = RequestCounts()
+    errors: Sequence[Mapping[str, Any]] = ()
+    """Why it failed: see `openai_protocol.batch_error`."""
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+
+    def turned(self, status: BatchStatus, at: int) -> Batch:
+        """The same batch in its next status."""
+        return replace(self, status=status, times={**self.times, status: at})
+
+    def as_json(self) -> dict[str, Any]:
+        """OpenAI's batch object, with the owner beside it: what the API answers, and what is kept on disk."""
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "errors": {"object": "list", "data": list(self.errors)} if self.errors else None,
+            "input_file_id": self.input_file_id,
+            "completion_window": self.completion_window,
+            "status": self.status,
+            "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            **{f"{status}_at": self.times.get(status) for status in _TIMED},
+            "request_counts": {
+                "total": self.counts.total,
+                "completed": self.counts.completed,
+                "failed": self.counts.failed,
+            },
+            "metadata": self.metadata,
+            "owner": self.owner,
+        }
+
+    def encode(self) -> bytes:
+        """The content of the batch's file."""
+        return json.dumps(self.as_json()).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Batch:
+        """What `encode` has written, in this version or an earlier one.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is damaged.
+        """
+        found = json.loads(content)
+        counts, errors = found["request_counts"], found["errors"] or {"data": ()}
+        times = {status: found.get(f"{status}_at") for status in _TIMED}
+        return cls(
+            id=found["id"],
+            endpoint=found["endpoint"],
+            input_file_id=found["input_file_id"],
+            completion_window=found["completion_window"],
+            created_at=int(found["created_at"]),
+            expires_at=int(found["expires_at"]),
+            metadata=found.get("metadata"),
+            owner=found.get("owner"),
+            status=BatchStatus(found["status"]),
+            times={status: at for status, at in times.items() if at is not None},
+            counts=RequestCounts(counts["total"], counts["completed"], counts["failed"]),
+            errors=tuple(errors["data"]),
+            output_file_id=found["output_file_id"],
+            error_file_id=found["error_file_id"],
+        )

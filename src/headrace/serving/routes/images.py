@@ -1,0 +1,67 @@
+"""Images in, one output for each: /classify and /v1/embeddings of a model of images."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+
+from headrace import openai_protocol
+from headrace.serving.errors import ApiError
+from headrace.serving.http.direct import DirectRoute
+from headrace.serving.protocol.images import ImageClassifyRequest, ImageEmbeddingRequest, Images, decoded, images_of
+from headrace.serving.protocol.requests import HEAVY_BYTES
+from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocol.schemas import ERRORS, Classifications, EmbeddingList
+from headrace.serving.protocol.vectors import vector_format
+from headrace.serving.service import Answers
+from headrace.serving.state import ServerState
+
+
+def classify_router(host: ServerState) -> APIRouter:
+    """Labels of images."""
+    router = APIRouter(tags=["images"], responses=ERRORS, route_class=DirectRoute)
+
+    @router.post("/classify", response_model=Classifications)
+    async def classify(body: ImageClassifyRequest, request: Request) -> Response:
+        """The likeliest label of each image, with its score."""
+        answers = await _infer(host, body, body.input, request)
+        data = [{"index": index, **labels} for index, labels in enumerate(answers.outputs)]
+        return JsonReply({"object": "list", "data": data, "model": host.service.name})
+
+    return router
+
+
+def embedding_router(host: ServerState) -> APIRouter:
+    """Vectors of images."""
+    router = APIRouter(tags=["images"], responses=ERRORS, route_class=DirectRoute)
+
+    @router.post("/v1/embeddings", response_model=EmbeddingList)
+    async def embeddings(body: ImageEmbeddingRequest, request: Request) -> Response:
+        """One vector per image."""
+        service = host.service
+        written = vector_format(body, service)
+        answers = await _infer(host, body, body.input, request)
+        reply = openai_protocol.embeddings(map(written, answers.outputs), 0)  # an image has no tokens
+        return JsonReply({**reply, "model": service.name})
+
+    return router
+
+
+async def _infer(
+    host: ServerState, body: ImageClassifyRequest | ImageEmbeddingRequest, given: Images, request: Request
+) -> Answers:
+    host.check_model(body.model)
+    images = images_of(given)
+    if not images:
+        raise ApiError(400, "input is empty: there is nothing to do", code="empty", param="input")
+    if len(images) > host.limits.max_prompts:
+        raise ApiError(
+            400,
+            f"input holds {len(images)} images, more than the {host.limits.max_prompts} of one request; send several",
+            code="too_many",
+            param="input",
+        )
+    heavy = sum(map(len, images)) > HEAVY_BYTES
+    files = await asyncio.to_thread(decoded, images) if heavy else decoded(images)
+    return await host.service.infer(files, len(files), host.call(request, body.timeout, "input"))

@@ -1,0 +1,77 @@
+"""Pairs of texts in, a score for each: /score and /rerank, as vLLM, Cohere and Jina have them."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from headrace import openai_protocol
+from headrace.serving.http.direct import DirectRoute
+from headrace.serving.protocol.pairs import Ranking, RerankRequest, ScoreList, ScoreRequest
+from headrace.serving.protocol.requests import TextsRequest
+from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.routes.text import mark_truncated, truncation_header
+from headrace.serving.service import Answers
+from headrace.serving.state import ServerState
+
+
+def router(host: ServerState) -> APIRouter:
+    """The routes of a cross-encoder."""
+    routes = APIRouter(tags=["pairs"], responses=ERRORS, route_class=DirectRoute)
+
+    @routes.post("/score", response_model=ScoreList, include_in_schema=False)
+    @routes.post("/v1/score", response_model=ScoreList)
+    async def score(body: ScoreRequest, request: Request) -> Response:
+        """A score for each pair of texts."""
+        answers = await _infer(host, body, body.pairs(), request, "text_2")
+        data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(answers.outputs)]
+        mark_truncated(data, answers)
+        head = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": int(datetime.now(UTC).timestamp())}
+        reply = {
+            **head,
+            "model": host.service.name,
+            "data": data,
+            "usage": openai_protocol.input_usage(answers.cost, answers.truncated),
+        }
+        return JsonReply(reply, headers=truncation_header(answers))
+
+    @routes.post("/rerank", response_model=Ranking, include_in_schema=False)
+    @routes.post("/v1/rerank", response_model=Ranking)
+    @routes.post("/v2/rerank", response_model=Ranking, include_in_schema=False)
+    async def rerank(body: RerankRequest, request: Request) -> Response:
+        """Documents by their relevance to a query, the best first."""
+        texts = body.texts()
+        answers = await _infer(host, body, [(body.query, text) for text in texts], request, "documents")
+        results: list[dict[str, Any]] = [
+            {"index": index, "relevance_score": score} for index, score in enumerate(answers.outputs)
+        ]
+        mark_truncated(results, answers)
+        if body.return_documents is not False:
+            for result, text in zip(results, texts, strict=True):
+                result["document"] = {"text": text}
+        results.sort(key=lambda result: -result["relevance_score"])
+        reply = {
+            "id": f"rerank-{uuid.uuid4().hex}",
+            "model": host.service.name,
+            "results": results[: body.top_n],
+            "usage": openai_protocol.input_usage(answers.cost, answers.truncated),
+        }
+        return JsonReply(reply, headers=truncation_header(answers))
+
+    return routes
+
+
+async def _infer(
+    host: ServerState, body: TextsRequest, pairs: list[tuple[str, str]], request: Request, param: str
+) -> Answers:
+    host.check_model(body.model)
+    # Both texts of a pair go through the model.
+    size = host.check_texts([second for _, second in pairs], param)
+    size += host.check_texts([first for first, _ in pairs], "query" if param == "documents" else "text_1")
+    service = host.service
+    call = host.call(request, body.timeout, param, may_cut=body.may_cut(service.longest))
+    return await service.infer(pairs, size, call)

@@ -1,0 +1,18 @@
+"""vLLM's own options, as they are known without importing it."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.engines import registry
+from headrace.errors import UnknownOptionError
+
+
+def test_the_typed_options_are_vllm_s() -> None:
+    assert set(registry._vllm_arguments() or ()) >= registry.VLLM_OPTIONS
+
+
+def test_a_misspelt_option_is_refused_and_a_right_one_is_not() -> None:
+    registry.check_options("generate", "vllm", {"max_num_seqs": 8, "temperature": 0.5, "chat": True})
+    with pytest.raises(UnknownOptionError, match=r"no option 'max_num_seqz'; .* more; did you mean max_num_seqs"):
+        registry.check_options("generate", "vllm", {"max_num_seqz": 8})

@@ -1,0 +1,175 @@
+"""One configuration of an engine at every door: what is refused, and in which words."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import headrace
+from headrace.cli.app import app
+from headrace.engines import registry
+from headrace.engines.config import EngineConfig, merged_options
+from headrace.engines.options import EngineOptions
+from headrace.errors import ConfigError, UnknownOptionError
+from headrace.jobs.settings import JobOptions, JobSettings, as_json, from_json
+
+
+def by_run(task: str, options: dict[str, Any]) -> None:
+    headrace.run(["a"], sink=print, task=task, progress=False, **options)
+
+
+def by_server(task: str, options: dict[str, Any]) -> None:
+    from headrace.app.server import build_app
+
+    build_app(task, **options)
+
+
+def by_ray_data(task: str, options: dict[str, Any]) -> None:
+    from headrace.cluster.ray_data import Stage
+
+    Stage(task, **options)
+
+
+DOORS = (by_run, by_server, by_ray_data)
+
+
+def flags(command: str, *more: str, folder: Path) -> tuple[int, str]:
+    source = folder / "in.jsonl"
+    source.write_text('{"text": "a"}\n')
+    files = ("-i", str(source), "-o", str(folder / "out.jsonl")) if command == "run" else ()
+    ended = CliRunner().invoke(app, [command, *files, *more], env={"COLUMNS": "300"})
+    return ended.exit_code, ended.output
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("embed", {"truncat_dim": 3}, "task 'embed' has no option 'truncat_dim'; known: .*did you mean truncate_dim"),
+        ("embed", {"batch_sizee": 3}, "task 'embed' has no option 'batch_sizee'; known: .*did you mean batch_size"),
+        (
+            "embed",
+            {"tensor_parallel_size": 2},
+            r"no option 'tensor_parallel_size'; .*is an option of engine 'vllm' \(task 'generate'\)",
+        ),
+        (
+            "generate",
+            {"engine": "static", "kv_cache_tokens": 5},
+            r"no option 'kv_cache_tokens'; .*is an option of engine 'torch' \(task 'generate'\)",
+        ),
+        ("embed", {"device": "cpu", "engine_options": {"device": "cuda"}}, "device is given twice; give it once"),
+        ("embed", {"batch_tokens": 0}, "batch_tokens is 0; it must be >= 1"),
+        ("embed", {"engine": "onyx"}, "task 'embed' has no engine 'onyx'; known: torch, onnx, endpoint"),
+        ("embedd", {}, "unknown task 'embedd': take 'embed'"),
+    ],
+)
+def test_every_door_refuses_it_in_the_same_words(
+    door: Callable[[str, dict[str, Any]], None], task: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        door(task, options)
+
+
+@pytest.mark.parametrize("command", [("run",), ("serve",), ("serve", "--on", "ray")])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--truncat-dim", "3"), "--truncat-dim: task 'embed' has no option 'truncat_dim'; known: "),
+        (("--truncat-dim", "3"), "did you mean --truncate-dim?"),
+        (("--batch_sizee", "3"), "did you mean --batch-size?"),
+        (("--tensor-parallel-size", "2"), "tensor_parallel_size is an option of engine 'vllm' (task 'generate')"),
+        (("--device", "cpu", "--device", "cuda"), "--device is given twice; give it once"),
+        (("--task", "generate", "--seed", "1", "--seed", "2"), "--seed is given twice; give it once"),
+        (("stray",), "unexpected argument 'stray': flags begin with --"),
+        (("--labels", "a,b"), "--labels: task 'embed' has no option 'labels'"),
+        (("--endpoint", "http://a", "--engine", "onnx"), "endpoints is an option of engine 'endpoint' (task 'embed')"),
+    ],
+)
+def test_every_command_refuses_it_in_the_same_words(
+    command: tuple[str, ...], arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    status, output = flags(*command, *arguments, folder=tmp_path)
+    assert status == 2
+    assert message in " ".join(output.replace("│", " ").split()), output
+
+
+def test_nothing_heavy_is_imported_for_a_refusal(tmp_path: Path) -> None:
+    import subprocess
+
+    code = (
+        "import sys, headrace.cli.app as cli\n"
+        "sys.argv = ['headrace', 'serve', '--truncat-dim', '3']\n"
+        "try: cli.app()\n"
+        "except SystemExit as end: print(end.code)\n"
+        "print(sorted({'torch', 'transformers', 'ray', 'fastapi', 'vllm'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert ended.stdout.split("\n")[:2] == ["2", "[]"]
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "retry"])
+def test_the_flags_of_an_engine_are_one_group_of_the_help(command: str) -> None:
+    help_text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
+    group = help_text.split("─ Engine ─")[1].split("╰─")[0]
+    for flag in ("task", "model", "engine", "handler", "endpoint", "batch-tokens", "batch-size", "max-model-len"):
+        assert f"--{flag} " in group
+    for flag in ("on-too-long", "device", "dtype", "truncate-dim", "labels", "engine-process", "engine-timeout"):
+        assert f"--{flag} " in group
+
+
+def test_an_option_names_its_engine_and_an_engine_its_task() -> None:
+    assert EngineConfig().resolved().task == "embed"
+    assert EngineConfig().resolved("generate").task == "generate"
+    assert EngineConfig(engine=len).resolved().task == "custom"
+    handler = EngineConfig(engine_options={"handler": "h.py"}).resolved()
+    assert (handler.engine, handler.task) == ("torchserve", "custom")
+    assert EngineConfig("embed", engine_options={"endpoints": ["http://a"]}).resolved().engine == "endpoint"
+
+
+def test_every_option_of_every_engine_has_a_type() -> None:
+    found: set[str] = set()
+    for engines in registry._ENGINES.values():
+        for entry in engines.values():
+            if entry.extra != "vllm":
+                found.update(registry._known_options(entry) or ())
+    assert found <= set(EngineOptions.__annotations__)
+    assert set(EngineOptions.__annotations__) - found <= set(registry.VLLM_OPTIONS)
+
+
+def test_a_job_s_settings_are_kept_in_one_level_and_come_back(tmp_path: Path) -> None:
+    config = EngineConfig("embed", None, "onnx", {"max_model_len": 8}, batch_size=4, engine_timeout_s=2.0)
+    (tmp_path / "in.jsonl").touch()
+    settings = JobSettings(tmp_path / "in.jsonl", "out.jsonl", config, keep_columns=("id",))
+    kept = as_json(settings)
+    assert kept is not None
+    assert "config" not in kept
+    assert {field.name for field in fields(EngineConfig)} <= kept.keys()
+    assert from_json(kept, "out.jsonl", settings.limits, ignore_changes=False).config == config
+    kept.pop("engine_timeout_s")  # a job of before there was one
+    assert from_json(kept, "out.jsonl", settings.limits, ignore_changes=False).config.engine_timeout_s is None
+
+
+def test_the_error_arrives_from_another_process_as_it_was() -> None:
+    error = UnknownOptionError("task 'a' has no option 'b'", "batch", ("batches",), ("batch_size",))
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error) == "task 'a' has no option 'b'; did you mean batches?"
+
+
+def test_options_in_both_ways_are_together_unless_one_is_there_twice() -> None:
+    assert merged_options({"a": 1}, {"b": 2}) == {"a": 1, "b": 2}
+    with pytest.raises(ConfigError, match="a is given twice"):
+        merged_options({"a": 1}, {"a": 1})
+
+
+def test_the_options_of_a_job_are_its_settings() -> None:
+    from typing import get_type_hints
+
+    kept, given = get_type_hints(JobSettings), get_type_hints(JobOptions)
+    assert {name: kept[name] for name in given} == given

@@ -1,0 +1,100 @@
+"""The life of a request: what it reserves is released, and what it has submitted is answered or given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+from tests.unit.virtual_time import VirtualTime
+
+from headrace.errors import QueueFullError
+from headrace.serving.errors import ApiError, ClientGoneError
+from headrace.serving.limits import ServeLimits
+from headrace.serving.service import Call, InFlight, Service
+from headrace.testing import FakeEngine
+
+
+class Room:
+    """A batcher that takes so many records, and answers none by itself."""
+
+    def __init__(self, room: int) -> None:
+        self.futures: list[asyncio.Future[Any]] = []
+        self._room = room
+
+    def submit_nowait(self, record: Any, **options: Any) -> asyncio.Future[Any]:
+        if len(self.futures) == self._room:
+            raise QueueFullError("no room")
+        self.futures.append(asyncio.get_running_loop().create_future())
+        return self.futures[-1]
+
+
+async def receive() -> MutableMapping[str, Any]:
+    await asyncio.Event().wait()
+    raise AssertionError("it never ends")
+
+
+def service(batcher: Room) -> Service:
+    return Service("fake", "embed", FakeEngine(max_model_len=2), batcher, ServeLimits(), lambda: None)  # type: ignore[arg-type]
+
+
+def call(*, may_cut: bool = True) -> Call:
+    return Call(receive, timeout_s=10, caller="a test", may_cut=may_cut)
+
+
+def test_whole_answers_are_counted_and_their_room_is_released(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        batcher = Room(2)
+        served = service(batcher)
+        waiting = asyncio.ensure_future(served.infer(["a", "b c d"], 2, call()))
+        await asyncio.sleep(0.1)
+        assert served.gate.requests == 2
+        for number, future in enumerate(batcher.futures):
+            future.set_result(number)
+        answers = await waiting
+        assert (answers.outputs, answers.cost, answers.truncated) == ([0, 1], 3, [1])
+        assert (served.gate.requests, served.tokens.prompt) == (0, 3)
+
+    virtual(main())
+
+
+def test_records_before_one_that_is_refused_are_given_up_with_it(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        batcher = Room(2)
+        served = service(batcher)
+        with pytest.raises(ApiError, match="as much work waiting") as caught:
+            await served.infer(["a", "b", "c"], 3, call())
+        assert caught.value.status_code == 429
+        assert [future.cancelled() for future in batcher.futures] == [True, True]
+        assert served.gate.requests == 0
+
+    virtual(main())
+
+
+def test_a_text_that_may_not_be_cut_is_refused_before_any_is_submitted(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        batcher = Room(2)
+        with pytest.raises(ApiError, match="text 1 of input is longer than the model takes"):
+            await service(batcher).infer(["a", "b c d"], 2, call(may_cut=False))
+        assert batcher.futures == []
+
+    virtual(main())
+
+
+def test_a_client_that_has_gone_is_counted_and_its_records_are_given_up(virtual: VirtualTime) -> None:
+    async def main() -> None:
+        batcher = Room(2)
+        served = service(batcher)
+
+        async def leave() -> None:
+            with InFlight(served, ["a", "b"], 2, call()) as request:
+                await request.submit()
+                raise ClientGoneError("the client closed the connection")
+
+        with pytest.raises(ClientGoneError):
+            await leave()
+        assert all(future.cancelled() for future in batcher.futures)
+        assert (served.cancelled, served.gate.requests, served.tokens.prompt) == (2, 0, 0)
+
+    virtual(main())
