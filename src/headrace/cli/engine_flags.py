@@ -54,7 +54,10 @@ class EngineFlags(FlagGroup):
         ),
     ] = None
     batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Maximum tokens in a batch, padding included. Default: the engine's.")
+        int | None,
+        typer.Option(
+            min=1, help="Maximum tokens in a batch, padding included. Default: found by measuring, or the engine's own."
+        ),
     ] = None
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Maximum records in a batch. Default: the engine's.")
@@ -71,7 +74,9 @@ class EngineFlags(FlagGroup):
     ] = None
     dtype: Annotated[
         str | None,
-        typer.Option(help="auto, float32, float16 or bfloat16. Default: auto, float32 on CPUs, else the weights' own."),
+        typer.Option(
+            help="auto, float32, float16 or bfloat16. Default: auto, the fastest that passes a check of its outputs."
+        ),
     ] = None
     truncate_dim: Annotated[
         int | None, typer.Option(min=1, help="For embed: keep the first components of a Matryoshka model's vectors.")
