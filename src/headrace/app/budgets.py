@@ -12,7 +12,7 @@ from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.budget import BudgetTuner
 from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.memory import TARGET_SHARE, MemoryLimit, Peak, PeakMeter, fit, memory_limit
-from headrace.engines.base import AnyEngine, TunableEngine
+from headrace.engines.base import AnyEngine, TunableEngine, can_be_tuned
 from headrace.engines.config import EngineConfig
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone, Listener, MemoryUsed
@@ -44,7 +44,7 @@ def follow(
     """What to let hear the job's events; None where the user set the budget, or the engine batches otherwise."""
     if not isinstance(batcher, DynamicBatcher) or not _is_followed(config, engine):
         return None
-    assert isinstance(engine, TunableEngine), "that is one of the conditions"
+    assert can_be_tuned(engine), "that is one of the conditions"
     cache = cache or TuningCache()
     own = batcher.target_batch_cost
     least, most = own / _RANGE[0], own * _RANGE[1]
@@ -64,7 +64,7 @@ def starting_budget(
     own = profile.batch_cost
     if not _is_followed(config, engine):
         return own
-    assert isinstance(engine, TunableEngine), "that is one of the conditions"
+    assert can_be_tuned(engine), "that is one of the conditions"
     kept = budget_in((cache or TuningCache()).read(find_key(engine, config.task or "")))
     return min(max(kept or own, own / _RANGE[0]), own * _RANGE[1])
 
@@ -73,7 +73,7 @@ def _is_followed(config: EngineConfig, engine: AnyEngine) -> bool:
     """Whether the budget is to be found: one of tokens, of a model of Headrace's own, that the user did not set."""
     if config.batch_tokens is not None or config.batch_size is not None:
         return False
-    if not isinstance(engine, TunableEngine) or engine.describe().get("model_digest") is None:
+    if not can_be_tuned(engine) or engine.describe().get("model_digest") is None:
         return False
     profile = profile_of(engine)
     return profile.counts_tokens and profile.pads

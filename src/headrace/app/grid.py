@@ -20,7 +20,7 @@ from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.memory import PeakMeter
 from headrace.device.precision import candidates, compare
 from headrace.engines import registry
-from headrace.engines.base import AnyBatchEngine, TunableEngine
+from headrace.engines.base import AnyBatchEngine, can_be_tuned
 from headrace.engines.loading import load_engine
 from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError, EngineOutOfMemoryError
@@ -133,7 +133,7 @@ class _Measuring:
         """Load the model so; returns the types that its device computes faster."""
         config = replace(self._plan.settings.config, engine=name)
         engine = load_engine(config if name == "onnx" else in_dtype(config, dtype))
-        if not isinstance(engine, TunableEngine):
+        if not can_be_tuned(engine):
             engine.close()
             raise ConfigError(f"task {config.task!r} has no batches to tune: its engine batches by itself")
         self._engines.append(engine)

@@ -13,7 +13,7 @@ from typing import Any
 from headrace.app.plan import Plan
 from headrace.device.precision import LEAST_GAIN, candidates, compare
 from headrace.engines import registry
-from headrace.engines.base import AnyBatchEngine, AnyEngine, TunableEngine, runs_batches
+from headrace.engines.base import AnyBatchEngine, AnyEngine, TunableEngine, can_be_tuned, runs_batches
 from headrace.engines.config import EngineConfig
 from headrace.engines.loading import load_engine
 from headrace.engines.profile import EngineProfile
@@ -86,7 +86,7 @@ def load(plan: Plan) -> AnyEngine:
 
 
 def _check_native(plan: Plan, dtype: str, engine: AnyEngine) -> None:
-    speed = engine.dtype_speeds().get(dtype, 1.0) if isinstance(engine, TunableEngine) else 1.0
+    speed = engine.dtype_speeds().get(dtype, 1.0) if can_be_tuned(engine) else 1.0
     if speed >= _EMULATED:
         return
     engine.close()
@@ -99,7 +99,7 @@ def _check_native(plan: Plan, dtype: str, engine: AnyEngine) -> None:
 
 def wants_sample(plan: Plan, engine: AnyEngine) -> bool:
     """Whether `tune` has anything to try on a sample."""
-    return isinstance(engine, TunableEngine) and not _settled(plan, engine)
+    return can_be_tuned(engine) and not _settled(plan, engine)
 
 
 def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EngineProfile) -> Tuned:
@@ -111,7 +111,7 @@ def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EnginePr
         survey: of the job's records; None where they were not looked at.
         profile: what a batch may be.
     """
-    if not isinstance(engine, TunableEngine):
+    if not can_be_tuned(engine):
         return Tuned(engine, None)
     started = time.monotonic()
     dtype = str(engine.describe().get("dtype", ""))

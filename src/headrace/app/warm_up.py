@@ -13,7 +13,7 @@ from headrace.app.tuning import batches_of, in_dtype, is_auto, none_faster, try_
 from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache
-from headrace.engines.base import AnyBatchEngine, AnyEngine, Prepared, TunableEngine, runs_batches
+from headrace.engines.base import AnyBatchEngine, AnyEngine, Prepared, TunableEngine, can_be_tuned, runs_batches
 from headrace.engines.config import EngineConfig
 from headrace.engines.loading import load_engine
 from headrace.engines.profile import profile_of
@@ -62,7 +62,7 @@ def warm_up(config: EngineConfig, latency_target_s: float | None, cache: TuningC
     """
     engine = load_engine(config)
     profile = profile_of(engine)
-    if not isinstance(engine, TunableEngine) or not (profile.pads and profile.counts_tokens):
+    if not can_be_tuned(engine) or not (profile.pads and profile.counts_tokens):
         return WarmedUp(engine, None, "")
     cache = cache or TuningCache()
     fixed = {"dtype": not is_auto(config), "batch_tokens": config.batch_tokens, "batch_size": config.batch_size}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias, TypeGuard, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from headrace.engines.profile import EngineProfile, profile_of
 
@@ -65,7 +65,6 @@ class BatchEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, Paylo
         ...
 
 
-@runtime_checkable
 class TunableEngine(BatchEngine[Any, Any, Any], Protocol):
     """An engine that can be loaded in other numbers (its option `dtype`), and then gives nearly the same outputs.
 
@@ -162,6 +161,11 @@ def batches_itself(engine: Engine[Any, Any]) -> TypeGuard[StreamEngine[Any, Any,
 def can_be_followed(engine: Engine[Any, Any]) -> TypeGuard[FollowableEngine[Any]]:
     """Whether its profile says that it is a `FollowableEngine`."""
     return profile_of(engine).followable
+
+
+def can_be_tuned(engine: Engine[Any, Any]) -> TypeGuard[TunableEngine]:
+    """Whether its profile says that it is a `TunableEngine`."""
+    return profile_of(engine).tunable
 
 
 # Engines of any input, payload and output: the parts of a job and a server hand records on without looking at them.

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.batching.pending import checked_results
 from headrace.engines import registry
-from headrace.engines.base import AnyBatchEngine, Prepared, TunableEngine
+from headrace.engines.base import AnyBatchEngine, Prepared, TunableEngine, can_be_tuned
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError, WorkerDiedError, text_of
 from headrace.processes.child import ChildProcess
@@ -148,7 +148,7 @@ class _Host:
             engine.close()
             raise _no_batches(name or type(engine).__name__)
         self._engine: AnyBatchEngine = engine
-        tunable: TunableEngine | None = engine if isinstance(engine, TunableEngine) else None
+        tunable: TunableEngine | None = engine if can_be_tuned(engine) else None
         self.facts = _Facts(
             replace(profile, followable=False),
             dict(engine.describe()),

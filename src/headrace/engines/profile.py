@@ -74,12 +74,15 @@ class EngineProfile:
     """Records to prepare at a time, if one is much work or memory; None for as many as were read together."""
     followable: bool = False
     """Whether answers can be read while they grow (`FollowableEngine`)."""
+    tunable: bool = False
+    """Whether it can be loaded in another `dtype` (`TunableEngine`)."""
 
     def __post_init__(self) -> None:
         one_of("batching", self.batching, get_args(Batching))
         one_of("cost_unit", self.cost_unit, get_args(CostUnit))
         one_of("pads", self.pads, (False, True))
         one_of("followable", self.followable, (False, True))
+        one_of("tunable", self.tunable, (False, True))
         needed = _NEEDED[self.batching]
         for name in ("batch_size", "batch_cost", "max_in_flight", "max_cost", *_BATCHES_ONLY):
             value = getattr(self, name)
@@ -196,6 +199,7 @@ def from_attributes(engine: object) -> EngineProfile:
             matryoshka=getattr(engine, "matryoshka", ()),
             prepare_rows=getattr(engine, "prepare_rows", None),
             followable=callable(getattr(engine, "follow", None)),
+            tunable=callable(getattr(engine, "dtype_speeds", None)),
             **{field: getattr(engine, name) for field, name in names.items()},
         )
     except ConfigError as error:

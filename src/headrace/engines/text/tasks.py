@@ -266,6 +266,7 @@ def _within(rows: Sequence[Tokens], budget: int) -> Iterator[list[Tokens]]:
 
 def _profile(network: Network, tokens: TextTokens, budget: int) -> EngineProfile:
     return EngineProfile(
+        tunable=True,
         batching="batches",
         pads=True,
         batch_cost=budget,

@@ -31,6 +31,7 @@ class ImageEngine:
         self._facts = facts
         size = BATCH_IMAGES[network.kind]
         self.profile = EngineProfile(
+            tunable=True,
             batching="batches",
             cost_unit="records",
             batch_cost=size,
