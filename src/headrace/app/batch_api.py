@@ -24,7 +24,7 @@ from headrace.serving.batches.files import FileStore
 from headrace.serving.batches.lines import Lines
 from headrace.serving.batches.runs import BatchEnd, BatchServices
 from headrace.serving.batches.store import AT_ONCE, Batches
-from headrace.serving.batches.validation import LineRules, ValidatedFile, look_through
+from headrace.serving.batches.validation import LineRules, ValidatedFile, validate
 from headrace.serving.metrics import BulkState
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
@@ -98,14 +98,14 @@ class BatchApi:
     async def running(self, service: Service) -> AsyncIterator[None]:
         """Continue unfinished batches, and take new ones while the body runs."""
         backfill = Backfill(
-            service.engine, service.batcher, self._target_s, lambda: service.gate.requests, service.tokens
+            service.engine, service.batcher, self._target_s, lambda: service.admission.requests, service.tokens
         )
         self._listeners.append(backfill.listen)
         loop = asyncio.get_running_loop()
         limits = self._host.limits
 
         def look(path: Path, url: str, stopped: Callable[[], bool]) -> ValidatedFile:
-            return look_through(path, LineRules(url, service.name, limits.max_body_bytes), stopped)
+            return validate(path, LineRules(url, service.name, limits.max_body_bytes), stopped)
 
         def make_run(source: Path, folder: Path, url: str, owner: str | None) -> _Run:
             # What a key has in batches is one share of them, however many these are.
