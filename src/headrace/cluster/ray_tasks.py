@@ -1,4 +1,4 @@
-"""A function as tasks of a Ray cluster, for `map_concurrent`."""
+"""Runs a function as Ray tasks, for `map_concurrent`."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ ResultT = TypeVar("ResultT")
 
 
 _CANCEL_WAITS_S = (2, 4, 8, 16)
-"""How long a task may take to end before it is interrupted once more. Each wait leaves time for its own cleanup."""
+"""Seconds between repeated interrupts of a task. Each wait leaves time for cleanup."""
 
 
-def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT], Coroutine[Any, Any, ResultT]]:
-    """`fn` as an `async def` that runs each call as a task of the Ray cluster this process is connected to.
+def ray_task(fn: Callable[[ItemT], ResultT], **options: object) -> Callable[[ItemT], Coroutine[Any, Any, ResultT]]:
+    """Wrap `fn` in an `async def` that runs each call as a task on the connected Ray cluster.
 
         async for page in headrace.map_concurrent(ray_task(parse, num_cpus=1), files, concurrency=200, retries=3): ...
 
-    A call that is cancelled, or takes longer than its `timeout_s`, is cancelled on the cluster too.
+    Cancelling a call, or exceeding its `timeout_s`, cancels the task on the cluster.
 
     Args:
-        fn: a plain function, with all that it needs to be had on the cluster's machines.
-        options: of `ray.remote`, such as `num_cpus`. Ray's own retries are off: `map_concurrent` has some.
+        fn: a plain function whose dependencies are installed on the cluster.
+        options: options of `ray.remote`, such as `num_cpus`. Ray's retries are off; use those of `map_concurrent`.
 
     Raises:
-        ConfigError: it is asynchronous, or cannot be sent to another process.
+        ConfigError: `fn` is asynchronous or cannot be pickled.
     """
     plain_function("fn", fn)
     try:
@@ -55,7 +55,7 @@ def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT]
             _cancel(task)
             raise
         except RayTaskError as error:
-            raise error.cause from error  # the function's own
+            raise error.cause from error  # the exception of the function
         except RayError as error:
             raise WorkerDiedError(f"the call was lost: {error}") from error
         return result
@@ -63,17 +63,17 @@ def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT]
     return call
 
 
-def _cancel(task: ray.ObjectRef[Any]) -> None:
-    """Interrupt a task, and again while it goes on: Python drops an interrupt that arrives in a destructor, say."""
+def _cancel(task: ray.ObjectRef[object]) -> None:
+    """Interrupt a task repeatedly until it ends. Python drops an interrupt that arrives in a destructor."""
     ray.cancel(task)
 
-    def see_to_it() -> None:
+    def interrupt() -> None:
         for wait_s in _CANCEL_WAITS_S:
             try:
                 if ray.wait([task], timeout=wait_s, fetch_local=False)[0]:
                     return
                 ray.cancel(task)
-            except Exception:  # noqa: BLE001 - Ray is shutting down, which raises whatever is gone first; so ends the task
+            except Exception:  # noqa: BLE001 - Ray is shutting down, which can raise anything and ends the task
                 return
 
-    threading.Thread(target=see_to_it, name="headrace-cancel", daemon=True).start()
+    threading.Thread(target=interrupt, name="headrace-cancel", daemon=True).start()

@@ -156,7 +156,7 @@ def test_a_job_whose_server_ends_says_so_and_goes_on_elsewhere(hosts: Hosts, row
     status, said = job.end()
     assert status == 75, said
     assert said.rstrip().splitlines()[-1] == (
-        "headrace: the connection to the Ray cluster is lost; what is finished is kept, run again to continue"
+        "headrace: the connection to the Ray cluster is lost; finished records are kept, run again to continue"
     )
     assert go_on_here(tmp_path) == JobEnd("finished", RECORDS, 0)
     assert job.ids() == [f"r{n}" for n in range(RECORDS)]

@@ -100,7 +100,7 @@ def test_an_update_under_load_fails_no_request(free_tcp_port: int) -> None:
         EngineConfig(task="embed", engine="tests.integration.cluster.engines:broken", model="/nowhere")
     )
     with under_load(address) as seen:
-        with pytest.raises(EngineError, match=r"the server is what it was.*no weights in /nowhere"):
+        with pytest.raises(EngineError, match=r"was rolled back.*no weights in /nowhere"):
             deploy(broken, Replicas(1, 1), place, "127.0.0.1", free_tcp_port)
         time.sleep(1)
     assert set(seen) == {"200 second"}
@@ -126,7 +126,7 @@ def test_another_command_takes_the_server_over(cluster: str, free_tcp_port: int)
     with under_load(f"http://127.0.0.1:{free_tcp_port}") as seen:
         second = command("second")
         wait_until_it_serves(second)
-        assert "another command has taken the server over" in first.communicate()[1]
+        assert "another command has replaced this deployment" in first.communicate()[1]
         assert first.returncode == 0
         time.sleep(1)
     assert set(seen) == {"200 first", "200 second"}
@@ -268,5 +268,5 @@ def test_the_command_serves_until_it_is_told_to_stop(cluster: str, free_tcp_port
     assert server.poll() is None, said
     assert "0 to 2 replicas" in said[-1]
     server.send_signal(signal.SIGTERM)
-    assert "stopping: finishing what is accepted" in server.communicate()[1]
+    assert "stopping: finishing accepted requests" in server.communicate()[1]
     assert server.returncode == 0
