@@ -103,9 +103,9 @@ def test_a_killed_worker_costs_nothing_there_either(hosts: Hosts, rows: Rows, tm
 @pytest.mark.parametrize(
     ("address", "token", "message"),
     [
-        ("ray://10.213.7.1:10001", "0" * 32, "for Ray's client server"),
+        ("ray://10.213.7.1:10001", "0" * 32, "the address of Ray's client server"),
         ("ray:10.213.7.1:6379", "0" * 32, "Failed to connect"),
-        ("ray:10.213.7.1:10001", None, "host:port is for a machine that belongs to the cluster"),
+        ("ray:10.213.7.1:10001", None, "use host:port on a machine of the cluster"),
     ],
     ids=["another token by the client server", "another token", "the client server's port"],
 )

@@ -254,8 +254,9 @@ def test_what_replicas_cannot_share_is_refused(tmp_path: Path) -> None:
         Replicas(3, 2)
 
 
-def test_the_command_serves_until_it_is_told_to_stop(cluster: str, free_tcp_port: int) -> None:
+def test_the_command_serves_with_the_flags_of_its_engine_until_it_is_stopped(cluster: str, free_tcp_port: int) -> None:
     command = [sys.executable, "-c", "from headrace.cli.main import main; main()", "serve", "--engine", FAKE]
+    command += ["--dimension", "3"]
     command += ["--on", f"ray:{cluster}", "--port", str(free_tcp_port), "--cpus-per-replica", "0.5"]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
@@ -267,6 +268,8 @@ def test_the_command_serves_until_it_is_told_to_stop(cluster: str, free_tcp_port
             break
     assert server.poll() is None, said
     assert "0 to 2 replicas" in said[-1]
+    vectors = [entry["embedding"] for entry in ask(f"http://127.0.0.1:{free_tcp_port}").json()["data"]]
+    assert [len(vector) for vector in vectors] == [3, 3]
     server.send_signal(signal.SIGTERM)
     assert "stopping: finishing accepted requests" in server.communicate()[1]
     assert server.returncode == 0
