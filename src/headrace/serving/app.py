@@ -95,7 +95,7 @@ def create_app(
     app = FastAPI(
         title="Headrace",
         version=version,
-        summary="Many callers, one batcher, one model.",
+        summary="Dynamic batching for one model.",
         lifespan=lifespan,
         redirect_slashes=False,  # behind a proxy, the redirect may name the wrong address
         # FastAPI's own pages load scripts from a CDN into a browser that may hold an API key.

@@ -75,7 +75,7 @@ def test_records_before_one_that_is_refused_are_given_up_with_it(virtual: Virtua
 def test_a_text_that_may_not_be_cut_is_refused_before_any_is_submitted(virtual: VirtualTime) -> None:
     async def main() -> None:
         batcher = Room(2)
-        with pytest.raises(ApiError, match="text 1 of input is longer than the model takes"):
+        with pytest.raises(ApiError, match="text 1 of input is longer than the model accepts"):
             await service(batcher).infer(["a", "b c d"], 2, call(may_cut=False))
         assert batcher.futures == []
 
