@@ -36,7 +36,7 @@ class Rate:
         self._full = True
 
     def busy(self, now: float) -> None:
-        """Start to measure: there is work."""
+        """Start measuring: there is work."""
         if self._since is None:
             self._since = now
 
@@ -55,7 +55,7 @@ class Rate:
             self._begin(now)
 
     def idle(self) -> None:
-        """Stop to measure: there is no work."""
+        """Stop measuring: there is no work."""
         self._begin(None)
 
     def _learn(self, least: float, most: float) -> None:
