@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 from headrace.errors import RecordError
 
+JsonObject: TypeAlias = dict[str, object]
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

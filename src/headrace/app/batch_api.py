@@ -24,7 +24,7 @@ from headrace.serving.batches.files import FileStore
 from headrace.serving.batches.lines import Lines
 from headrace.serving.batches.runs import BatchEnd, BatchServices
 from headrace.serving.batches.store import AT_ONCE, Batches
-from headrace.serving.batches.validation import LineRules, ValidatedFile, look_through
+from headrace.serving.batches.validation import LineRules, ValidatedFile, validate
 from headrace.serving.metrics import BulkState
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
@@ -98,22 +98,22 @@ class BatchApi:
     async def running(self, service: Service) -> AsyncIterator[None]:
         """Continue unfinished batches, and take new ones while the body runs."""
         backfill = Backfill(
-            service.engine, service.batcher, self._target_s, lambda: service.gate.requests, service.tokens
+            service.engine, service.batcher, self._target_s, lambda: service.admission.requests, service.tokens
         )
         self._listeners.append(backfill.listen)
         loop = asyncio.get_running_loop()
         limits = self._host.limits
 
         def look(path: Path, url: str, stopped: Callable[[], bool]) -> ValidatedFile:
-            return look_through(path, LineRules(url, service.name, limits.max_body_bytes), stopped)
+            return validate(path, LineRules(url, service.name, limits.max_body_bytes), stopped)
 
         def make_run(source: Path, folder: Path, url: str, owner: str | None) -> _Run:
             # What a key has in batches is one share of them, however many these are.
-            make_guest = partial(BackfillClient, backfill, loop, ("batch", owner or folder.name))
-            return _Run(service, Lines(service.engine, url, self._host), make_guest, source, folder, url)
+            make_client = partial(BackfillClient, backfill, loop, ("batch", owner or folder.name))
+            return _Run(service, Lines(service.engine, url, self._host), make_client, source, folder, url)
 
-        means = BatchServices(self.files, _ENDPOINTS.get(self._task, ()), look, make_run)
-        batches = Batches(self._state / "batches", means)
+        services = BatchServices(self.files, _ENDPOINTS.get(self._task, ()), look, make_run)
+        batches = Batches(self._state / "batches", services)
         try:
             async with batches.running():
                 self._batches, self._backfill = batches, backfill
@@ -127,27 +127,27 @@ class BatchApi:
 class _Stop(StopRequest):
     """A stop that does not wait for what is queued behind requests."""
 
-    def __init__(self, guest: BackfillClient) -> None:
+    def __init__(self, client: BackfillClient) -> None:
         super().__init__()
-        self._guest = guest
+        self._client = client
 
     def request(self) -> None:
         """Read no more, give up what is in flight, commit, return."""
         super().request()
-        self._guest.stop()
+        self._client.stop()
 
 
 class _Run:
     """One batch as a job."""
 
     def __init__(
-        self, service: Service, lines: Lines, guest: partial[BackfillClient], source: Path, folder: Path, url: str
+        self, service: Service, lines: Lines, make_client: partial[BackfillClient], source: Path, folder: Path, url: str
     ) -> None:
         self.completed = self.failed = self._earlier_failures = 0
         engine = service.engine
         profile = profile_of(engine)
-        self._guest = guest(min(8 * profile.batch_size, _AHEAD) if profile.batching == "batches" else _AHEAD)
-        self._stop = _Stop(self._guest)
+        self._client = make_client(min(8 * profile.batch_size, _AHEAD) if profile.batching == "batches" else _AHEAD)
+        self._stop = _Stop(self._client)
         self._lines = lines
         self._settings = wiring.JobSettings(
             source=source,
@@ -164,7 +164,7 @@ class _Run:
         """Work to the end, or until asked to stop."""
         plan = self._plan()
         self._earlier_failures = plan.output.parts.count_errors() if plan.output.parts.path.is_dir() else 0
-        end = main_path.run(wiring.build(plan, self._lines, self._stop, self._listen, self._guest))
+        end = main_path.run(wiring.build(plan, self._lines, self._stop, self._listen, self._client))
         self.completed, self.failed = end.records - end.failed, end.failed
         if end.state == "interrupted":
             return BatchEnd(complete=False, output=None, errors=None)

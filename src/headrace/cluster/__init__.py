@@ -1,4 +1,4 @@
-"""Workers on other machines. The main path, ledger and sink of a job stay where it was begun.
+"""Workers on other machines. The pipeline, ledger and sink of a job stay on the machine that starts it.
 
 - `worker.WorkerActor`: one engine and one batcher in a worker's process
 - `ray_job.execute`: a job on a Ray cluster

@@ -1,9 +1,10 @@
-"""Flyte: a model as an app environment, which Flyte scales with the requests under way."""
+"""A model as a Flyte app environment, which Flyte scales with concurrent requests."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from headrace.app.server import ServerOptions, build_app
 from headrace.errors import ConfigError, MissingExtraError
@@ -25,21 +26,21 @@ def app_environment(  # noqa: PLR0913 - keyword-only settings, each one a line i
     replicas: int | tuple[int, int] = (0, 2),
     concurrency: int = 10,
     scaledown_after_s: int = 300,
-    environment: dict[str, Any] | None = None,
+    environment: Mapping[str, object] | None = None,
     **options: Unpack[ServerOptions],
 ) -> FastAPIAppEnvironment:
-    """A FastAPI app on Flyte that holds one model in each replica and lets all its requests share one batcher.
+    """A FastAPI app on Flyte. Each replica loads one model, and all its requests share one batcher.
 
     Args:
-        name: of the environment, as Flyte has it: lower case, digits and dashes.
-        task: what the model does; with `model` and `options`, see `headrace.app.server.build_app`.
-        replicas: how many, or from how few to how many: from 0, the first request waits for a model to be loaded.
-        concurrency: requests under way in a replica from which on there is to be another one.
-        scaledown_after_s: how long a replica that is not needed stays.
-        environment: further parameters of `FastAPIAppEnvironment`, such as `image`, `resources` or `requires_auth`.
+        name: name of the environment: lower-case letters, digits and dashes.
+        task: the model's task. See `headrace.app.server.build_app` for `task`, `model` and `options`.
+        replicas: number of replicas, or minimum and maximum. With a minimum of 0, the first request waits for a load.
+        concurrency: concurrent requests per replica; scale up above this number.
+        scaledown_after_s: seconds until an unneeded replica is removed.
+        environment: additional parameters of `FastAPIAppEnvironment`, such as `image`, `resources` or `requires_auth`.
 
     Raises:
-        ConfigError: a parameter that cannot be.
+        ConfigError: a parameter is invalid.
         MissingExtraError: flyte is not installed.
     """
     try:

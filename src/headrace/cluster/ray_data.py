@@ -1,12 +1,12 @@
-"""A stage of Ray Data: for those who live there, `dataset.map_batches(Stage, ...)`."""
+"""A stage for Ray Data: `dataset.map_batches(Stage, ...)`."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, unpack
 from headrace.engines.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError
+from headrace.records import JsonObject
 
 
 class Stage:
-    """One model and one batcher in each of Ray Data's actors; what Ray Data sends together or at once shares batches.
+    """One model and one batcher per Ray Data actor. Concurrent blocks share batches.
 
         dataset.map_batches(
             Stage,
@@ -28,14 +29,14 @@ class Stage:
             num_gpus=1,
         )
 
-    Each row gets two columns more: `output`, and `error`, which is None or why this row alone has failed.
+    Each row gets two new columns: `output`, and `error`, which is None unless the row failed.
 
     Args:
-        task: what to do with each row; with `model`, `engine`, `options` and the others as in `headrace.run`.
-        column: what is given to the model.
+        task: the model's task. Other parameters are those of `headrace.run`.
+        column: the input column.
 
     Raises:
-        ConfigError: a task, engine, model or option that does not exist.
+        ConfigError: an unknown task, engine, model or option.
     """
 
     def __init__(  # noqa: PLR0913 - keyword-only settings, each one a line in the caller's code
@@ -45,7 +46,7 @@ class Stage:
         *,
         column: str = "text",
         engine: str | None = None,
-        engine_options: Mapping[str, Any] | None = None,
+        engine_options: Mapping[str, object] | None = None,
         engine_timeout_s: float | None = None,
         batch_tokens: int | None = None,
         batch_size: int | None = None,
@@ -62,14 +63,14 @@ class Stage:
         ).resolved()
         config.check(("column",))
         self._column = column
-        self._desk = WorkerActor(WorkerSpec(config, headrace.__version__))
+        self._worker = WorkerActor(WorkerSpec(config, headrace.__version__))
         self._loading: asyncio.Task[WorkerInfo] | None = None
 
-    async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def __call__(self, batch: Mapping[str, Iterable[object]]) -> AsyncIterator[JsonObject]:
         """The rows with their outputs.
 
         Raises:
-            HeadraceError: the model cannot be loaded, or is gone; or there is no such column.
+            HeadraceError: the model cannot be loaded or has died, or the column does not exist.
         """
         if self._loading is None:
             self._loading = asyncio.create_task(self._load(), name="headrace-load")
@@ -77,7 +78,7 @@ class Stage:
         if self._column not in batch:
             raise ConfigError(f"there is no column {self._column!r}; the rows have {', '.join(batch)}")
         values = [value.item() if isinstance(value, np.generic) else value for value in batch[self._column]]
-        reply = unpack(await self._desk.work([pickle.dumps(value) for value in values]))
+        reply = unpack(await self._worker.work([pickle.dumps(value) for value in values]))
         for result in reply.results:
             if isinstance(result, EngineDeadError):
                 raise result
@@ -92,7 +93,7 @@ class Stage:
         }
 
     async def _load(self) -> WorkerInfo:
-        answer = await self._desk.load()
+        answer = await self._worker.load()
         if isinstance(answer, WorkerInfo):
             return answer
         error = answer.unpacked()

@@ -1,4 +1,4 @@
-"""`headrace run --on ray`: main path, ledger and sink stay here; engines and batchers are on the cluster's workers."""
+"""`headrace run --on ray`: the pipeline, ledger and sink run here, engines and batchers on the cluster's workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import headrace
 from headrace.app import job as wiring
@@ -22,55 +21,55 @@ from headrace.observe.report import Report
 
 
 class RemoteEngine:
-    """What a job needs of an engine whose model is elsewhere; a record's own cost is known there."""
+    """The engine of a job whose model runs on workers. Only the workers know the cost of a record."""
 
-    def __init__(self, facts: WorkerInfo) -> None:
-        self._facts = facts
-        self.profile = replace(facts.profile, cost_unit="records", prepare_rows=None, followable=False)
+    def __init__(self, info: WorkerInfo) -> None:
+        self._info = info
+        self.profile = replace(info.profile, cost_unit="records", prepare_rows=None, followable=False)
 
-    def describe(self) -> Mapping[str, Any]:
-        """As the engine itself does: so a job can begin here and go on there."""
-        return self._facts.engine
+    def describe(self) -> Mapping[str, object]:
+        """The description of the workers' engine, so that a job can continue locally or on a cluster."""
+        return self._info.engine
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[bytes] | Exception]:
-        """Each record as it travels."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[bytes] | Exception]:
+        """Pickle each record."""
         return [_packed(value) for value in inputs]
 
     def close(self) -> None:
-        """The workers end with the connection."""
+        """Do nothing: the workers end with the connection."""
 
 
-def _packed(value: Any) -> Prepared[bytes] | Exception:
+def _packed(value: object) -> Prepared[bytes] | Exception:
     try:
         return Prepared(pickle.dumps(value, protocol=5), 1)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        return RecordError(f"cannot be sent to a worker: {error}")
+        return RecordError(f"the record cannot be sent to a worker: {error}")
 
 
 def execute(
-    settings: JobSettings, place: ClusterResources, stop: StopRequest, *, progress: bool
+    settings: JobSettings, resources: ClusterResources, stop: StopRequest, *, progress: bool
 ) -> tuple[JobEnd, Report]:
-    """`wiring.execute` with workers on a Ray cluster. Blocks.
+    """Run a job with workers on a Ray cluster. Blocks.
 
     Raises:
-        ConfigError: also no cluster at the address, or one with too little room.
-        JobError: also when workers die again and again.
+        ConfigError: like `job.execute`, or the cluster cannot be reached or is too small.
+        JobError: like `job.execute`, or workers die repeatedly.
     """
     if settings.config.engine_process:
         raise ConfigError(
-            "--engine-process is of no use with --on: a worker there is a process of its own; leave it out"
+            "--engine-process cannot be used with --on: each worker already has its own process; leave it out"
         )
     plan = wiring.check(settings)
     if (end := wiring.already_finished(plan)) is not None:
         return end
     config = settings_to_load(plan).config
     if not (config.engine is None or isinstance(config.engine, str)):
-        raise ConfigError("workers on a cluster import an engine of your own: name it as module:name")
+        raise ConfigError("with --on, name a custom engine as module:name, so that workers can import it")
     spec = WorkerSpec(config, headrace.__version__)
-    with connected(place):
-        staff = RayWorkers(spec, place)
+    with connected(resources):
+        workers = RayWorkers(spec, resources)
         try:
-            crew = functools.partial(WorkerPool, staff.workers, staff.hire, staff.facts.profile.keeps_busy, stop)
-            return wiring.carry_out(plan, RemoteEngine(staff.facts), stop, progress=progress, batcher=crew)
+            pool = functools.partial(WorkerPool, workers.initial, workers.start, workers.info.profile.keeps_busy, stop)
+            return wiring.carry_out(plan, RemoteEngine(workers.info), stop, progress=progress, batcher=pool)
         finally:
-            staff.close()
+            workers.close()

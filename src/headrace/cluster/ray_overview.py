@@ -1,19 +1,25 @@
-"""What is known of all replicas together: their metrics, and who deployed them with what."""
+"""Metrics of all replicas, and the record of the current deployment."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.errors import ConfigError
 from headrace.observe.prometheus import merged
-from headrace.serving.auth import Keys
+from headrace.serving.auth import Keys, KeySettings
 from headrace.serving.errors import ApiError
 from headrace.serving.http.middleware import error_response
 from headrace.serving.routes.status import METRICS_TYPE
+
+if TYPE_CHECKING:
+    from headrace.app.server import ServerSettings
+    from headrace.cluster.ray_serve import Replicas
+    from headrace.cluster.ray_workers import ClusterResources
 
 try:
     from ray import serve
@@ -21,31 +27,34 @@ try:
 except ImportError as error:
     raise ConfigError(f'Ray Serve cannot be imported ({error}): pip install "headrace[ray]"') from error
 
-_ANSWER_S = 5.0
-"""How long one replica may take to tell its figures, or this deployment what it knows."""
+_TIMEOUT_S = 5.0
+"""Seconds for a replica or for this deployment to answer."""
+
+Deployment: TypeAlias = "tuple[ServerSettings, Replicas, ClusterResources]"
+"""The arguments of a deployment."""
 
 
 class Overview:
-    """A deployment of one small replica beside the model's, which it does not wake.
+    """A small deployment beside that of the model. Reading metrics from it does not start a replica of the model.
 
     Args:
-        model: name of the application whose replicas are meant.
-        owner: who deployed them.
-        deployed: what `deploy` was called with, to return to when an update cannot be loaded.
-        keys: the API keys of the server.
+        model: name of the model's application.
+        owner: id of the command that deployed the application.
+        deployed: the deployment, to roll back to if an update fails.
+        keys: API keys of the server.
     """
 
-    def __init__(self, model: str, owner: str, deployed: tuple[Any, ...], keys: Any) -> None:
+    def __init__(self, model: str, owner: str, deployed: Deployment, keys: Sequence[KeySettings]) -> None:
         self._model = model
         self._known = owner, deployed
         self._keys = Keys(keys)
 
-    def known(self) -> tuple[str, tuple[Any, ...]]:
-        """Who deployed the replicas, and with what."""
+    def known(self) -> tuple[str, Deployment]:
+        """The owner and the deployment."""
         return self._known
 
     async def __call__(self, request: Request) -> Response:
-        """The metrics of every replica on one page."""
+        """The metrics of all replicas on one page."""
         try:
             self._keys.check_metrics(request.scope["headers"])
         except ApiError as error:
@@ -53,24 +62,24 @@ class Overview:
         return Response(merged(await self._pages(), "replica"), headers={"content-type": METRICS_TYPE})
 
     async def _pages(self) -> dict[str, bytes]:
-        """Of each replica by its name; one that cannot answer in time is left out."""
+        """The metrics of each replica by name, without replicas that do not answer in time."""
         try:
             asked = serve.get_app_handle(self._model).broadcast("metrics_page")
-            answers = await asked.results_async(timeout_s=_ANSWER_S, return_exceptions=True)
+            answers = await asked.results_async(timeout_s=_TIMEOUT_S, return_exceptions=True)
         except (DeploymentUnavailableError, RayServeException, TimeoutError):
             return {}
         return dict(answer for answer in answers if not isinstance(answer, BaseException))
 
 
-def known(name: str) -> tuple[str, tuple[Any, ...]] | None:
-    """Who deployed last on this cluster, and with what; None where nobody has, or nobody says so in time."""
+def known(name: str) -> tuple[str, Deployment] | None:
+    """The owner and the deployment on this cluster; None if there is none, or no answer in time."""
 
-    def ask() -> tuple[str, tuple[Any, ...]] | None:
+    def ask() -> tuple[str, Deployment] | None:
         try:
-            found: tuple[str, tuple[Any, ...]] = serve.get_app_handle(name).known.remote().result(timeout_s=_ANSWER_S)
+            found: tuple[str, Deployment] = serve.get_app_handle(name).known.remote().result(timeout_s=_TIMEOUT_S)
         except (RayServeException, TimeoutError):
             return None
         return found
 
-    with ThreadPoolExecutor(1) as thread:  # Ray Serve waits for no answer where an event loop runs: in a notebook, say
+    with ThreadPoolExecutor(1) as thread:  # Ray Serve cannot block where an event loop runs, as in a notebook
         return thread.submit(ask).result()

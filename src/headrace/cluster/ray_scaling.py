@@ -1,4 +1,4 @@
-"""What Ray Serve's own processes run for us. They get it by value, so it needs nothing but Ray."""
+"""Code that runs in Ray Serve's own processes. It is sent by value, so it imports only Ray."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 logger = logging.getLogger("ray.serve")
 
 COST = "queued_cost"
-"""What a replica calls its own figure."""
+"""Name of the autoscaling metric of a replica."""
 WAKE = "wake"
-"""A replica's method that does nothing."""
+"""Name of the replica's no-op method."""
 
 
 class QueuedCost:
-    """An autoscaling policy: so many replicas that each has `target` cost accepted and not yet answered, on average."""
+    """An autoscaling policy that keeps the average cost in progress per replica at `target`."""
 
     def __init__(self, target: float) -> None:
         self._target = target
 
-    def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """How many there should be; Ray Serve keeps the bounds and the delays."""
+    def __call__(self, context: Any) -> tuple[float, dict[str, object]]:
+        """The desired number of replicas. Ray Serve applies bounds and delays."""
         costs = (context.aggregated_metrics or {}).get(COST, {})
         wanted = sum(costs.values()) / self._target
-        # What waits for its first replica has told nobody its cost yet.
+        # Without replicas there is no cost metric yet, only the number of requests.
         return max(wanted, min(context.total_num_requests, 1.0)), {}
 
 
-class ColdError(BackPressureError):  # type: ignore[misc] # of Ray, which has no types
-    """No replica is loaded: 503, and when to come again."""
+class ColdError(BackPressureError):  # type: ignore[misc] # Ray is untyped
+    """No replica is loaded: 503 with Retry-After."""
 
     def __init__(self, retry_after_s: float, body: str) -> None:
         super().__init__(0, 0, 503, retry_after_s)
@@ -45,21 +45,21 @@ class ColdError(BackPressureError):  # type: ignore[misc] # of Ray, which has no
         return self._body
 
 
-class RefusesWhenCold(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc] # of Ray, which has no types
-    """Ray Serve's own choice of a replica, but a request that finds none is refused rather than kept.
+class RefusesWhenCold(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc] # Ray is untyped
+    """Ray Serve's default router, but it refuses requests while no replica is loaded.
 
-    Ray Serve starts a replica for what waits: one call of our own waits in the stead of all that are refused.
+    Ray Serve starts a replica only for waiting requests, so one no-op call waits on behalf of the refused requests.
     """
 
     def initialize_state(self, name: str, retry_after_s: float, body: str) -> None:
-        """Ray Serve calls it with what `application` says; the name is the application's and its deployment's."""
+        """Called by Ray Serve with the arguments that `application` sets. `name` is the application."""
         self._name = name
         self._retry_after_s = retry_after_s
         self._body = body
         self._waking: asyncio.Task[None] | None = None
 
-    async def _choose_replica_for_request(self, pending: Any, *, is_retry: bool = False) -> Any:
-        # Ray Serve has no hook for this: its public `choose_replicas` is not asked while there is none.
+    async def _choose_replica_for_request(self, pending: Any, *, is_retry: bool = False) -> object:
+        # A private method: Ray Serve calls the public `choose_replicas` only if replicas exist.
         if not self.curr_replicas and not is_retry and pending.metadata.call_method != WAKE:
             if self._waking is None or self._waking.done():
                 self._waking = asyncio.create_task(self._wake())
@@ -71,4 +71,4 @@ class RefusesWhenCold(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc] # o
         try:
             await getattr(handle, WAKE).remote()
         except RayServeException as error:
-            logger.warning("no replica of %s could be woken: %s", self._name, error)
+            logger.warning("cannot start a replica of %s: %s", self._name, error)

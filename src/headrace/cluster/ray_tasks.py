@@ -1,4 +1,4 @@
-"""A function as tasks of a Ray cluster, for `map_concurrent`."""
+"""Runs a function as Ray tasks, for `map_concurrent`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 
-def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT], Coroutine[Any, Any, ResultT]]:
-    """`fn` as an `async def` that runs each call as a task of the Ray cluster this process is connected to.
+def ray_task(fn: Callable[[ItemT], ResultT], **options: object) -> Callable[[ItemT], Coroutine[Any, Any, ResultT]]:
+    """Wrap `fn` in an `async def` that runs each call as a task on the connected Ray cluster.
 
         async for page in headrace.map_concurrent(ray_task(parse, num_cpus=1), files, concurrency=200, retries=3): ...
 
-    A call that is cancelled, or takes longer than its `timeout_s`, is cancelled on the cluster too.
+    Cancelling a call, or exceeding its `timeout_s`, cancels the task on the cluster.
 
     Args:
-        fn: a plain function, with all that it needs to be had on the cluster's machines.
-        options: of `ray.remote`, such as `num_cpus`. Ray's own retries are off: `map_concurrent` has some.
+        fn: a plain function whose dependencies are installed on the cluster.
+        options: options of `ray.remote`, such as `num_cpus`. Ray's retries are off; use those of `map_concurrent`.
 
     Raises:
-        ConfigError: it is asynchronous, or cannot be sent to another process.
+        ConfigError: `fn` is asynchronous or cannot be pickled.
     """
     plain_function("fn", fn)
     try:
@@ -53,7 +53,7 @@ def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT]
             ray.cancel(task)
             raise
         except RayTaskError as error:
-            raise error.cause from error  # the function's own
+            raise error.cause from error  # the exception of the function
         except RayError as error:
             raise WorkerDiedError(f"the call was lost: {error}") from error
         return result
@@ -62,10 +62,10 @@ def ray_task(fn: Callable[[ItemT], ResultT], **options: Any) -> Callable[[ItemT]
 
 
 def _interruptible(fn: Callable[[ItemT], ResultT]) -> Callable[[ItemT], ResultT]:
-    """`fn` for a worker that Ray can interrupt.
+    """Make sure that Ray can interrupt `fn`.
 
-    Ray cancels a task by SIGINT. A cluster started from a shell's background, as with nohup, ignores that signal, and
-    so do its workers: their tasks would go on for ever.
+    Ray cancels a task with SIGINT. The workers of a cluster that a shell started in the background, as with nohup,
+    ignore that signal, and a cancelled task would never end.
     """
 
     @functools.wraps(fn)

@@ -1,4 +1,4 @@
-"""Ray: a connection, and worker processes on its machines."""
+"""The connection to Ray, and worker processes as Ray actors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import NoReturn, TypeVar
 
 from headrace.cluster.work_units import IN_FLIGHT
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, unpack
@@ -26,78 +26,77 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError('a cluster needs ray, which is not installed: pip install "headrace[ray]"') from error
 
-_REACH_S = 5.0
-"""How long the cluster's address may take to answer at all."""
+T = TypeVar("T")
+
+_CONNECT_S = 5.0
+"""Timeout for a connection to the cluster's address."""
 _PLACE_S = 60.0
-"""How long a worker may wait for room on a machine."""
-_LEAVE_S = 20.0
-"""How long to wait for the cluster to take leave of this process."""
+"""Seconds a worker may wait for resources."""
+_SHUTDOWN_S = 20.0
+"""Timeout for disconnecting from the cluster."""
 _KILL_S = 2.0
-"""How long to wait for the cluster to take note that a worker is to end."""
+"""Timeout for a request to kill a worker."""
 _PULSE_S = 5.0
-"""How often a worker at work is asked whether it is there."""
+"""Seconds between health checks of a worker."""
 _MISSED = 6
-"""So many times that long without an answer, and it counts as dead: Ray itself may wait for minutes."""
+"""Health checks without an answer until a worker counts as dead. Ray itself may wait for minutes."""
 _MISSED_LOADING = 60
-"""The same of one that loads its model, which may well hold all of Python up."""
+"""The same while the model loads, which can block the worker's event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterResources:
-    """Where workers are to run, and what each is to have."""
+    """The cluster, and the resources of each worker."""
 
     address: str | None = None
-    """`host:port` or `ray://host:port`; None for the cluster that RAY_ADDRESS names, or else one on this machine."""
+    """`host:port` or `ray://host:port`. None uses RAY_ADDRESS, or else starts a local cluster."""
     replicas: int = 1
     gpus: float | None = None
-    """Of each worker; None for one where the cluster has any at all."""
+    """GPUs per worker. None uses one GPU if the cluster has any."""
     cpus: float = 1.0
 
 
 @contextmanager
-def connected(place: ClusterResources) -> Iterator[None]:
-    """Be a client of the cluster; one that was begun here ends here.
+def connected(resources: ClusterResources) -> Iterator[None]:
+    """Connect to the cluster; on exit close the connection, unless it existed before.
 
     Raises:
         ConfigError: no cluster at the address, or one of another version.
     """
-    there = ray.is_initialized()
-    # RAY_ADDRESS is for who is not connected yet: for `ray job submit` it is an address of another kind.
-    address = place.address or (None if there else os.environ.get("RAY_ADDRESS"))
+    is_connected = ray.is_initialized()
+    # Ignore RAY_ADDRESS if already connected: `ray job submit` sets it to another kind of address.
+    address = resources.address or (None if is_connected else os.environ.get("RAY_ADDRESS"))
     if address is not None:
         _check_reachable(address)
-    if there:
-        yield  # the caller's own connection: it stays
+    if is_connected:
+        yield  # keep the caller's connection
         return
-    handlers = _signal_handlers()
     try:
-        _connect(address)
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:  # a wrong version or token included
+        with _signal_handlers_kept():
+            _connect(address)
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:  # includes a wrong version or token
         where = f"the Ray cluster at {address}" if address else "Ray on this machine"
-        raise ConfigError(f"cannot use {where}: {_brief(error)}{_other_form(address, error)}") from error
-    finally:
-        for number, handler in handlers.items():  # Ray sets its own
-            signal.signal(number, handler)
+        raise ConfigError(f"cannot use {where}: {_brief(error)}{_address_hint(address, error)}") from error
     try:
         yield
     finally:
-        _within(_LEAVE_S, ray.shutdown)
+        _call_with_timeout(_SHUTDOWN_S, ray.shutdown)
 
 
-def _other_form(address: str | None, error: Exception) -> str:
-    """A hint, where it is no cluster that answers."""
+def _address_hint(address: str | None, error: Exception) -> str:
+    """A hint on the form of the address, if no cluster answers."""
     if address is None or not isinstance(error, ConnectionError):
         return ""
     if address.startswith("ray://"):
         return (
             f" (both sides need the same version of Ray, which is {ray.__version__} here; "
-            "ray://host:port is for Ray's client server, which listens at port 10001 as a rule)"
+            "ray://host:port is the address of Ray's client server, port 10001 by default)"
         )
-    return " (host:port is for a machine that belongs to the cluster; ray://host:port is for any other)"
+    return " (use host:port on a machine of the cluster, ray://host:port on any other)"
 
 
-def _within(seconds: float, call: Callable[[], Any]) -> None:
-    """Do without a call to a cluster that is gone: it would never come back."""
+def _call_with_timeout(seconds: float, call: Callable[[], object]) -> None:
+    """Call into the cluster on a thread. If the cluster is gone, the call would block forever."""
     thread = threading.Thread(target=call, name="headrace-ray", daemon=True)
     thread.start()
     thread.join(seconds)
@@ -107,122 +106,130 @@ def _connect(address: str | None) -> None:
     options = {"log_to_driver": False, "logging_level": "ERROR"} | ({} if address else {"include_dashboard": False})
     try:
         ray.init(address=address or "local", **options)
-    except ConnectionAbortedError:  # a client server forks one for each client, which hangs now and then, as forks do
+    except ConnectionAbortedError:  # the client server forks per client, and a fork sometimes hangs: retry once
         ray.init(address=address, **options)
 
 
-def _signal_handlers() -> dict[int, Any]:
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Restore the signal handlers that Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
-        return {}
-    return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Check that the address accepts connections. Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdecimal():
         if address in ("auto", "local"):
             return
-        raise ConfigError(f"{address!r} is no address of a Ray cluster; it must be host:port or ray://host:port")
+        raise ConfigError(f"{address!r} is not the address of a Ray cluster; it must be host:port or ray://host:port")
     try:
-        with closing(socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S)):
+        with closing(socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S)):
             pass
     except OSError as error:
         raise ConfigError(f"no Ray cluster answers at {address}: {error}") from error
 
 
 class RayWorkers:
-    """The workers of one job: all begin at once, and the first to have loaded says what the engine is."""
+    """The workers of one job. All start at once; the first to load reports the engine's profile."""
 
-    def __init__(self, spec: WorkerSpec, place: ClusterResources) -> None:
-        """Begin them.
+    def __init__(self, spec: WorkerSpec, resources: ClusterResources) -> None:
+        """Start the workers.
 
         Raises:
-            ConfigError: no room for them, or an option that cannot be sent there.
-            HeadraceError: why the first to come cannot load the model.
+            ConfigError: the cluster is too small, or an option cannot be pickled.
+            HeadraceError: the first worker cannot load the model.
         """
         self._spec = spec
         try:
             ray.cloudpickle.dumps(spec)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
-        self._desks = ray.remote(  # told to the cluster once: that waits for it, for ever if it is gone
-            num_cpus=place.cpus,
-            num_gpus=check_room(place, place.replicas),
+        self._actor_class = ray.remote(  # registered once: the call blocks, forever if the cluster is gone
+            num_cpus=resources.cpus,
+            num_gpus=check_room(resources, resources.replicas),
             max_restarts=0,
             max_concurrency=IN_FLIGHT + 2,
         )(WorkerActor)
-        self._hired: list[RayWorker] = []
-        self.workers = [self.hire() for _ in range(place.replicas)]
+        self._started: list[RayWorker] = []
+        self.initial = [self.start() for _ in range(resources.replicas)]
         try:
-            self.facts = self._first_facts()
+            self.info = self._first_info()
         except BaseException:
-            self.close()  # the connection may be the caller's, and stay
+            self.close()  # the connection may outlive this job
             raise
 
-    def hire(self) -> RayWorker:
-        """Begin another worker.
+    def start(self) -> RayWorker:
+        """Start another worker.
 
         Raises:
-            BrokenOffError: the cluster is gone.
+            BrokenOffError: the connection to the cluster is lost.
         """
         _check_connected()
-        self._hired.append(RayWorker(self._desks.remote(self._spec)))
-        return self._hired[-1]
+        self._started.append(RayWorker(self._actor_class.remote(self._spec)))
+        return self._started[-1]
 
     def close(self) -> None:
-        """End all workers."""
+        """Kill all workers."""
 
         def end() -> None:
-            for worker in self._hired:
+            for worker in self._started:
                 worker.end()
 
-        _within(_LEAVE_S, end)
+        _call_with_timeout(_SHUTDOWN_S, end)
 
-    def _first_facts(self) -> WorkerInfo:
-        """Wait for the first worker.
+    def _first_info(self) -> WorkerInfo:
+        """Wait for the first worker to load.
 
         Raises:
-            HeadraceError: none could be started, or why the first of them cannot load.
+            HeadraceError: no worker can be started, or the first one cannot load.
         """
-        loads = [worker.loading for worker in self.workers]
-        placed, _ = ray.wait([worker.greeting for worker in self.workers], num_returns=1, timeout=_PLACE_S)
+        loads = [worker.loading for worker in self.initial]
+        placed, _ = ray.wait([worker.greeting for worker in self.initial], num_returns=1, timeout=_PLACE_S)
         if not placed:
             raise ConfigError(
-                f"no worker could be placed within {_PLACE_S:g} s: {_described(ray.available_resources())} is free"
+                f"no worker could be placed within {_PLACE_S:g} s: {_described(ray.available_resources())} are free"
             )
         while not (done := ray.wait(loads, num_returns=1, timeout=_MISSED_LOADING * _PULSE_S)[0]):
-            pulses = [worker.pulse() for worker in self.workers]
+            pulses = [worker.pulse() for worker in self.initial]
             if not ray.wait(pulses, num_returns=1, timeout=_MISSED_LOADING * _PULSE_S)[0]:
                 raise EngineError("no worker answers any more, and none has loaded the model")
         try:
-            return _facts(ray.get(done[0]))
+            return _loaded(ray.get(done[0]))
         except RayError as error:
-            raise EngineError(f"a worker died while it loaded the model: {_brief(error)}") from error
+            raise EngineError(f"a worker died while loading the model: {_brief(error)}") from error
 
 
 def _check_connected() -> None:
-    """Ray would begin a cluster of its own."""
+    """Raise BrokenOffError if the connection is lost: Ray would silently start a local cluster."""
     if not ray.is_initialized():
         raise BrokenOffError(
-            "the connection to the Ray cluster is lost; what is finished is kept, run again to continue"
+            "the connection to the Ray cluster is lost; finished records are kept, run again to continue"
         )
 
 
-def check_room(place: ClusterResources, replicas: int) -> float:
-    """See that the cluster has room for so many; returns the GPUs each is to have.
+def check_room(resources: ClusterResources, replicas: int) -> float:
+    """Check that the cluster is large enough; returns the GPUs per replica.
 
     Raises:
-        ConfigError: as a whole it has less.
+        ConfigError: the cluster has too few CPUs or GPUs in total.
     """
     total = ray.cluster_resources()
-    gpus = place.gpus if place.gpus is not None else float(total.get("GPU", 0) >= 1)
-    for name, each in (("GPU", gpus), ("CPU", place.cpus)):
-        there = total.get(name, 0.0)
-        if each * replicas > there:
+    gpus = resources.gpus if resources.gpus is not None else float(total.get("GPU", 0) >= 1)
+    for name, each in (("GPU", gpus), ("CPU", resources.cpus)):
+        available = total.get(name, 0.0)
+        if each * replicas > available:
             raise ConfigError(
                 f"{replicas} replicas with {each:g} {name} each need {each * replicas:g}, and the cluster "
-                f"has {there:g}: ask for fewer replicas, or fewer {name}s for each"
+                f"has {available:g}: request fewer replicas, or fewer {name}s for each"
             )
     return gpus
 
@@ -232,32 +239,33 @@ def _described(resources: dict[str, float]) -> str:
 
 
 class RayWorker:
-    """A `Worker` that is an actor."""
+    """A `Worker` backed by a Ray actor."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: ray.actor.ActorHandle) -> None:
         self._actor = actor
         self.greeting = self._actor.hello.remote()
         self.loading = self._actor.load.remote()
-        self._place = "a worker"
+        self._location = "a worker"
 
     async def load(self) -> float:
         """See `Worker.load`."""
-        with self._told():
+        with self._ray_errors():
             placed, _ = await asyncio.wait({asyncio.ensure_future(_awaited(self.greeting))}, timeout=_PLACE_S)
             if not placed:
-                raise NoRoomError(f"none within {_PLACE_S:g} s")  # what is free, a cluster that is gone never says
-            self._place = placed.pop().result()
-            _facts(await self._unless_silent(self.loading))
-        asked = time.monotonic()
-        there = await self._pulse(_MISSED)
-        return (asked + time.monotonic()) / 2 - there
+                raise NoRoomError(f"none within {_PLACE_S:g} s")  # a query for free resources could block forever
+            self._location = placed.pop().result()
+            _loaded(await self._unless_silent(self.loading))
+        sent = time.monotonic()
+        remote = await self._pulse(_MISSED)
+        return (sent + time.monotonic()) / 2 - remote
 
     async def work(self, payloads: list[bytes]) -> WorkUnitReply:
         """See `Worker.work`."""
-        with self._told():
+        with self._ray_errors():
             return unpack(await self._actor.work.remote(payloads))
 
-    async def _unless_silent(self, reference: Any) -> Any:
+    async def _unless_silent(self, reference: Awaitable[T]) -> T:
+        """Await a reply; raises WorkerDiedError if the worker misses its health checks."""
         answer, watch = asyncio.ensure_future(_awaited(reference)), asyncio.ensure_future(self._watch(_MISSED_LOADING))
         try:
             await asyncio.wait({answer, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -265,69 +273,69 @@ class RayWorker:
         finally:
             answer.cancel()
             watch.cancel()
-            await asyncio.gather(answer, watch, return_exceptions=True)  # both may have heard of its death
+            await asyncio.gather(answer, watch, return_exceptions=True)  # both may have failed
 
-    async def watch(self) -> None:
+    async def watch(self) -> NoReturn:
         """See `Worker.watch`."""
         await self._watch(_MISSED)
 
-    async def _watch(self, missed: int) -> None:
+    async def _watch(self, missed: int) -> NoReturn:
         while True:
             await asyncio.sleep(_PULSE_S)
             await self._pulse(missed)
 
-    def pulse(self) -> Any:
-        """A reference to its clock."""
+    def pulse(self) -> ray.ObjectRef[float]:
+        """Request the worker's clock as a health check."""
         return self._actor.clock.remote()
 
     async def _pulse(self, missed: int) -> float:
-        """Its clock.
+        """The worker's clock.
 
         Raises:
-            WorkerDiedError: it does not answer.
+            WorkerDiedError: the worker does not answer.
         """
-        with self._told():
+        with self._ray_errors():
             answer = asyncio.ensure_future(_awaited(self.pulse()))
             try:
-                for _ in range(missed):  # one by one: a time in which this process itself stood still counts once
+                for _ in range(missed):  # one by one, so that a pause of this process counts only once
                     if (await asyncio.wait({answer}, timeout=_PULSE_S))[0]:
                         return float(answer.result())
             finally:
                 answer.cancel()
-        raise WorkerDiedError(f"{self._place} has not answered for {missed * _PULSE_S:g} s")
+        raise WorkerDiedError(f"{self._location} has not answered for {missed * _PULSE_S:g} s")
 
     def kill(self) -> None:
         """See `Worker.kill`."""
-        _within(_KILL_S, self.end)
+        _call_with_timeout(_KILL_S, self.end)
 
     def end(self) -> None:
-        """The same; waits for the cluster, for ever if it is gone."""
-        with suppress(RayError, ConnectionError):  # it is gone, or the cluster is
+        """Kill the worker. Blocks forever if the cluster is gone."""
+        with suppress(RayError, ConnectionError):  # the worker or the cluster is gone
             if ray.is_initialized():
                 ray.kill(self._actor)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """What Ray says, as the crew knows it.
+    def _ray_errors(self) -> Iterator[None]:
+        """Convert Ray's errors.
 
         Raises:
-            WorkerDiedError: the worker, its node, or the reply that was there is lost.
-            BrokenOffError: the cluster is.
+            WorkerDiedError: the worker, its node or its reply is lost.
+            BrokenOffError: the connection to the cluster is lost.
         """
         try:
             yield
         except RayTaskError:
-            raise  # a bug: the worker lives
-        except (RayError, ConnectionError) as error:  # the latter of Ray's client
+            raise  # a bug; the worker is alive
+        except (RayError, ConnectionError) as error:  # ConnectionError comes from Ray's client
             _check_connected()
-            raise WorkerDiedError(f"{self._place} died: {_brief(error)}") from error
+            raise WorkerDiedError(f"{self._location} died: {_brief(error)}") from error
 
 
-async def _awaited(reference: Any) -> Any:
+async def _awaited(reference: Awaitable[T]) -> T:
     return await reference
 
 
-def _facts(answer: WorkerInfo | Portable) -> WorkerInfo:
+def _loaded(answer: WorkerInfo | Portable) -> WorkerInfo:
     if isinstance(answer, WorkerInfo):
         return answer
     error = answer.unpacked()
@@ -335,7 +343,7 @@ def _facts(answer: WorkerInfo | Portable) -> WorkerInfo:
 
 
 def _brief(error: Exception) -> str:
-    """Ray's words for a death in one line, without its identifiers, its guesses and its tracebacks."""
+    """Ray's error message in one line, without ids, common causes and tracebacks."""
     lines = [line.strip() for line in str(error).splitlines() if line and not line.startswith("\t")]
     if any(line.startswith("Traceback ") for line in lines):
         lines = [lines[0], lines[-1]]

@@ -1,4 +1,4 @@
-"""A worker's own process: one engine and one batcher, pieces of records in, results out. It knows of no cluster."""
+"""A worker process: one engine and one batcher that process work units. Independent of the cluster software."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import headrace
 from headrace.app import job as wiring
@@ -32,40 +31,40 @@ from headrace.records import Record
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker is to load."""
+    """What a worker loads."""
 
     config: EngineConfig
     version: str
-    """Of the Headrace that asks."""
+    """Headrace version of the job."""
 
     def settings(self) -> JobSettings:
-        """As a job on this machine would have them."""
-        limits = Limits(max_attempts=1)  # the job counts attempts: here each record's own error is to be found
+        """The settings of an equivalent local job."""
+        limits = Limits(max_attempts=1)  # the job retries; a worker reports the error of each record
         return JobSettings(source=None, sink="", config=self.config, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker says once its model is loaded."""
+    """What a worker reports after loading its model."""
 
-    engine: Mapping[str, Any]
-    """As `Engine.describe` has it."""
+    engine: Mapping[str, object]
+    """Result of `Engine.describe`."""
     profile: EngineProfile
-    """Of the engine, with the budget and the size of the job."""
+    """Profile of the engine, with the job's budget and batch size."""
 
 
 class WorkerActor:
-    """Loads what the spec says, and works through pieces: several at a time share one batcher."""
+    """Loads a model and processes work units. Concurrent units share one batcher."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._events: list[Event] = []
         self._busy = BusyTime()
-        self._told_busy_s = 0.0
+        self._reported_busy_s = 0.0
         self._batches = 0
 
     async def hello(self) -> str:
-        """That it has been placed, and where."""
+        """Host and process of the worker."""
         return f"{socket.gethostname()}, process {os.getpid()}"
 
     async def clock(self) -> float:
@@ -73,7 +72,7 @@ class WorkerActor:
         return time.monotonic()
 
     async def load(self) -> WorkerInfo | Portable:
-        """Load the model, or say why not."""
+        """Load the model; returns the error if that fails."""
         try:
             if self._spec.version != headrace.__version__:
                 raise ConfigError(
@@ -82,15 +81,17 @@ class WorkerActor:
                 )
             settings = self._spec.settings()
             self._engine = await asyncio.to_thread(load_engine, settings.config)
-            self._batcher: Batcher[Work, Any] = wiring.build_batcher(settings, self._engine, StopRequest(), self._hear)
+            self._batcher: Batcher[Work, object] = wiring.build_batcher(
+                settings, self._engine, StopRequest(), self._on_event
+            )
             await self._batcher.start()
-        except Exception as error:  # noqa: BLE001 - the edge of the process: whoever started it hears why
+        except Exception as error:  # noqa: BLE001 - process boundary: the job receives every error
             return Portable.of(error)
         return WorkerInfo(dict(self._engine.describe()), wiring.tuned_profile(settings, self._engine))
 
     async def work(self, payloads: list[bytes]) -> bytes:
-        """The pickled `WorkUnitReply` to a piece."""
-        results: list[Any] = [None] * len(payloads)
+        """The pickled `WorkUnitReply` to a work unit."""
+        results: list[object] = [None] * len(payloads)
         costs = [0] * len(payloads)
         work = await asyncio.to_thread(self._prepare, payloads, results, costs)
         async for run, outputs, _ in self._batcher.runs_as_completed(stream_longest_first(work)):
@@ -98,44 +99,44 @@ class WorkerActor:
                 results[item.record.position] = output
         return self._reply(results, costs)
 
-    def _prepare(self, payloads: Sequence[bytes], results: list[Any], costs: list[int]) -> list[Work]:
+    def _prepare(self, payloads: Sequence[bytes], results: list[object], costs: list[int]) -> list[Work]:
         started = time.monotonic()
         work: list[Work] = []
-        cut = 0
-        inputs: list[Any] = []
-        places: list[int] = []
+        truncated = 0
+        inputs: list[object] = []
+        indices: list[int] = []
         for index, payload in enumerate(payloads):
             try:
                 inputs.append(pickle.loads(payload))
-            except Exception as error:  # noqa: BLE001 - a record of a class that is not here: that record's own failure
-                results[index] = RecordError(f"cannot be read on the worker: {error}")
+            except Exception as error:  # noqa: BLE001 - the class of this record may be missing here: only this record fails
+                results[index] = RecordError(f"the record cannot be unpickled on the worker: {error}")
             else:
-                places.append(index)
-        for index, entry in zip(places, prepare_all(self._engine, inputs), strict=True):
+                indices.append(index)
+        for index, entry in zip(indices, prepare_all(self._engine, inputs), strict=True):
             if isinstance(entry, Exception):
                 results[index] = entry
                 continue
             costs[index] = entry.cost
-            cut += entry.truncated
+            truncated += entry.truncated
             work.append(Work(Record(index, None, None), None, entry.payload, entry.cost))
         ended = time.monotonic()
         tokens = sum(costs) if profile_of(self._engine).counts_tokens else 0
-        self._events.append(StageDone("prepare", 0, ended - started, ended, tokens=tokens, truncated=cut))
+        self._events.append(StageDone("prepare", 0, ended - started, ended, tokens=tokens, truncated=truncated))
         return work
 
-    def _reply(self, results: list[Any], costs: list[int]) -> bytes:
+    def _reply(self, results: list[object], costs: list[int]) -> bytes:
         events, self._events = self._events, []
         batches, self._batches = self._batches, 0
         busy_s = self._busy.seconds
         sent = [Portable.of(result) if isinstance(result, BaseException) else result for result in results]
-        reply = WorkUnitReply(sent, costs, events, batches, busy_s - self._told_busy_s)
-        self._told_busy_s = busy_s
+        reply = WorkUnitReply(sent, costs, events, batches, busy_s - self._reported_busy_s)
+        self._reported_busy_s = busy_s
         try:
             return pickle.dumps(reply, protocol=5)
         except (pickle.PicklingError, TypeError, AttributeError):
             return pickle.dumps(replace(reply, results=[_sendable(result) for result in sent]), protocol=5)
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event:
             case BatchDone() | StepDone():
                 self._busy.add(event.at, event.duration_s)
@@ -149,19 +150,19 @@ class WorkerActor:
 
 
 def unpack(reply: bytes) -> WorkUnitReply:
-    """A reply as the job wants it.
+    """Unpickle a reply.
 
     Raises:
-        Exception: its outputs are of a class that is not here.
+        Exception: a class of its outputs is missing here.
     """
     received: WorkUnitReply = pickle.loads(reply)
     results = [result.unpacked() if isinstance(result, Portable) else result for result in received.results]
     return replace(received, results=results)
 
 
-def _sendable(result: Any) -> Any:
+def _sendable(result: object) -> object:
     try:
         pickle.dumps(result)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        return Portable.of(BadResultError(f"the engine's result cannot leave its process: {error}"))
+        return Portable.of(BadResultError(f"the engine's result cannot be pickled: {error}"))
     return result

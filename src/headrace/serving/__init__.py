@@ -1,7 +1,7 @@
-"""Requests over HTTP.
+"""The HTTP server.
 
 - `app.create_app`: the FastAPI app around a model
 - `service.Service`: one model behind one batcher
-- `limits.ServeLimits`: what a server takes on
+- `limits.ServeLimits`: the limits of a server
 - `auth.read_keys`: API keys
 """

@@ -1,4 +1,4 @@
-"""The FastAPI app: routes and middleware around a model that lives as long as the app's lifespan."""
+"""The FastAPI app: routes, middleware and the lifespan that loads and closes the model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from headrace.serving.state import ServerState
 
 logger = logging.getLogger("headrace")
 
-# The routes of each task. /generate is for every task whose records are single texts.
+# The routes of each task. Every task whose records are single texts also has /generate.
 _ROUTES: dict[str, Callable[[ServerState], APIRouter]] = {
     "generate": generation_routes.router,
     "embed": text_routes.embedding_router,
@@ -46,19 +46,19 @@ _NO_TEXTS = frozenset({"score", "image-classify", "image-embed"})
 
 
 class Background(Protocol):
-    """What lives beside a service."""
+    """A background component of the server, such as the Batch API."""
 
     def claimed(self) -> contextlib.AbstractContextManager[None]:
-        """Taken before the model is loaded, and held to the very end."""
+        """A lock: acquired before the model is loaded, released when the server ends."""
         ...
 
     def running(self, service: Service) -> contextlib.AbstractAsyncContextManager[None]:
-        """What runs while the service does, and ends before it."""
+        """Runs while the service does, and ends before it."""
         ...
 
 
 def create_app(
-    host: ServerState,
+    state: ServerState,
     make_service: Callable[[], Service],
     task: str,
     *,
@@ -66,15 +66,15 @@ def create_app(
     routers: Sequence[APIRouter] = (),
     background: Background | None = None,
 ) -> FastAPI:
-    """An app that makes its service when it starts and closes it when it ends.
+    """Build an app that creates its service at startup and closes it at shutdown.
 
     Args:
-        host: what the routes share.
-        make_service: loads the model; called on a thread, as it blocks.
-        task: of the model: it decides which routes there are.
-        version: Headrace's, in the documents.
-        routers: further routes.
-        background: what else lives as long as the service.
+        state: shared by the routes.
+        make_service: loads the model. Called on a thread because it blocks.
+        task: the model's task. It decides which routes exist.
+        version: Headrace's version, shown in the API documentation.
+        routers: additional routes.
+        background: runs alongside the service.
     """
 
     @contextlib.asynccontextmanager
@@ -82,40 +82,40 @@ def create_app(
         with background.claimed() if background is not None else contextlib.nullcontext():
             service = await asyncio.to_thread(make_service)
             await service.start()
-            host.draining = host.dead = False
+            state.draining = state.dead = False
             try:
                 async with background.running(service) if background is not None else contextlib.nullcontext():
-                    host.loaded = service
+                    state.loaded = service
                     yield
-                    host.draining = True
+                    state.draining = True
             finally:
-                host.loaded = None
-                await service.stop(host.limits.drain_s)
+                state.loaded = None
+                await service.stop(state.limits.drain_s)
 
     app = FastAPI(
         title="Headrace",
         version=version,
-        summary="Many callers, one batcher, one model.",
+        summary="Dynamic batching for one model.",
         lifespan=lifespan,
-        redirect_slashes=False,  # to an address that may be another behind a proxy
-        # The framework's pages load their scripts from elsewhere, into a browser that may hold a key.
+        redirect_slashes=False,  # behind a proxy, the redirect may name the wrong address
+        # FastAPI's own pages load scripts from a CDN into a browser that may hold an API key.
         docs_url=None,
         redoc_url=None,
     )
-    known = [status_routes.router(host, task)]
+    known = [status_routes.router(state, task)]
     if task not in _NO_TEXTS:
-        known.insert(0, text_routes.generate_router(host))
+        known.insert(0, text_routes.generate_router(state))
     if task in _ROUTES:
-        known.insert(0, _ROUTES[task](host))  # routes are looked through in order, for each request
+        known.insert(0, _ROUTES[task](state))  # first: routes are matched in order, for each request
     documents = APIRouter()
     documents.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
     for router in (*known, *routers, documents):
-        app.router.routes.extend(router.routes)  # an included router would be one more layer around each request
+        app.router.routes.extend(router.routes)  # include_router would add a layer to each request
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _bad_request)
     app.add_exception_handler(Exception, _unexpected)
     direct = {route.path: route for router in known for route in router.routes if isinstance(route, DirectRoute)}
-    app.add_middleware(RequestMiddleware, host=host, direct=direct)
+    app.add_middleware(RequestMiddleware, state=state, direct=direct)
     return app
 
 
@@ -125,17 +125,17 @@ async def _http_error(request: Request, error: Exception) -> JsonReply:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         allowed = _allowed(request)
-        message = f"{request.url.path} takes {' and '.join(allowed)}, not {request.method}"
+        message = f"{request.url.path} accepts {' and '.join(allowed)}, not {request.method}"
         return JsonReply(error_body(405, message, "method_not_allowed"), 405, {"Allow": ", ".join(allowed)})
     status, message = error.status_code, str(error.detail)
     if status == 404:
-        message = f"there is no route {request.url.path!r:.200} on this server; /docs lists those that there are"
+        message = f"there is no route {request.url.path!r:.200} on this server; /docs lists all routes"
     body = error_body(status, message, HTTPStatus(status).name.lower())
     return JsonReply(body, status, error.headers)
 
 
 def _allowed(request: Request) -> list[str]:
-    """The methods of all routes with this path; the framework names those of the first."""
+    """The methods of all routes with this path. Starlette names only those of the first."""
     methods: set[str] = set()
     for route in request.app.router.routes:
         if route.matches(request.scope)[0] is not Match.NONE:
@@ -148,9 +148,9 @@ async def _bad_request(_: Request, error: Exception) -> JsonReply:
     return error_response(invalid(error))
 
 
-async def _unexpected(request: Request, error: Exception) -> JsonReply:  # the server logs it too, with its trace
+async def _unexpected(request: Request, error: Exception) -> JsonReply:  # uvicorn logs the traceback
     identity = request.scope["headrace_request_id"]
     logger.error("request %s failed: %s", identity, type(error).__name__)
-    body = error_body(500, f"the server failed on this request; its log says why, at {identity}", "internal_error")
-    # The error goes on to uvicorn, which closes the connection.
+    body = error_body(500, f"internal server error; see the server log for request {identity}", "internal_error")
+    # Starlette raises the error again for uvicorn, which closes the connection.
     return JsonReply(body, 500, {"X-Request-ID": identity, "Connection": "close"})

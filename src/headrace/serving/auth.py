@@ -1,14 +1,13 @@
-"""API keys: who may call, and how much each may ask for."""
+"""API keys: authentication and per-key limits."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.serving.errors import ApiError
@@ -16,49 +15,49 @@ from headrace.serving.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class KeySettings:
-    """One key."""
+    """The settings of one key."""
 
     name: str
-    """In logs and as the caller that batches are shared among; never the key itself."""
+    """Used in logs and for fair batching among callers. Never the key itself."""
     digest: bytes
-    """SHA-256 of the key: the key itself is kept nowhere."""
+    """SHA-256 of the key. The key itself is not stored."""
     per_minute: int | None = None
-    """Requests a minute; None for no limit."""
+    """Requests per minute; None for no limit."""
     max_concurrent: int | None = None
-    """Requests at the same time; None for no limit."""
+    """Concurrent requests; None for no limit."""
     admin: bool = False
-    """Whether it sees the files and batches of all."""
+    """Whether it sees the files and batches of all keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whose files and batches a request may see and use."""
+    """The owner whose files and batches a request may use."""
 
     name: str | None = None
-    """The key's; None where no keys are set."""
+    """The key's name; None without keys."""
     sees_all: bool = True
 
     def owns(self, owner: str | None) -> bool:
-        """Whether what this owner has made is there for this tenant. What was made without keys belongs to nobody."""
+        """Whether this tenant may use the objects of `owner`. Objects created without keys have no owner."""
         return self.sees_all or owner == self.name
 
 
 EVERYBODY = Tenant()
-"""Where no keys are set, all see all."""
+"""The tenant of every request when no keys are set."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyUsage:
-    """What was done with a key."""
+    """Request counts of a key."""
 
     requests: int
     refused: int
-    """Of those, by the key's own limits."""
+    """Of `requests`, refused by the key's own limits."""
     running: int
 
 
 class KeyAccount:
-    """What a key has used."""
+    """The usage of a key, checked against its limits."""
 
     def __init__(self, settings: KeySettings, now: float) -> None:
         self.settings = settings
@@ -73,7 +72,7 @@ class KeyAccount:
         """Count a request.
 
         Raises:
-            ApiError: 429, the key's limit is reached.
+            ApiError: 429 if a limit of the key is reached.
         """
         self.requests += 1
         try:
@@ -88,7 +87,7 @@ class KeyAccount:
         if settings.max_concurrent is not None and self.running >= settings.max_concurrent:
             raise ApiError(
                 429,
-                f"this key may have {settings.max_concurrent} requests at the same time",
+                f"this key is limited to {settings.max_concurrent} concurrent requests",
                 code="key_limit",
                 retry_after_s=1,
             )
@@ -99,19 +98,19 @@ class KeyAccount:
             if self._tokens < 1:
                 raise ApiError(
                     429,
-                    f"this key may send {settings.per_minute} requests a minute",
+                    f"this key is limited to {settings.per_minute} requests per minute",
                     code="key_limit",
                     retry_after_s=(1 - self._tokens) / rate,
                 )
             self._tokens -= 1
 
     def leave(self) -> None:
-        """A counted request has been answered."""
+        """Count a request as finished."""
         self.running -= 1
 
 
 class Keys:
-    """The keys of a server; none lets everybody in."""
+    """The keys of a server. Without keys, every request is allowed."""
 
     def __init__(self, keys: Iterable[KeySettings] = (), clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -120,10 +119,10 @@ class Keys:
         self.has_admin = any(account.settings.admin for account in self._accounts)
 
     def account(self, headers: Iterable[tuple[bytes, bytes]]) -> KeyAccount | None:
-        """Whose request this is; None where no keys are set.
+        """The account of the key in `headers`; None without keys.
 
         Raises:
-            ApiError: 401 without a key or with one that is not known.
+            ApiError: 401 for a missing or unknown key.
         """
         if not self.required:
             return None
@@ -132,30 +131,30 @@ class Keys:
             raise ApiError(401, 'no API key: send "Authorization: Bearer KEY"', code="missing_api_key")
         digest = hashlib.sha256(presented).digest()
         found: KeyAccount | None = None
-        for account in self._accounts:  # all of them, whichever it is: the time tells nothing
+        for account in self._accounts:  # compare with every key, so that the time reveals nothing
             if hmac.compare_digest(account.settings.digest, digest):
                 found = account
         if found is None:
-            raise ApiError(401, "the API key is not known", code="invalid_api_key")
+            raise ApiError(401, "the API key is unknown", code="invalid_api_key")
         return found
 
     def check_metrics(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Who may read the metrics, which name all keys: the admin, or any key where there is none.
+        """Check that the request may read the metrics, which name all keys. If any admin key exists, only those may.
 
         Raises:
             ApiError: 401 or 403.
         """
         account = self.account(headers)
         if account is not None and self.has_admin and not account.settings.admin:
-            raise ApiError(403, "the metrics are for an admin key", code="admin_only")
+            raise ApiError(403, "the metrics need an admin key", code="admin_only")
 
     def use(self) -> dict[str, KeyUsage]:
-        """What was done with the keys of each name."""
+        """The usage of each key name."""
         found: dict[str, KeyUsage] = {}
         for account in self._accounts:
-            sofar = found.get(account.settings.name, KeyUsage(0, 0, 0))
+            total = found.get(account.settings.name, KeyUsage(0, 0, 0))
             found[account.settings.name] = KeyUsage(
-                sofar.requests + account.requests, sofar.refused + account.refused, sofar.running + account.running
+                total.requests + account.requests, total.refused + account.refused, total.running + account.running
             )
         return found
 
@@ -175,15 +174,15 @@ def _presented(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def read_keys(path: Path | None, environment: str | None) -> list[KeySettings]:
-    """Keys from a file and from the environment's `HEADRACE_API_KEYS`, which holds keys between commas.
+    """Read keys from a file and from `HEADRACE_API_KEYS`, a comma-separated list.
 
-    A line of the file is `KEY`, or `NAME KEY [admin] [per_minute=N] [max_concurrent=N]`; `#` begins a comment. Keys of
-    one name share what is theirs, so that one can follow another.
+    A line of the file is `KEY`, or `NAME KEY [admin] [per_minute=N] [max_concurrent=N]`; `#` starts a comment. Keys
+    with the same name share files and batches, so a key can be rotated.
 
     Raises:
-        ConfigError: the file cannot be read or holds no key, a line is none of these, or a key comes twice.
+        ConfigError: the file cannot be read or holds no key, a line is malformed, or a key is given twice.
     """
-    keys = [_settings(None, key.strip(), {}) for key in (environment or "").split(",") if key.strip()]
+    keys = [_settings(None, key.strip()) for key in (environment or "").split(",") if key.strip()]
     if path is not None:
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -194,9 +193,9 @@ def read_keys(path: Path | None, environment: str | None) -> list[KeySettings]:
         found = [_parse(path, number, line.split("#")[0].split()) for number, line in enumerate(lines, 1)]
         keys += [key for key in found if key is not None]
         if not any(found):
-            raise ConfigError(f"API key file {path} holds no key; a server would be open to all without one")
+            raise ConfigError(f"API key file {path} holds no key; without one, the server would be open to everyone")
     if len({key.digest for key in keys}) < len(keys):
-        raise ConfigError("an API key comes twice; each must be given once")
+        raise ConfigError("an API key is given twice; give each key once")
     return keys
 
 
@@ -204,25 +203,27 @@ def _parse(path: Path, number: int, words: list[str]) -> KeySettings | None:
     if not words:
         return None
     if len(words) == 1:
-        return _settings(None, words[0], {})
+        return _settings(None, words[0])
     if words[1] == "admin" or words[1].startswith(("per_minute=", "max_concurrent=")):
-        raise ConfigError(f"API key file {path}, line {number}: a key with admin or limits needs a name before it")
-    given: dict[str, Any] = {}
+        raise ConfigError(f"API key file {path}, line {number}: a key with admin or limits needs a name before the key")
+    key = _settings(words[0], words[1])
     for word in words[2:]:
         name, _, value = word.partition("=")
         if word == "admin":
-            given["admin"] = True
-        elif name in ("per_minute", "max_concurrent") and value.isdigit() and int(value) >= 1:
-            given[name] = int(value)
+            key = replace(key, admin=True)
+        elif name == "per_minute" and value.isdigit() and int(value) >= 1:
+            key = replace(key, per_minute=int(value))
+        elif name == "max_concurrent" and value.isdigit() and int(value) >= 1:
+            key = replace(key, max_concurrent=int(value))
         else:
             raise ConfigError(
                 f"API key file {path}, line {number}: {word!r} is neither admin, per_minute=N nor max_concurrent=N "
                 "with N >= 1"
             )
-    return _settings(words[0], words[1], given)
+    return key
 
 
-def _settings(name: str | None, key: str, given: Mapping[str, Any]) -> KeySettings:
+def _settings(name: str | None, key: str) -> KeySettings:
     digest = hashlib.sha256(key.encode()).digest()
-    # Not by its place: what a key owns must not pass to another when a line is added or taken away.
-    return KeySettings(name or f"key-{digest.hex()[:12]}", digest, **given)
+    # Not named by line number: adding or removing a line must not give a key's files to another key.
+    return KeySettings(name or f"key-{digest.hex()[:12]}", digest)

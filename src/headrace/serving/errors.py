@@ -1,14 +1,14 @@
-"""Errors as OpenAI's clients know them, and what each of Headrace's own means to a caller over HTTP."""
+"""Errors in the OpenAI format, and the HTTP status of each Headrace error."""
 
 from __future__ import annotations
 
 import logging
 import math
-from typing import Any
 
 from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from headrace.errors import (
     DeadlineExceededError,
@@ -25,14 +25,14 @@ logger = logging.getLogger("headrace")
 
 
 class ApiError(HTTPException):
-    """An answer that is an error: `{"error": {"message", "type", "param", "code"}}`.
+    """An error response: `{"error": {"message", "type", "param", "code"}}`.
 
     Args:
-        status: of the response.
-        message: one line for a person; nothing of the server's inside.
-        code: a short stable word for programs.
-        param: the field it is about.
-        retry_after_s: when to come again, rounded up to whole seconds.
+        status: HTTP status.
+        message: one line for a person, without internals of the server.
+        code: a short stable identifier for programs.
+        param: the field the error is about.
+        retry_after_s: seconds for the Retry-After header, rounded up.
     """
 
     def __init__(
@@ -52,31 +52,32 @@ class ApiError(HTTPException):
 
 
 def invalid(error: ValidationError | RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a request's fields."""
+    """The first validation error of a request as a 400."""
     first = _first(error)
-    # A position in the text says nothing of a field.
-    places = () if first["type"] == "json_invalid" else first["loc"]
-    place = ".".join(str(part) for part in places if part not in ("body", "query", "path"))
-    message = f"{place}: {first['msg']}" if place else str(first["msg"])
-    return ApiError(400, message, code=str(first["type"]), param=place or None)
+    # The location of a JSON syntax error is a position in the text, not a field.
+    location = () if first["type"] == "json_invalid" else first["loc"]
+    field = ".".join(str(part) for part in location if part not in ("body", "query", "path"))
+    message = f"{field}: {first['msg']}" if field else first["msg"]
+    return ApiError(400, message, code=first["type"], param=field or None)
 
 
-def _first(error: ValidationError | RequestValidationError) -> Any:
+def _first(error: ValidationError | RequestValidationError) -> ErrorDetails:
     if isinstance(error, ValidationError):
         return error.errors(include_url=False, include_context=False, include_input=False)[0]
-    return error.errors()[0]
+    first: ErrorDetails = error.errors()[0]
+    return first
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has disconnected."""
 
 
 def api_error(error: BaseException, param: str | None = None, request_id: str = "") -> ApiError:
-    """What an error of the batcher or the engine means to the caller; what is not theirs to know is logged instead.
+    """Convert an error of the batcher or the engine to a response. Unexpected errors are logged, not shown.
 
     Args:
-        error: any.
-        param: the field that holds the records, where the error does not name one.
+        error: any exception.
+        param: the field that holds the records, if the error does not name one.
         request_id: for the log.
     """
     if isinstance(error, ApiError):
@@ -84,17 +85,17 @@ def api_error(error: BaseException, param: str | None = None, request_id: str = 
     if isinstance(error, RecordError):
         return ApiError(400, _line(error), code=error.code, param=error.param or param)
     if isinstance(error, QueueFullError):
-        return ApiError(429, "the server has as much work waiting as it takes", code="overloaded", retry_after_s=1)
-    if isinstance(error, DeadlineExceededError):  # the caller's own: no failure of the server's
-        return ApiError(408, "the request was not finished in its time", code="deadline_exceeded")
+        return ApiError(429, "the server is overloaded", code="overloaded", retry_after_s=1)
+    if isinstance(error, DeadlineExceededError):  # the client's own timeout, not a server failure
+        return ApiError(408, "the request timed out", code="deadline_exceeded")
     if isinstance(error, ProcessTimeoutError):
-        return ApiError(504, "the model took longer over this request than it may", code="engine")
+        return ApiError(504, "the model exceeded its time limit on this request", code="engine")
     if isinstance(error, (StoppedError, NotRunningError)):
         return ApiError(503, "the server is stopping", code="stopping", retry_after_s=5)
     if isinstance(error, EngineDeadError):
-        return ApiError(503, "the model cannot go on; the server is about to restart", code="engine", retry_after_s=10)
+        return ApiError(503, "the model has failed; the server is about to restart", code="engine", retry_after_s=10)
     logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error, exc_info=error)
-    return ApiError(500, f"the model failed on this request; the server's log says why, at {request_id}", code="engine")
+    return ApiError(500, f"the model failed; see the server log for request {request_id}", code="engine")
 
 
 def _line(error: BaseException) -> str:

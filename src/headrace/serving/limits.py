@@ -1,4 +1,4 @@
-"""What a server takes on, and for how long."""
+"""The limits of a server."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from headrace.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ServeLimits:
-    """Each bound is checked before what it bounds costs memory or time.
+    """Sizes, counts and times. Each limit is checked before the work it bounds begins.
 
     Raises:
-        ConfigError: one is not above zero.
+        ConfigError: a limit is not above zero.
     """
 
     max_requests: int = 4_096
-    """Records accepted and not yet answered; more are refused with 429."""
+    """Records accepted and not yet answered. More are refused with 429."""
     max_cost: float | None = None
-    """What those may cost together, in the engine's unit; None for what suits the engine."""
+    """Their total cost, in the engine's unit. None derives it from the engine."""
     max_body_bytes: int = 4 * 1024 * 1024
-    """Of a request that is no upload."""
+    """Size of a request body, except file uploads."""
     max_image_body_bytes: int = 32 * 1024 * 1024
-    """The same, where the model takes images."""
+    """The same for models that take images."""
     max_file_bytes: int = 1024 * 1024 * 1024
-    """Of an uploaded batch file; it goes to disk as it comes."""
+    """Size of an uploaded batch file. Uploads are streamed to disk."""
     max_header_bytes: int = 32 * 1024
     """Request line and headers together."""
     max_prompts: int = 2_048
-    """Texts in one request."""
+    """Texts per request."""
     max_prompt_chars: int = 1_000_000
-    """Characters of one text, or of one chat."""
+    """Characters per text or chat."""
     timeout_s: float = 300.0
-    """Of a request that names none."""
+    """Default timeout of a request."""
     body_timeout_s: float = 30.0
-    """From the first byte of a request to the last one of its body; of an upload, between two blocks."""
+    """Time to receive a whole request. For an upload, the time between two blocks."""
     write_timeout_s: float = 30.0
-    """How long a client may leave a stream unread."""
+    """Time a client may leave a stream unread."""
     drain_s: float = 30.0
-    """How long what is in flight may take after SIGTERM."""
+    """Time for requests in flight to finish after SIGTERM."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -1,14 +1,14 @@
-"""What the routes share: the service while there is one, and whether it takes requests."""
+"""The state that all routes share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from fastapi import Request
 
 from headrace.events import Listener
+from headrace.records import JsonObject
 from headrace.serving.auth import Keys
 from headrace.serving.errors import ApiError
 from headrace.serving.limits import ServeLimits
@@ -19,78 +19,78 @@ RETRY_WHEN_STOPPING_S = 5.0
 
 @dataclass(slots=True)
 class ServerState:
-    """One server's state."""
+    """The state of one server."""
 
     limits: ServeLimits
     keys: Keys
     listener: Listener
     render_metrics: Callable[[], bytes]
-    """The page of `/metrics`."""
+    """Renders `/metrics`."""
     loaded: Service | None = None
     draining: bool = False
     dead: bool = False
-    """The engine is gone."""
-    under_way: int = 0
-    """Requests admitted whose answers have not been sent: a drain waits for them."""
+    """Whether the engine has died."""
+    in_progress: int = 0
+    """Admitted requests whose answers are not sent yet. A drain waits for them."""
     on_dead: Callable[[], None] = field(default=lambda: None)
-    """What to do then, beside refusing: a server ends, so that its supervisor starts another."""
+    """Called when the engine has died. The server then exits, so that its supervisor restarts it."""
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether the server accepts requests."""
         return self.loaded is not None and not self.draining and not self.dead
 
     @property
     def service(self) -> Service:
-        """The service. A request that was admitted has it to its end, whatever happens to the server meanwhile.
+        """The service. It stays available to admitted requests while the server drains.
 
         Raises:
-            ApiError: 503 while there is none.
+            ApiError: 503 if none is loaded.
         """
         if self.loaded is None:
             raise self._not_ready()
         return self.loaded
 
     def admit(self) -> None:
-        """Whether a request that begins now is taken: asked once for each, before anything else.
+        """Check that the server accepts requests. Called once per request, first of all.
 
         Raises:
-            ApiError: 503 while the server loads or drains, or once the model is gone.
+            ApiError: 503 while the server loads or drains, or if the engine has died.
         """
         if not self.ready:
             raise self._not_ready()
 
     def _not_ready(self) -> ApiError:
-        why = "the model is gone" if self.dead else "stopping" if self.draining else "loading its model"
+        why = "the model has failed" if self.dead else "stopping" if self.draining else "loading its model"
         return ApiError(503, f"the server is not ready: {why}", code="not_ready", retry_after_s=RETRY_WHEN_STOPPING_S)
 
     def engine_died(self) -> None:
-        """Take no more requests."""
+        """Refuse further requests."""
         self.dead = True
         self.on_dead()
 
     def check_model(self, name: str | None) -> None:
-        """Raise 404 unless the model is the one served."""
+        """Raise 404 if `name` is not the served model."""
         served = self.service.name
         if name is not None and name != served:
             raise ApiError(
                 404,
-                f"there is no model {name!r:.200}; this server has {served!r}",
+                f"there is no model {name!r:.200}; this server serves {served!r}",
                 code="model_not_found",
                 param="model",
             )
 
     def check_task(self, *tasks: str) -> None:
-        """Raise 404 unless the model does one of these."""
+        """Raise 404 if the model's task is not one of these."""
         if self.service.task not in tasks:
             raise ApiError(
                 404,
-                f"the model of this server is for {self.service.task!r}, which this route is not",
+                f"this route does not serve {self.service.task!r}, the task of the model",
                 code="wrong_task",
             )
 
     def call(self, request: Request, timeout_s: float | None, param: str, *, may_cut: bool = True) -> Call:
-        """What is known of a request besides its records."""
+        """The context of a request."""
         scope = request.scope
         if timeout_s is None:
             for name, value in scope["headers"]:
@@ -102,18 +102,18 @@ class ServerState:
         return Call(request.receive, timeout_s, caller, param, may_cut, request_id, self.listener)
 
     def check_texts(self, texts: list[str], param: str) -> int:
-        """A guess of what the texts cost, once it is known that they are neither too many nor too long.
+        """Check the number and length of texts; returns their estimated cost.
 
         Raises:
-            ApiError: 400, for none, too many or too long ones.
+            ApiError: 400 for no texts, too many or too long ones.
         """
         limits = self.limits
         if not texts:
-            raise ApiError(400, f"{param} is empty: there is nothing to do", code="empty", param=param)
+            raise ApiError(400, f"{param} is empty", code="empty", param=param)
         if len(texts) > limits.max_prompts:
             raise ApiError(
                 400,
-                f"{param} holds {len(texts)} texts, more than the {limits.max_prompts} of one request; send several",
+                f"{param} holds {len(texts)} texts, more than the {limits.max_prompts} per request; send several",
                 code="too_many",
                 param=param,
             )
@@ -125,16 +125,16 @@ class ServerState:
             cost += min(guess(len(text)), most)
         return cost
 
-    def check_messages(self, messages: list[dict[str, Any]]) -> int:
-        """A guess of what a chat costs, once it is known that it is not too long.
+    def check_messages(self, messages: list[JsonObject]) -> int:
+        """Check the length of a chat; returns its estimated cost.
 
         Raises:
-            ApiError: 400, for too many messages or characters.
+            ApiError: 400 for too many messages or characters.
         """
         if len(messages) > self.limits.max_prompts:
             raise ApiError(
                 400,
-                f"messages holds {len(messages)} messages, more than the {self.limits.max_prompts} of one request",
+                f"messages holds {len(messages)} messages, more than the {self.limits.max_prompts} per request",
                 code="too_many",
                 param="messages",
             )
@@ -143,11 +143,11 @@ class ServerState:
         return min(guess(chars), self.service.most_cost)
 
     def answer_cost(self, most_tokens: int) -> int:
-        """A guess of what an answer costs that may have so many tokens: the model makes no more than it can."""
+        """The estimated cost of an answer of up to this many tokens."""
         return min(most_tokens, self.service.most_cost)
 
     def check_length(self, chars: int, param: str) -> None:
-        """Raise 400 for a text of too many characters."""
+        """Raise 400 for a text with too many characters."""
         if chars > self.limits.max_prompt_chars:
             raise ApiError(
                 400,
@@ -158,7 +158,7 @@ class ServerState:
 
 
 def guess(chars: int) -> int:
-    """Cost of a text of so many characters."""
+    """The estimated cost of a text of this many characters."""
     return chars // CHARS_PER_COST + 1
 
 
@@ -168,13 +168,18 @@ def _seconds(header: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86_400:
-        raise ApiError(400, f"X-Request-Timeout is {header!r:.40}: it must be seconds > 0", code="bad_timeout")
+        raise ApiError(
+            400,
+            f"X-Request-Timeout is {header!r:.40}: it must be seconds > 0 and <= 86400",
+            code="bad_timeout",
+        )
     return seconds
 
 
-def chars_in(value: Any) -> int:
-    """Characters of all texts in a JSON value."""
-    todo, chars = [value], 0
+def chars_in(value: object) -> int:
+    """The total characters of all strings in a JSON value."""
+    todo: list[object] = [value]
+    chars = 0
     while todo:
         inner = todo.pop()
         if isinstance(inner, str):

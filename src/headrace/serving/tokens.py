@@ -1,19 +1,18 @@
-"""Tokens that a server has read and made, of requests and batches alike."""
+"""Counts the tokens that a server reads and generates, for requests and batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from headrace.engines.base import AnyEngine
 from headrace.engines.profile import profile_of
 
 
 class Tokens:
-    """A count of tokens.
+    """Token counters.
 
     Args:
-        engine: says whether a record's cost is its tokens.
+        engine: its profile says whether the cost of a record is its tokens.
     """
 
     def __init__(self, engine: AnyEngine) -> None:
@@ -21,10 +20,11 @@ class Tokens:
         self.generated = 0
         self._cost_is_tokens = profile_of(engine).counts_tokens
 
-    def count(self, outputs: Sequence[Any], cost: int) -> None:
-        """Add records that were answered: what a generator's answers say of themselves, else what they cost."""
-        if outputs and isinstance(outputs[0], dict) and "completion_tokens" in outputs[0]:
-            self.prompt += sum(output["prompt_tokens"] for output in outputs)
-            self.generated += sum(output["completion_tokens"] for output in outputs)
+    def count(self, outputs: Sequence[object], cost: int) -> None:
+        """Add answered records. Generated answers hold their token counts; for others, `cost` is the prompt tokens."""
+        generated = [output for output in outputs if isinstance(output, dict) and "completion_tokens" in output]
+        if generated:
+            self.prompt += sum(output["prompt_tokens"] for output in generated)
+            self.generated += sum(output["completion_tokens"] for output in generated)
         elif self._cost_is_tokens:
             self.prompt += cost

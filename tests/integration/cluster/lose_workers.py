@@ -22,15 +22,15 @@ from headrace.jobs.settings import JobSettings
 
 MEMORY = 80 * 1024 * 1024
 SOURCE, SINK, JOURNALS = "in.jsonl", "out.jsonl", "journals"
-staffs: list[RayWorkers] = []
+pools: list[RayWorkers] = []
 
 
-class WatchedStaff(RayWorkers):
-    """Known to those who kill."""
+class WatchedWorkers(RayWorkers):
+    """Registers itself, so that the test can kill its workers."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        staffs.append(self)
+        pools.append(self)
 
 
 def lose(folder: Path, cluster: Cluster, node: Any, records: int) -> None:
@@ -42,7 +42,7 @@ def lose(folder: Path, cluster: Cluster, node: Any, records: int) -> None:
             time.sleep(0.05)
 
     progress(0.15)
-    one, other, *_ = staffs[0].workers
+    one, other, *_ = pools[0].initial
     os.kill(int(ray.get(one.greeting).rpartition(" ")[2]), signal.SIGKILL)
     progress(0.35)
     ray.kill(other._actor)
@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
             task="custom", engine="tests.integration.cluster.engines:journal", model=str(folder / JOURNALS)
         ),
     )
-    ray_job.RayWorkers = WatchedStaff  # type: ignore[misc]
+    ray_job.RayWorkers = WatchedWorkers  # type: ignore[misc]
     end, report = ray_job.execute(settings, ClusterResources(replicas=3, cpus=1), StopRequest(), progress=False)
     lost = sum(lane.lost for lane in report.lanes)
     sys.stdout.write(json.dumps({"state": end.state, "records": end.records, "ok": report.ok, "lost": lost}) + "\n")

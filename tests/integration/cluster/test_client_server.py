@@ -103,9 +103,9 @@ def test_a_killed_worker_costs_nothing_there_either(hosts: Hosts, rows: Rows, tm
 @pytest.mark.parametrize(
     ("address", "token", "message"),
     [
-        ("ray://10.213.7.1:10001", "0" * 32, "for Ray's client server"),
+        ("ray://10.213.7.1:10001", "0" * 32, "the address of Ray's client server"),
         ("ray:10.213.7.1:6379", "0" * 32, "Failed to connect"),
-        ("ray:10.213.7.1:10001", None, "host:port is for a machine that belongs to the cluster"),
+        ("ray:10.213.7.1:10001", None, "use host:port on a machine of the cluster"),
     ],
     ids=["another token by the client server", "another token", "the client server's port"],
 )
@@ -156,7 +156,7 @@ def test_a_job_whose_server_ends_says_so_and_goes_on_elsewhere(hosts: Hosts, row
     status, said = job.end()
     assert status == 75, said
     assert said.rstrip().splitlines()[-1] == (
-        "headrace: the connection to the Ray cluster is lost; what is finished is kept, run again to continue"
+        "headrace: the connection to the Ray cluster is lost; finished records are kept, run again to continue"
     )
     assert go_on_here(tmp_path) == JobEnd("finished", RECORDS, 0)
     assert job.ids() == [f"r{n}" for n in range(RECORDS)]

@@ -33,7 +33,7 @@ def test_what_is_no_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("headrace.cluster.ray_workers.ray.is_initialized", lambda: False)
     with (
-        pytest.raises(ConfigError, match="'head-node' is no address"),
+        pytest.raises(ConfigError, match="'head-node' is not the address"),
         ray_workers.connected(ray_workers.ClusterResources("head-node")),
     ):
         pass
@@ -48,7 +48,7 @@ def test_who_is_connected_is_not_asked_for_an_address(monkeypatch: pytest.Monkey
     with ray_workers.connected(ray_workers.ClusterResources()):
         pass
     with (
-        pytest.raises(ConfigError, match="'head-node' is no address"),
+        pytest.raises(ConfigError, match="'head-node' is not the address"),
         ray_workers.connected(ray_workers.ClusterResources("head-node")),
     ):
         pass

@@ -222,13 +222,13 @@ def test_the_clocks_are_compared_when_work_begins_not_when_the_model_was_loaded(
     from headrace.cluster.ray_workers import ClusterResources, RayWorkers
     from headrace.cluster.worker import WorkerSpec
 
-    staff = RayWorkers(
+    workers = RayWorkers(
         WorkerSpec(EngineConfig("custom", engine=f"{ENGINES}:lengths"), headrace.__version__),
         ClusterResources(cpus=0.5),
     )
     time.sleep(3)
-    assert abs(asyncio.run(staff.workers[0].load())) < 2  # on one machine there is one clock
-    staff.close()
+    assert abs(asyncio.run(workers.initial[0].load())) < 2  # on one machine there is one clock
+    workers.close()
 
 
 def test_the_command_line_runs_on_a_cluster_by_its_address(cluster: str, rows: Rows, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_an_update_under_load_fails_no_request(free_tcp_port: int) -> None:
         EngineConfig(task="embed", engine="tests.integration.cluster.engines:broken", model="/nowhere")
     )
     with under_load(address) as seen:
-        with pytest.raises(EngineError, match=r"the server is what it was.*no weights in /nowhere"):
+        with pytest.raises(EngineError, match=r"was rolled back.*no weights in /nowhere"):
             deploy(broken, Replicas(1, 1), place, "127.0.0.1", free_tcp_port)
         time.sleep(1)
     assert set(seen) == {"200 second"}
@@ -126,7 +126,7 @@ def test_another_command_takes_the_server_over(cluster: str, free_tcp_port: int)
     with under_load(f"http://127.0.0.1:{free_tcp_port}") as seen:
         second = command("second")
         wait_until_it_serves(second)
-        assert "another command has taken the server over" in first.communicate()[1]
+        assert "another command has replaced this deployment" in first.communicate()[1]
         assert first.returncode == 0
         time.sleep(1)
     assert set(seen) == {"200 first", "200 second"}
@@ -254,8 +254,9 @@ def test_what_replicas_cannot_share_is_refused(tmp_path: Path) -> None:
         Replicas(3, 2)
 
 
-def test_the_command_serves_until_it_is_told_to_stop(cluster: str, free_tcp_port: int) -> None:
+def test_the_command_serves_with_the_flags_of_its_engine_until_it_is_stopped(cluster: str, free_tcp_port: int) -> None:
     command = [sys.executable, "-c", "from headrace.cli.main import main; main()", "serve", "--engine", FAKE]
+    command += ["--dimension", "3"]
     command += ["--on", f"ray:{cluster}", "--port", str(free_tcp_port), "--cpus-per-replica", "0.5"]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
@@ -267,6 +268,8 @@ def test_the_command_serves_until_it_is_told_to_stop(cluster: str, free_tcp_port
             break
     assert server.poll() is None, said
     assert "0 to 2 replicas" in said[-1]
+    vectors = [entry["embedding"] for entry in ask(f"http://127.0.0.1:{free_tcp_port}").json()["data"]]
+    assert [len(vector) for vector in vectors] == [3, 3]
     server.send_signal(signal.SIGTERM)
-    assert "stopping: finishing what is accepted" in server.communicate()[1]
+    assert "stopping: finishing accepted requests" in server.communicate()[1]
     assert server.returncode == 0

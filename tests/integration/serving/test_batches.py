@@ -320,13 +320,16 @@ def test_fields_that_nobody_reads_are_refused(server: Running) -> None:
 
 
 def test_files_are_listed_by_purpose_and_in_either_order(server: Running) -> None:
-    upload(server, [line(0)])
+    mine = {upload(server, [line(0)]) for _ in range(3)}
 
     def listed(**params: Any) -> list[Any]:
-        return list(server.client.get("/v1/files", params=params).json()["data"])
+        """The files of this test: batches of other tests may still add theirs."""
+        return [file for file in server.client.get("/v1/files", params=params).json()["data"] if file["id"] in mine]
 
-    assert listed(order="asc") == listed()[::-1] != []
-    assert {file["purpose"] for file in listed(purpose="batch")} == {"batch"}
+    assert {file["id"] for file in listed(limit=10_000)} == mine
+    assert listed(order="asc", limit=10_000) == listed(limit=10_000)[::-1]
+    assert {file["id"] for file in listed(purpose="batch", limit=10_000)} == mine
+    assert {file["purpose"] for file in listed(purpose="batch", limit=10_000)} == {"batch"}
     assert listed(purpose="assistants") == []
     assert server.client.get("/v1/files", params={"order": "up"}).status_code == 400
 

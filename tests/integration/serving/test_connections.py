@@ -145,4 +145,4 @@ def test_a_stream_that_is_never_read_is_given_up() -> None:
                 + body
             )
             until(lambda: service.cancelled == 1, 20)
-            until(lambda: service.gate.requests == 0)
+            until(lambda: service.admission.requests == 0)

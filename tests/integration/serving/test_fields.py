@@ -262,4 +262,4 @@ def test_who_does_not_want_to_be_cut_is_told_instead(short: Running, labels: Run
         ServerSettings(EngineConfig(engine=f"{__name__}:Short"))
     ) as server:  # nothing of a refusal stays behind
         refused(server, "/v1/embeddings", {"input": long, "truncate": False}, "input")
-        assert server.host.service.gate.requests == server.host.service.batcher.stats.waiting == 0
+        assert server.host.service.admission.requests == server.host.service.batcher.stats.waiting == 0

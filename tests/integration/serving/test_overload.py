@@ -36,7 +36,7 @@ def leave_in_the_middle(server: Running, path: str, body: dict[str, Any]) -> Non
 def test_more_than_the_limit_is_refused_at_once_with_a_time_to_come_back() -> None:
     with running(held(max_requests=2)) as server, ThreadPoolExecutor() as pool:
         accepted = [pool.submit(embed, server, text) for text in ("a", "b")]
-        until(lambda: server.host.loaded is not None and server.host.loaded.gate.requests == 2)
+        until(lambda: server.host.loaded is not None and server.host.loaded.admission.requests == 2)
         refused = embed(server, "c")
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
@@ -55,7 +55,7 @@ def test_no_request_counts_for_more_than_the_model_can_do(long: dict[str, Any]) 
     )
     with running(settings) as server, ThreadPoolExecutor() as pool:
         assert server.host.loaded is not None
-        gate, server.host.loaded.most_cost = server.host.loaded.gate, 512
+        gate, server.host.loaded.most_cost = server.host.loaded.admission, 512
         gate.max_cost = 2_000
         first = pool.submit(server.post, "/v1/completions", {"prompt": "word " * 200, "max_tokens": 10**9})
         until(lambda: gate.requests == 1)

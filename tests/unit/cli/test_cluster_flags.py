@@ -19,7 +19,7 @@ from headrace.cli.app import app
         (["retry", "out.jsonl", "--replicas", "2"], "need it"),
         (["run", "--on", "ray", "--dry-run"], "leave out --on"),
         (["run", "--on", "spark"], "--on is 'spark'; it must be ray"),
-        (["run", "--on", "ray:headnode"], "'headnode' is no address"),
+        (["run", "--on", "ray:headnode"], "'headnode' is not the address"),
         (["serve", "--on", "k8s"], "--on is 'k8s'; it must be ray"),
         (["serve", "--on", "ray", "--ssl-certfile", "cert.pem"], "leave out --ssl-certfile"),
         (["serve", "--on", "ray", "--min-replicas", "3"], "3 to 2"),

@@ -148,7 +148,7 @@ def test_what_is_cancelled_leaves_no_trace(virtual: VirtualTime) -> None:
         for task in bulk:
             task.cancel()
         await asyncio.gather(*bulk, return_exceptions=True)
-        assert not bench.fill._inside
+        assert not bench.fill._admitted
         await asyncio.gather(*await bench.bulk(10))
 
     play(virtual, bench, main)

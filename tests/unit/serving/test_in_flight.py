@@ -49,12 +49,12 @@ def test_whole_answers_are_counted_and_their_room_is_released(virtual: VirtualTi
         served = service(batcher)
         waiting = asyncio.ensure_future(served.infer(["a", "b c d"], 2, call()))
         await asyncio.sleep(0.1)
-        assert served.gate.requests == 2
+        assert served.admission.requests == 2
         for number, future in enumerate(batcher.futures):
             future.set_result(number)
         answers = await waiting
         assert (answers.outputs, answers.cost, answers.truncated) == ([0, 1], 3, [1])
-        assert (served.gate.requests, served.tokens.prompt) == (0, 3)
+        assert (served.admission.requests, served.tokens.prompt) == (0, 3)
 
     virtual(main())
 
@@ -63,11 +63,11 @@ def test_records_before_one_that_is_refused_are_given_up_with_it(virtual: Virtua
     async def main() -> None:
         batcher = Room(2)
         served = service(batcher)
-        with pytest.raises(ApiError, match="as much work waiting") as caught:
+        with pytest.raises(ApiError, match="the server is overloaded") as caught:
             await served.infer(["a", "b", "c"], 3, call())
         assert caught.value.status_code == 429
         assert [future.cancelled() for future in batcher.futures] == [True, True]
-        assert served.gate.requests == 0
+        assert served.admission.requests == 0
 
     virtual(main())
 
@@ -75,7 +75,7 @@ def test_records_before_one_that_is_refused_are_given_up_with_it(virtual: Virtua
 def test_a_text_that_may_not_be_cut_is_refused_before_any_is_submitted(virtual: VirtualTime) -> None:
     async def main() -> None:
         batcher = Room(2)
-        with pytest.raises(ApiError, match="text 1 of input is longer than the model takes"):
+        with pytest.raises(ApiError, match="text 1 of input is longer than the model accepts"):
             await service(batcher).infer(["a", "b c d"], 2, call(may_cut=False))
         assert batcher.futures == []
 
@@ -95,6 +95,6 @@ def test_a_client_that_has_gone_is_counted_and_its_records_are_given_up(virtual:
         with pytest.raises(ClientGoneError):
             await leave()
         assert all(future.cancelled() for future in batcher.futures)
-        assert (served.cancelled, served.gate.requests, served.tokens.prompt) == (2, 0, 0)
+        assert (served.cancelled, served.admission.requests, served.tokens.prompt) == (2, 0, 0)
 
     virtual(main())

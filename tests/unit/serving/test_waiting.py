@@ -9,7 +9,7 @@ import pytest
 from tests.unit.virtual_time import VirtualTime, now
 
 from headrace.errors import DeadlineExceededError
-from headrace.serving.admission.waiting import LOOK_AFTER_S, CancelScope
+from headrace.serving.admission.waiting import WATCH_AFTER_S, CancelScope
 from headrace.serving.errors import ClientGoneError
 
 
@@ -32,7 +32,7 @@ def test_results_come_in_order_and_nobody_asked_for_the_client(virtual: VirtualT
     async def main() -> list[int]:
         futures = [asyncio.get_running_loop().create_future() for _ in range(2)]
         futures[1].set_result(2)
-        asyncio.get_running_loop().call_later(LOOK_AFTER_S / 2, futures[0].set_result, 1)
+        asyncio.get_running_loop().call_later(WATCH_AFTER_S / 2, futures[0].set_result, 1)
         return await CancelScope(client, 10).all(futures)
 
     assert virtual(main()) == [1, 2]
@@ -40,7 +40,7 @@ def test_results_come_in_order_and_nobody_asked_for_the_client(virtual: VirtualT
 
 
 @pytest.mark.parametrize(
-    ("leaves_after", "error", "at"), [(None, DeadlineExceededError, 10), (3, ClientGoneError, 3 + LOOK_AFTER_S)]
+    ("leaves_after", "error", "at"), [(None, DeadlineExceededError, 10), (3, ClientGoneError, 3 + WATCH_AFTER_S)]
 )
 def test_a_wait_ends_with_its_time_or_its_client(
     virtual: VirtualTime, leaves_after: float | None, error: type[Exception], at: float

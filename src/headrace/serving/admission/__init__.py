@@ -1,5 +1,5 @@
-"""What a server takes on, when, and for how long.
+"""Admission of requests and bulk work.
 
-- `controller.AdmissionController`: what is taken on and what is refused
-- `backfill.Backfill`: how much bulk work may wait beside requests
+- `controller.AdmissionController`: limits the records and cost in progress
+- `backfill.Backfill`: runs bulk work in the gaps between requests
 """

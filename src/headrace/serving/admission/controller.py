@@ -1,4 +1,4 @@
-"""What the server has taken on: bounded in records and in cost, reserved before a request costs any work."""
+"""Limits the records and the cost in progress. Requests reserve both before any work begins."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from headrace.serving.errors import ApiError
 
 LONGEST_RETRY_S = 300.0
 _SAMPLE_S = 0.25
-"""Least time over which a rate is measured."""
+"""Minimum seconds of one rate measurement."""
 _SMOOTHING = 0.3
-"""Weight of the newest measurement."""
+"""Weight of a new measurement."""
 
 
 class Rate:
-    """Cost finished per second while the engine has all it can take, smoothed. Told the time, reads no clock.
+    """The smoothed throughput of a fully loaded engine, in cost per second. Callers pass the time.
 
-    A sample is as many records as the engine takes at once, as those often end at once: half of them would say that it
-    is half as fast. What was given up may have been worked on or not: it widens what a sample allows to be true, and
-    where that is true of the rate already, nothing is learned.
+    A sample covers as many records as the engine takes at once, because these often finish together. Cancelled records
+    may or may not have been processed, so a sample gives a range for the rate; a rate within the range is unchanged.
 
     Args:
-        width: records that the engine takes at once.
-        width_cost: or what they cost together.
+        width: records that the engine processes at once.
+        width_cost: their total cost, if reached first.
     """
 
     def __init__(self, width: int = 1, width_cost: float = float("inf")) -> None:
         self.per_s = 0.0
-        """0 while it is not known."""
+        """0 while unknown."""
         self._width = width
         self._width_cost = width_cost
         self._since: float | None = None
@@ -37,12 +36,12 @@ class Rate:
         self._full = True
 
     def busy(self, now: float) -> None:
-        """There is work from now on."""
+        """Start measuring: there is work."""
         if self._since is None:
             self._since = now
 
     def ended(self, records: int, cost: float, now: float, *, done: bool, full: bool) -> None:
-        """So much more has ended, `done` or given up; `full` if the engine could not have taken more meanwhile."""
+        """Add finished (`done`) or cancelled records; `full` if the engine was fully loaded meanwhile."""
         self._records += records
         if done:
             self._done += cost
@@ -50,18 +49,18 @@ class Rate:
             self._given_up += cost
         self._full = self._full and full
         elapsed = now - self._since if self._since is not None else 0.0
-        whole = self._records >= self._width or self._done + self._given_up >= self._width_cost
-        if whole and elapsed >= _SAMPLE_S:
+        complete = self._records >= self._width or self._done + self._given_up >= self._width_cost
+        if complete and elapsed >= _SAMPLE_S:
             self._learn(self._done / elapsed, (self._done + self._given_up) / elapsed)
             self._begin(now)
 
     def idle(self) -> None:
-        """Nothing is left; the time until there is work again says nothing."""
+        """Stop measuring: there is no work."""
         self._begin(None)
 
     def _learn(self, least: float, most: float) -> None:
         if not self._full:
-            if self.per_s:  # it could have been more, but has been so much
+            if self.per_s:  # not fully loaded: only a lower bound
                 self.per_s = max(self.per_s, least)
         elif not self.per_s:
             self.per_s = most if least else 0.0
@@ -74,13 +73,13 @@ class Rate:
 
 
 class AdmissionController:
-    """Counts what is accepted and not yet answered, and refuses what would be too much.
+    """Counts accepted, unanswered records and refuses requests over the limits.
 
     Args:
-        max_requests: records.
-        max_cost: in the estimated unit of `reserve`.
-        width: records that the engine takes at once; with fewer, it does less than it could.
-        width_cost: or what they cost together.
+        max_requests: maximum records.
+        max_cost: maximum total of the costs passed to `reserve`.
+        width: records that the engine processes at once; with fewer, it is not fully loaded.
+        width_cost: their total cost, if reached first.
         clock: monotonic seconds.
     """
 
@@ -96,9 +95,9 @@ class AdmissionController:
         self.max_requests = max_requests
         self.max_cost = max_cost
         self.requests = 0
-        """Records held now."""
+        """Records in progress."""
         self.cost = 0.0
-        """Their estimated cost."""
+        """Their estimated total cost."""
         self.refused = 0
         """Records refused so far."""
         self._width = width
@@ -107,29 +106,27 @@ class AdmissionController:
         self._rate = Rate(width, width_cost)
 
     def wait_s(self) -> float:
-        """How long what is held will take, by the measured rate; 0 while that is not known."""
+        """Estimated seconds to finish the work in progress; 0 while the rate is unknown."""
         return self.cost / self._rate.per_s if self._rate.per_s else 0.0
 
     def reserve(self, requests: int, cost: float, timeout_s: float) -> None:
-        """Take on so many records, whose cost is a guess; `release` the same afterwards.
+        """Reserve room for records of an estimated cost. Pass the same values to `release` afterwards.
 
-        What alone is more than everything allowed is let in once nothing else is held.
+        A request that exceeds the limits by itself is admitted when nothing else is in progress.
 
         Raises:
-            ApiError: 429 with Retry-After when it would be too much, 408 if it could not be finished in its time.
+            ApiError: 429 with Retry-After over the limits, 408 if the request would time out.
         """
         too_many = self.requests + requests > self.max_requests or self.cost + cost > self.max_cost
         if too_many and self.requests:
             self.refused += requests
             retry = min(max(self.wait_s(), 1.0), LONGEST_RETRY_S)
-            raise ApiError(
-                429, "the server has as much work waiting as it takes", code="overloaded", retry_after_s=retry
-            )
+            raise ApiError(429, "the server is overloaded", code="overloaded", retry_after_s=retry)
         if self.wait_s() > timeout_s:
             self.refused += requests
             raise ApiError(
                 408,
-                f"the work ahead takes longer than the request's timeout of {timeout_s:g} s",
+                f"queued work will take longer than the request's timeout of {timeout_s:g} s",
                 code="deadline_exceeded",
                 retry_after_s=min(self.wait_s(), LONGEST_RETRY_S),
             )
@@ -138,7 +135,7 @@ class AdmissionController:
         self.cost += cost
 
     def release(self, requests: int, cost: float, *, done: bool) -> None:
-        """Give back what `reserve` took; `done` if the engine has worked on it."""
+        """Release reserved room; `done` if the engine has processed the records."""
         full = self.requests >= self._width or self.cost >= self._width_cost
         self.requests -= requests
         self.cost = self.cost - cost if self.requests else 0.0

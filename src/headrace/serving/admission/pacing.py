@@ -1,13 +1,13 @@
-"""How long a batch takes, learned from those that were run. Pure: told everything, reads no clock."""
+"""Estimates of batch times, learned from past batches. Pure: callers pass the time."""
 
 from __future__ import annotations
 
-_FORGET = 0.98
-"""Weight of a batch against the one after it: the last 50 or so count."""
+_DECAY = 0.98
+"""Weight of a batch relative to the next: about the last 50 count."""
 _LEAST, _MOST = 0.1, 2.0
-"""Bounds of a margin: bulk work is never quite given up, and nothing is planned that an hour could not take back."""
+"""Bounds of a margin: bulk work never stops, and a wrong margin is corrected within an hour."""
 _SPREAD = 0.01
-"""Costs that vary by less than this share of their mean say nothing of the slope."""
+"""Minimum relative deviation of costs for fitting a slope."""
 
 
 class TimeModel:
@@ -17,16 +17,16 @@ class TimeModel:
         self._weight = self._cost = self._duration = self._cost2 = self._both = 0.0
 
     def observe(self, cost: float, duration_s: float) -> None:
-        """Learn of one more batch."""
-        self._weight = self._weight * _FORGET + 1
-        self._cost = self._cost * _FORGET + cost
-        self._duration = self._duration * _FORGET + duration_s
-        self._cost2 = self._cost2 * _FORGET + cost * cost
-        self._both = self._both * _FORGET + cost * duration_s
+        """Add a batch."""
+        self._weight = self._weight * _DECAY + 1
+        self._cost = self._cost * _DECAY + cost
+        self._duration = self._duration * _DECAY + duration_s
+        self._cost2 = self._cost2 * _DECAY + cost * cost
+        self._both = self._both * _DECAY + cost * duration_s
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to go by."""
+        """Whether a batch was observed."""
         return self._cost > 0
 
     @property
@@ -37,18 +37,18 @@ class TimeModel:
         mean_cost, mean = self._cost / self._weight, self._duration / self._weight
         variance = self._cost2 / self._weight - mean_cost**2
         if variance <= (_SPREAD * mean_cost) ** 2:
-            return mean / mean_cost, 0.0  # all alike: the pessimist's line for larger batches
+            return mean / mean_cost, 0.0  # equal costs: assume that time is proportional to cost
         slope = (self._both / self._weight - mean_cost * mean) / variance
         slope = min(max(slope, 0.0), mean / mean_cost)
-        return slope, max(mean - slope * mean_cost, 0.0)  # which rounding alone can push below
+        return slope, max(mean - slope * mean_cost, 0.0)  # rounding can make it negative
 
     def seconds(self, cost: float) -> float:
-        """How long a batch of this cost takes."""
+        """Estimated seconds of a batch of this cost."""
         slope, base = self.line
         return slope * cost + base
 
     def cost_within(self, seconds: float) -> float:
-        """The largest cost of a batch that takes no longer; 0 if none is so quick."""
+        """Maximum cost of a batch within `seconds`; 0 if none is possible."""
         slope, base = self.line
         if seconds <= base:
             return 0.0
@@ -56,11 +56,10 @@ class TimeModel:
 
 
 class Margin:
-    """How much of a target to plan with, so that no more than `late` of all requests miss it.
+    """The factor of a latency target to plan with, so that at most the share `late` of requests miss the target.
 
-    A plan knows nothing of what delays a request besides batches: this follows what is seen. Each miss makes it a step
-    smaller and each hit as much larger as holds the balance at that share: the tracking of a quantile by stochastic
-    approximation (Robbins and Monro, 1951).
+    It accounts for delays other than batches. A miss lowers the factor and a hit raises it, in steps that balance at
+    that share: quantile tracking by stochastic approximation (Robbins and Monro, 1951).
     """
 
     def __init__(self, late: float = 0.005, step: float = 0.04) -> None:
@@ -70,13 +69,13 @@ class Margin:
         self._step = step
 
     def observe(self, *, missed: bool) -> None:
-        """One more request has been answered."""
+        """Add an answered request."""
         change = self._late - 1 if missed else self._late
         self.value = min(max(self.value + self._step * change, _LEAST), _MOST)
 
 
 class Recent:
-    """The largest value of late: of the last one or two periods. Told the time."""
+    """The maximum of the last one to two periods. Callers pass the time."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s = period_s
@@ -84,16 +83,16 @@ class Recent:
         self._since = 0.0
 
     def add(self, value: float, at: float) -> None:
-        """One more value."""
-        self._turn(at)
+        """Add a value."""
+        self._rotate(at)
         self._now = max(self._now, value)
 
     def largest(self, at: float) -> float:
-        """The largest of late; 0 for none."""
-        self._turn(at)
+        """The recent maximum; 0 if there is none."""
+        self._rotate(at)
         return max(self._now, self._before)
 
-    def _turn(self, at: float) -> None:
+    def _rotate(self, at: float) -> None:
         if at - self._since >= self._period_s:
             self._before = self._now if at - self._since < 2 * self._period_s else 0.0
             self._now, self._since = 0.0, at

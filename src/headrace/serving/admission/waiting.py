@@ -1,27 +1,25 @@
-"""How a request waits for its records: until they are answered, its time is up, or its client has gone."""
+"""Waits for the records of a request until they are answered, the request times out or the client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from starlette.types import Receive
 
 from headrace.errors import DeadlineExceededError
 from headrace.serving.errors import ClientGoneError
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-
-LOOK_AFTER_S = 0.2
-"""Whether the client is still there is asked only of requests that take longer: for the others it would cost more than
-it could save."""
+WATCH_AFTER_S = 0.2
+"""Seconds after which a request watches for a disconnect. For faster requests it would cost more than it saves."""
 
 
 class CancelScope:
-    """Ends the wait for some futures early, by cancelling them, which takes their records out of the batcher.
+    """Cancels futures, and so their records in the batcher, on a timeout or a disconnect.
 
     Args:
-        receive: the request's, its body already read.
-        timeout_s: how long it may take from now.
+        receive: the ASGI receive function, after the body was read.
+        timeout_s: seconds from now.
     """
 
     def __init__(self, receive: Receive, timeout_s: float) -> None:
@@ -29,19 +27,19 @@ class CancelScope:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._timeout_s = timeout_s
-        # One timer, which nearly no request lives to see.
-        self._timer = loop.call_later(min(timeout_s, LOOK_AFTER_S), self._is_slow)
-        self._looking: asyncio.Task[None] | None = None
-        self._futures: Sequence[asyncio.Future[Any]] = ()
+        # Most requests finish before this timer fires.
+        self._timer = loop.call_later(min(timeout_s, WATCH_AFTER_S), self._start_watching)
+        self._watcher: asyncio.Task[None] | None = None
+        self._futures: Sequence[asyncio.Future[object]] = ()
         self.cause: Exception | None = None
-        """Why the wait ended early, if it did."""
+        """Why the futures were cancelled, if they were."""
 
-    async def all(self, futures: Sequence[asyncio.Future[Any]]) -> list[Any]:
-        """Their results in order; the first error ends the wait for all.
+    async def all(self, futures: Sequence[asyncio.Future[object]]) -> list[object]:
+        """The results in order. The first error cancels the others.
 
         Raises:
-            DeadlineExceededError: the time was up.
-            ClientGoneError: the client has closed its connection.
+            DeadlineExceededError: the request timed out.
+            ClientGoneError: the client has disconnected.
         """
         self.watch(futures)
         try:
@@ -53,34 +51,34 @@ class CancelScope:
         finally:
             self.close()
 
-    def watch(self, futures: Sequence[asyncio.Future[Any]]) -> None:
-        """Cancel these when the wait ends early; `cause` then says why."""
+    def watch(self, futures: Sequence[asyncio.Future[object]]) -> None:
+        """Cancel these futures on a timeout or disconnect; `cause` then holds the reason."""
         self._futures = futures
         if self.cause is not None:
             self._cancel()
 
     def close(self) -> None:
-        """Wait for nothing more; what is not answered is given up."""
+        """Stop the timers and cancel unfinished futures."""
         self._timer.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         self._cancel()
 
     def _expire(self) -> None:
-        self._end(DeadlineExceededError(f"the request was not finished within {self._timeout_s:g} s"))
+        self._end(DeadlineExceededError(f"the request did not finish within {self._timeout_s:g} s"))
 
-    def _is_slow(self) -> None:
-        """Begin to look whether the client is there, for the rest of the time."""
-        if self._timeout_s <= LOOK_AFTER_S:
+    def _start_watching(self) -> None:
+        """Start to watch for a disconnect."""
+        if self._timeout_s <= WATCH_AFTER_S:
             self._expire()
             return
-        self._timer = self._loop.call_later(self._timeout_s - LOOK_AFTER_S, self._expire)
-        self._looking = self._loop.create_task(self._until_gone(), name="headrace-client-watch")
+        self._timer = self._loop.call_later(self._timeout_s - WATCH_AFTER_S, self._expire)
+        self._watcher = self._loop.create_task(self._watch_client(), name="headrace-client-watch")
 
-    async def _until_gone(self) -> None:
+    async def _watch_client(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._end(ClientGoneError("the client closed the connection"))
+        self._end(ClientGoneError("the client disconnected"))
 
     def _end(self, cause: Exception) -> None:
         if self.cause is None:
@@ -92,4 +90,4 @@ class CancelScope:
             if not future.done():
                 future.cancel()
             elif not future.cancelled():
-                future.exception()  # read: the first error stands for all
+                future.exception()  # mark as retrieved: only the first error is reported

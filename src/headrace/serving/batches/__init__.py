@@ -1,5 +1,5 @@
 """The files and batches of the Batch API.
 
-- `store.Batches`: every batch from its creation to its end
-- `files.FileStore`: uploaded and produced files
+- `store.Batches`: all batches and their lifecycle
+- `files.FileStore`: uploaded and output files
 """

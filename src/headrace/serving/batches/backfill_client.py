@@ -1,4 +1,4 @@
-"""A batcher for a bulk job on a thread of its own, which in truth is the server's, shared with its requests."""
+"""Lets a batch job, which runs on its own thread and event loop, use the server's batcher."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Hashable, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from headrace.errors import StoppedError
 from headrace.io.formats.openai_batch import Answers
@@ -17,30 +17,35 @@ from headrace.serving.batches.lines import Line
 
 
 class PreparedWork(Protocol):
-    """A record of a job, ready for the engine."""
+    """A prepared record of a job."""
 
     @property
     def payload(self) -> Line:
-        """What the engine is to do."""
+        """The prepared line."""
         ...
 
 
+WorkT = TypeVar("WorkT", bound=PreparedWork)
+
+
 class BackfillClient:
-    """What a job needs of a batcher, over the server's backfill.
+    """The batcher of a job, backed by the server's backfill.
 
     Args:
-        backfill: lets records into the batcher.
-        loop: the server's.
-        caller: whose share of the batches the job counts on.
-        ahead: inputs that are read and not yet answered, at most.
+        backfill: submits records to the batcher.
+        loop: the server's event loop.
+        caller: the job's identity for fair batching.
+        max_in_flight: maximum inputs read and not yet answered.
     """
 
-    def __init__(self, backfill: Backfill, loop: asyncio.AbstractEventLoop, caller: Hashable, ahead: int) -> None:
+    def __init__(
+        self, backfill: Backfill, loop: asyncio.AbstractEventLoop, caller: Hashable, max_in_flight: int
+    ) -> None:
         self._backfill = backfill
         self._loop = loop
         self._caller = caller
-        self._ahead = ahead
-        self._open: set[concurrent.futures.Future[Any]] = set()
+        self._max_in_flight = max_in_flight
+        self._open: set[concurrent.futures.Future[Answers]] = set()
         self._stopped = False
 
     async def __aenter__(self) -> Self:
@@ -52,20 +57,20 @@ class BackfillClient:
         self.stop()
 
     def stop(self) -> None:
-        """Give up what is not answered; from any thread."""
+        """Cancel unanswered records. Thread-safe."""
         self._stopped = True
         for future in list(self._open):
             future.cancel()
 
-    def _places(self, work: PreparedWork) -> int:
-        """How much of what may be under way a record takes."""
-        return min(max(len(work.payload.parts), 1), self._ahead)
+    def _permits(self, work: PreparedWork) -> int:
+        """Number of in-flight permits that a record needs."""
+        return min(max(len(work.payload.parts), 1), self._max_in_flight)
 
     async def _answer(self, line: Line) -> Answers:
-        """A line's outputs. Runs on the server's loop.
+        """The outputs of a line. Runs on the server's loop.
 
         Raises:
-            Exception: the first of its inputs that has none.
+            Exception: the first error of its inputs.
         """
         if len(line.parts) == 1:
             return line.answers([await self._backfill.run(line.parts[0], self._caller)])
@@ -80,53 +85,55 @@ class BackfillClient:
                 task.cancel()
 
     async def runs_as_completed(
-        self, runs: AsyncIterable[Sequence[PreparedWork]]
-    ) -> AsyncGenerator[tuple[Sequence[Any], Sequence[Any], bool], None]:
-        """Records that come in runs, each with its output or exception as it ends, one at a time."""
+        self, runs: AsyncIterable[Sequence[WorkT]]
+    ) -> AsyncGenerator[tuple[Sequence[WorkT], Sequence[Answers | BaseException], bool], None]:
+        """Yield each record with its output or exception as it completes, one at a time."""
 
-        async def each() -> AsyncGenerator[PreparedWork, None]:
+        async def each() -> AsyncGenerator[WorkT, None]:
             async for run in runs:
                 for work in run:
                     yield work
 
-        async with aclosing(self.as_completed(each())) as ended:
-            async for work, output in ended:
+        async with aclosing(self.as_completed(each())) as completed:
+            async for work, output in completed:
                 yield (work,), (output,), isinstance(output, Exception)
 
-    async def as_completed(self, records: AsyncIterable[PreparedWork]) -> AsyncGenerator[tuple[Any, Any], None]:
-        """Each record with its output, or with its exception, as it ends."""
-        own = asyncio.get_running_loop()
-        ended: asyncio.Queue[tuple[Any, concurrent.futures.Future[Any]] | None] = asyncio.Queue()
-        room = asyncio.Semaphore(self._ahead)
-        sent = got = 0
+    async def as_completed(
+        self, records: AsyncIterable[WorkT]
+    ) -> AsyncGenerator[tuple[WorkT, Answers | BaseException], None]:
+        """Yield each record with its output or exception as it completes."""
+        job_loop = asyncio.get_running_loop()
+        completed: asyncio.Queue[tuple[WorkT, concurrent.futures.Future[Answers]] | None] = asyncio.Queue()
+        permits = asyncio.Semaphore(self._max_in_flight)
+        sent = received = 0
 
-        def over(work: PreparedWork, future: concurrent.futures.Future[Any]) -> None:
+        def on_done(work: WorkT, future: concurrent.futures.Future[Answers]) -> None:
             self._open.discard(future)
-            if not own.is_closed():
-                own.call_soon_threadsafe(ended.put_nowait, (work, future))
+            if not job_loop.is_closed():
+                job_loop.call_soon_threadsafe(completed.put_nowait, (work, future))
 
         async def feed() -> None:
             nonlocal sent
             async for work in records:
-                for _ in range(self._places(work)):
-                    await room.acquire()
+                for _ in range(self._permits(work)):
+                    await permits.acquire()
                 future = asyncio.run_coroutine_threadsafe(self._answer(work.payload), self._loop)
                 sent += 1
                 self._open.add(future)
-                future.add_done_callback(partial(over, work))
+                future.add_done_callback(partial(on_done, work))
                 if self._stopped:
                     future.cancel()
 
-        feeding = own.create_task(feed(), name="headrace-batch-feed")
-        feeding.add_done_callback(lambda _: ended.put_nowait(None))
+        feeding = job_loop.create_task(feed(), name="headrace-batch-feed")
+        feeding.add_done_callback(lambda _: completed.put_nowait(None))
         try:
-            while not feeding.done() or got < sent:
-                entry = await ended.get()
+            while not feeding.done() or received < sent:
+                entry = await completed.get()
                 if entry is None:
                     continue
-                got += 1
-                for _ in range(self._places(entry[0])):
-                    room.release()
+                received += 1
+                for _ in range(self._permits(entry[0])):
+                    permits.release()
                 yield entry[0], _result(entry[1])
             feeding.result()
         finally:
@@ -134,7 +141,7 @@ class BackfillClient:
             self.stop()
 
 
-def _result(future: concurrent.futures.Future[Any]) -> Any:
+def _result(future: concurrent.futures.Future[Answers]) -> Answers | BaseException:
     if future.cancelled():
         return StoppedError("the batch was stopped")
     error = future.exception()

@@ -1,4 +1,4 @@
-"""One batch of the Batch API: what was asked, how far it is, and how both are written down."""
+"""One batch of the Batch API: its request, progress and serialization."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+
+from headrace.records import JsonObject
 
 
 class BatchStatus(StrEnum):
-    """Where a batch is, in OpenAI's words."""
+    """OpenAI's statuses of a batch."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -30,12 +31,12 @@ class BatchStatus(StrEnum):
 OPEN = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING, BatchStatus.CANCELLING)
 ENDED = (BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
 _TIMED = tuple(status for status in BatchStatus if status is not BatchStatus.VALIDATING)
-"""Statuses whose beginning a batch tells; that of validating is its creation."""
+"""Statuses with a timestamp field. `validating` starts at `created_at`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """Requests of a batch."""
+    """Request counts of a batch."""
 
     total: int = 0
     completed: int = 0
@@ -44,7 +45,7 @@ class RequestCounts:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch as it is at one moment. Times are in seconds since 1970."""
+    """An immutable snapshot of a batch. Times are Unix seconds."""
 
     id: str
     endpoint: str
@@ -54,22 +55,22 @@ class Batch:
     expires_at: int
     metadata: Mapping[str, str] | None = None
     owner: str | None = None
-    """The tenant; None where the server had no keys."""
+    """The tenant; None if the server had no keys."""
     status: BatchStatus = BatchStatus.VALIDATING
     times: Mapping[BatchStatus, int] = field(default_factory=dict)
     """When each status began."""
     counts: RequestCounts = RequestCounts()
-    errors: Sequence[Mapping[str, Any]] = ()
-    """Why it failed: see `openai_protocol.batch_error`."""
+    errors: Sequence[Mapping[str, object]] = ()
+    """Why it failed; see `openai_protocol.batch_error`."""
     output_file_id: str | None = None
     error_file_id: str | None = None
 
-    def turned(self, status: BatchStatus, at: int) -> Batch:
-        """The same batch in its next status."""
+    def with_status(self, status: BatchStatus, at: int) -> Batch:
+        """The same batch in another status since `at`."""
         return replace(self, status=status, times={**self.times, status: at})
 
-    def as_json(self) -> dict[str, Any]:
-        """OpenAI's batch object, with the owner beside it: what the API answers, and what is kept on disk."""
+    def as_json(self) -> JsonObject:
+        """OpenAI's batch object with an additional `owner`, for responses and for the disk."""
         return {
             "id": self.id,
             "object": "batch",
@@ -93,15 +94,15 @@ class Batch:
         }
 
     def encode(self) -> bytes:
-        """The content of the batch's file."""
+        """The batch as JSON bytes."""
         return json.dumps(self.as_json()).encode()
 
     @classmethod
     def decode(cls, content: bytes) -> Batch:
-        """What `encode` has written, in this version or an earlier one.
+        """Read the output of `encode`, of this or an earlier version.
 
         Raises:
-            ValueError, KeyError, TypeError: it is damaged.
+            ValueError, KeyError, TypeError: the content is damaged.
         """
         found = json.loads(content)
         counts, errors = found["request_counts"], found["errors"] or {"data": ()}

@@ -1,4 +1,4 @@
-"""Uploaded and produced files of the Batch API, in one folder: `ID.jsonl` with its description `ID.json` beside it."""
+"""Uploaded and output files of the Batch API: `ID.jsonl` with its description `ID.json`, in one folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import shutil
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, TypedDict
 
 from headrace.io.storage.parts import atomic_file, sync_folder
 from headrace.serving.auth import EVERYBODY, Tenant
@@ -21,26 +21,39 @@ logger = logging.getLogger("headrace")
 
 _NEEDED = {"id", "created_at", "purpose"}
 _ID = re.compile(r"file-[0-9a-f]{32}")
-"""What a request may name: nothing else reaches the file system."""
+"""Valid ids. Nothing else reaches the file system."""
+
+
+class FileDescription(TypedDict):
+    """OpenAI's file object, with its owner."""
+
+    id: str
+    object: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: str
+    owner: str | None
 
 
 def now() -> int:
-    """Seconds of the epoch, as OpenAI's objects have them: for people and for expiry across restarts."""
+    """The time in Unix seconds, for timestamps and for expiry across restarts."""
     return int(datetime.now(UTC).timestamp())
 
 
 class FileStore:
-    """All methods block: they do file I/O."""
+    """Stores the files. All methods block on file I/O."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
 
-    def create(self, content: BinaryIO, filename: str, purpose: str, owner: str | None) -> dict[str, Any]:
-        """Keep an upload.
+    def create(self, content: BinaryIO, filename: str, purpose: str, owner: str | None) -> FileDescription:
+        """Store an upload.
 
         Raises:
-            OSError: there is no room.
+            OSError: it cannot be written, for example because the disk is full.
         """
         identity = f"file-{uuid.uuid4().hex}"
         with atomic_file(self._content(identity)) as file:
@@ -48,47 +61,47 @@ class FileStore:
         return self._describe(identity, filename, purpose, owner)
 
     def adopt(self, path: Path, seed: str, filename: str, owner: str | None) -> str:
-        """Keep a file that a batch has made, under an id that is the same each time it is adopted; returns the id."""
+        """Store an output file of a batch; returns its id, which depends only on `seed`."""
         identity = f"file-{uuid.uuid5(uuid.NAMESPACE_OID, seed).hex}"
         content = self._content(identity)
         if not content.exists():
-            os.link(path, content)  # not a move: a kill may come before it is noted that the batch is done
+            os.link(path, content)  # not a move: the process may be killed before the batch is marked as completed
             sync_folder(self._folder)
         self._describe(identity, filename, "batch_output", owner)
         return identity
 
-    def get(self, identity: str, tenant: Tenant = EVERYBODY) -> dict[str, Any]:
-        """The description; raises ApiError 404 where there is none, or none that this tenant may know of."""
+    def get(self, identity: str, tenant: Tenant = EVERYBODY) -> FileDescription:
+        """The description; raises ApiError 404 if the file does not exist or belongs to another tenant."""
         if _ID.fullmatch(identity):
             path = self._folder / f"{identity}.json"
             try:
-                description: dict[str, Any] = json.loads(path.read_bytes())
+                description: FileDescription = json.loads(path.read_bytes())
                 if tenant.owns(description.get("owner")) and description.keys() >= _NEEDED:
                     return description
             except FileNotFoundError:
                 pass
             except (ValueError, AttributeError) as error:
-                logger.error("file description %s is damaged and left out: %s", path, error)
+                logger.error("skipping damaged file description %s: %s", path, error)
         raise _not_found(identity)
 
     def path(self, identity: str, tenant: Tenant = EVERYBODY) -> Path:
-        """Where the content is; raises ApiError 404 as `get` does."""
+        """The path of the content; raises ApiError 404 like `get`."""
         self.get(identity, tenant)
         content = self._content(identity)
-        if not content.is_file():  # it is being deleted, or was lost
+        if not content.is_file():  # being deleted, or lost
             raise _not_found(identity)
         return content
 
-    def list(self, tenant: Tenant = EVERYBODY) -> list[dict[str, Any]]:
-        """The descriptions of a tenant's files, the newest first."""
+    def list(self, tenant: Tenant = EVERYBODY) -> list[FileDescription]:
+        """The descriptions of a tenant's files, newest first."""
         found = []
         for path in self._folder.glob("file-*.json"):
-            with contextlib.suppress(ApiError):  # deleted meanwhile, or another's
+            with contextlib.suppress(ApiError):  # deleted meanwhile, or another tenant's
                 found.append(self.get(path.stem, tenant))
-        return sorted(found, key=lambda file: (-int(file["created_at"]), str(file["id"])))
+        return sorted(found, key=lambda file: (-file["created_at"], file["id"]))
 
     def forget(self, identity: str) -> None:
-        """Take a file's name away: from now on nobody finds it. `discard` then frees its room."""
+        """Delete the description, so that the file is no longer found. `discard` then deletes the content."""
         (self._folder / f"{identity}.json").unlink(missing_ok=True)
 
     def discard(self, identity: str) -> None:
@@ -98,8 +111,8 @@ class FileStore:
     def _content(self, identity: str) -> Path:
         return self._folder / f"{identity}.jsonl"
 
-    def _describe(self, identity: str, filename: str, purpose: str, owner: str | None) -> dict[str, Any]:
-        description = {
+    def _describe(self, identity: str, filename: str, purpose: str, owner: str | None) -> FileDescription:
+        description: FileDescription = {
             "id": identity,
             "object": "file",
             "bytes": self._content(identity).stat().st_size,

@@ -1,4 +1,4 @@
-"""The lines of a batch as an engine takes them: each body is checked as the same request is that comes over HTTP."""
+"""The lines of a batch as engine records. Each body is validated like the same request over HTTP."""
 
 from __future__ import annotations
 
@@ -14,70 +14,70 @@ from headrace.errors import RecordError
 from headrace.io.formats.openai_batch import COMPLETIONS, EMBEDDINGS, Answers
 from headrace.serving.errors import ApiError, invalid
 from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest, texts_of
-from headrace.serving.protocol.vectors import vector_format
+from headrace.serving.protocol.vectors import Vector, vector_format
 from headrace.serving.state import ServerState
 
-_Asked: TypeAlias = tuple[list[Any], bool, Callable[[Any], Any] | None]
-"""The engine's inputs, whether they may be cut, and how an output is written."""
+_Request: TypeAlias = tuple[Sequence[object], bool, Callable[[Vector], object] | None]
+"""The engine's inputs, whether they may be truncated, and how to format an output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What the engine is to do for one line: once for each of its inputs."""
+    """The prepared inputs of one line."""
 
-    parts: Sequence[Prepared[Any]]
-    written: Callable[[Any], Any] | None = None
-    """How each output is written; None leaves it as it is."""
+    parts: Sequence[Prepared[object]]
+    format_output: Callable[[Vector], object] | None = None
+    """Formats each output, which must then be a vector. None leaves outputs unchanged."""
 
     def answers(self, outputs: Sequence[Any]) -> Answers:
-        """The line's output.
+        """The output of the line.
 
         Raises:
-            RecordError: it cannot be written as the line asks.
+            RecordError: an output cannot be formatted as the line asks.
         """
         try:
-            answers = Answers(outputs if self.written is None else map(self.written, outputs))
+            answers = Answers(outputs if self.format_output is None else map(self.format_output, outputs))
         except ApiError as error:
             raise _record_error(error) from error
-        answers.truncated = tuple(place for place, part in enumerate(self.parts) if part.truncated)
+        answers.truncated = tuple(index for index, part in enumerate(self.parts) if part.truncated)
         return answers
 
 
 class Lines:
-    """An engine whose records are the bodies of requests, for `url`; it runs nothing itself.
+    """An engine that prepares request bodies for `url`. It does not run them.
 
     Args:
-        engine: the server's, which is not closed with this.
-        url: what all lines ask.
-        host: knows what a request may have.
+        engine: the server's engine. It is not closed with this object.
+        url: the endpoint of all lines.
+        state: holds the limits of requests.
     """
 
-    def __init__(self, engine: AnyEngine, url: str, host: ServerState) -> None:
+    def __init__(self, engine: AnyEngine, url: str, state: ServerState) -> None:
         self._engine = engine
-        self._host = host
+        self._state = state
         self._param = {EMBEDDINGS: "input", COMPLETIONS: "prompt"}.get(url, "messages")
         self._read = {EMBEDDINGS: self._embedding, COMPLETIONS: self._completion}.get(url, self._chat)
         self.profile = profile_of(engine)
 
-    def describe(self) -> Mapping[str, Any]:
-        """The engine's own description."""
+    def describe(self) -> Mapping[str, object]:
+        """The engine's description."""
         return self._engine.describe()
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Line] | Exception]:
-        """A `Line` for each body, or what is wrong with it."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Line] | Exception]:
+        """A `Line` for each body, or its error."""
         return [self._prepare(body) for body in inputs]
 
     def close(self) -> None:
-        """Nothing: the server closes its engine."""
+        """Do nothing: the server closes its engine."""
 
-    def _prepare(self, body: Any) -> Prepared[Line] | Exception:
+    def _prepare(self, body: object) -> Prepared[Line] | Exception:
         try:
-            values, may_cut, written = self._read(body)
+            values, may_cut, format_output = self._read(body)
         except ValidationError as error:
             return _record_error(invalid(error))
         except ApiError as error:
             return _record_error(error)
-        parts: list[Prepared[Any]] = []
+        parts: list[Prepared[object]] = []
         for part in self._engine.prepare(values):
             if isinstance(part, Exception):
                 if isinstance(part, RecordError):
@@ -85,49 +85,54 @@ class Lines:
                 return part
             if part.truncated and not may_cut:
                 return RecordError(
-                    "a text is longer than the model takes; shorten it, or leave out truncate", code="too_long"
+                    "a text is too long for the model; shorten it, or leave out truncate", code="too_long"
                 )
             parts.append(part)
-        return Prepared(Line(parts, written), sum(part.cost for part in parts), any(part.truncated for part in parts))
+        return Prepared(
+            Line(parts, format_output), sum(part.cost for part in parts), any(part.truncated for part in parts)
+        )
 
-    def _embedding(self, body: Any) -> _Asked:
-        asked = EmbeddingRequest.model_validate(body)
-        asked.refuse_unknown()
-        _refuse_timeout(asked)
-        texts = texts_of(asked.input)
-        self._host.check_texts(texts, "input")
-        service = self._host.service
-        return texts, asked.may_cut(service.longest), vector_format(asked, service)
+    def _embedding(self, body: object) -> _Request:
+        request = EmbeddingRequest.model_validate(body)
+        request.refuse_unknown()
+        _refuse_timeout(request)
+        texts = texts_of(request.input)
+        self._state.check_texts(texts, "input")
+        service = self._state.service
+        return texts, request.may_cut(service.longest), vector_format(request, service)
 
-    def _completion(self, body: Any) -> _Asked:
-        asked = CompletionRequest.model_validate(body)
-        _refuse_stream(asked)
-        _refuse_timeout(asked)
-        prompts = texts_of(asked.prompt)
-        self._host.check_texts(prompts, "prompt")
-        return [asked.asked(prompt=prompt) for prompt in prompts], True, None
+    def _completion(self, body: object) -> _Request:
+        request = CompletionRequest.model_validate(body)
+        _refuse_stream(request)
+        _refuse_timeout(request)
+        prompts = texts_of(request.prompt)
+        self._state.check_texts(prompts, "prompt")
+        return [request.record(prompt=prompt) for prompt in prompts], True, None
 
-    def _chat(self, body: Any) -> _Asked:
-        asked = ChatRequest.model_validate(body)
-        _refuse_stream(asked)
-        _refuse_timeout(asked)
-        self._host.check_messages(asked.messages)
-        return [asked.asked(messages=asked.messages)], True, None
+    def _chat(self, body: object) -> _Request:
+        request = ChatRequest.model_validate(body)
+        _refuse_stream(request)
+        _refuse_timeout(request)
+        self._state.check_messages(request.messages)
+        return [request.record(messages=request.messages)], True, None
 
 
 def _record_error(error: ApiError) -> RecordError:
-    """The error of a line that a request over HTTP would be answered with."""
-    said = error.body["error"]
-    return RecordError(error.detail, code=said["code"], param=said["param"])
+    """Convert the response to a request into the error of a line."""
+    detail = error.body["error"]
+    return RecordError(error.detail, code=detail["code"], param=detail["param"])
 
 
-def _refuse_stream(asked: CompletionRequest | ChatRequest) -> None:
-    if asked.stream:
-        raise ApiError(400, "stream is true: the answers of a batch are whole", code="bad_stream", param="stream")
+def _refuse_stream(request: CompletionRequest | ChatRequest) -> None:
+    if request.stream:
+        raise ApiError(400, "stream is true: batches do not support streaming", code="bad_stream", param="stream")
 
 
-def _refuse_timeout(asked: EmbeddingRequest | CompletionRequest | ChatRequest) -> None:
-    if asked.timeout is not None:
+def _refuse_timeout(request: EmbeddingRequest | CompletionRequest | ChatRequest) -> None:
+    if request.timeout is not None:
         raise ApiError(
-            400, "a line takes no timeout; the batch has its completion_window", code="bad_timeout", param="timeout"
+            400,
+            "timeout is not supported on a line; set completion_window for the batch",
+            code="bad_timeout",
+            param="timeout",
         )

@@ -1,4 +1,4 @@
-"""What batches are done with: their files, and their runs."""
+"""The interfaces that batches use: files, validation and runs."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ class BatchEnd:
     """How a run of a batch ended."""
 
     complete: bool
-    """Every record has ended; otherwise it was asked to stop."""
+    """Whether every record was processed. False if the run was stopped."""
     output: Path | None
     errors: Path | None
 
 
 class BatchRun(Protocol):
-    """One run of one batch, continuing what earlier runs have done."""
+    """One run of a batch. It continues earlier runs."""
 
     completed: int
-    """Requests answered, those of earlier runs included."""
+    """Requests answered, including earlier runs."""
     failed: int
 
     def run(self) -> BatchEnd:
-        """Work until the end, or until asked to stop. Blocks.
+        """Run to the end, or until stopped. Blocks.
 
         Raises:
-            HeadraceError: it cannot start or go on; what is finished is kept.
+            HeadraceError: the run cannot start or continue. Finished records are kept.
         """
         ...
 
     def stop(self) -> None:
-        """Ask for an early end; from any thread."""
+        """Stop the run early. Thread-safe."""
         ...
 
     def salvage(self) -> BatchEnd:
-        """Make files of what is finished, of a batch that will not be continued, and count it. Blocks."""
+        """Write the output files of a batch that will not continue, and count its records. Blocks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BatchServices:
-    """What a server does batches with."""
+    """The services that batches use."""
 
     files: FileStore
-    """Where their inputs are, and their outputs go."""
+    """Holds input and output files."""
     endpoints: tuple[str, ...]
-    """What the model can do."""
-    look_through: Callable[[Path, str, Callable[[], bool]], ValidatedFile]
-    """What is wrong with an input file for this endpoint; ends early when told to. Blocks."""
+    """Endpoints that the model supports."""
+    validate: Callable[[Path, str, Callable[[], bool]], ValidatedFile]
+    """Validate an input file for an endpoint; ends early when the function returns true. Blocks."""
     make_run: Callable[[Path, Path, str, str | None], BatchRun]
-    """A run of the batch whose input and working folder these are, for this endpoint and owner."""
+    """Create a run from input file, working folder, endpoint and owner."""

@@ -1,4 +1,4 @@
-"""A batch's input file is looked through before anything of it is computed, as OpenAI does."""
+"""Validates the input file of a batch before it runs, like OpenAI."""
 
 from __future__ import annotations
 
@@ -7,47 +7,47 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from headrace.io.storage.files import look_at
 from headrace.io.storage.lines import line_blocks, parse_object
 from headrace.openai_protocol import batch_error
+from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 from headrace.serving.protocol.requests import HEAVY_BYTES, check_values
 
 MOST_ERRORS = 100
-"""More are not looked for: a file with so many wants mending as a whole."""
+"""Validation stops after this many errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineRules:
-    """What each line must be."""
+    """Requirements for each line."""
 
     url: str
     """The batch's endpoint."""
     model: str
-    """The one that is served; a line may name none."""
+    """The served model. A line may omit it."""
     max_line_bytes: int
-    """What a request may have over HTTP."""
+    """The same limit as for an HTTP request body."""
 
 
 @dataclass(slots=True)
 class ValidatedFile:
-    """What a file holds."""
+    """The result of a validation."""
 
     requests: int = 0
-    errors: list[dict[str, Any]] = field(default_factory=list)
-    """As OpenAI's batches have them: code, message, line (from 1 on), param."""
+    errors: list[JsonObject] = field(default_factory=list)
+    """In OpenAI's format: code, message, line (1-based), param."""
 
     def refuse(self, line: int | None, code: str, message: str, param: str | None = None) -> None:
-        """Note what is wrong with a line, or with the file as a whole."""
+        """Add an error of a line, or of the whole file."""
         self.errors.append(batch_error(code, message, line, param))
 
 
-def look_through(path: Path, rules: LineRules, stopped: Callable[[], bool]) -> ValidatedFile:
-    """Every line of a batch file, in bounded memory: 8 bytes are kept of each. Blocks; ends early when `stopped`.
+def validate(path: Path, rules: LineRules, stopped: Callable[[], bool]) -> ValidatedFile:
+    """Validate every line of a batch file, with 8 bytes of memory per line. Blocks; ends early if `stopped()`.
 
     Raises:
         ConfigError, JobError, OSError: the file cannot be read.
@@ -58,18 +58,23 @@ def look_through(path: Path, rules: LineRules, stopped: Callable[[], bool]) -> V
         if stopped() or len(found.errors) >= MOST_ERRORS:
             return found
         found.requests += 1
-        row = _checked(line, number, rules, found)
-        if row is not None:
-            digests.append(_digest(row["custom_id"]))
+        identity = _check(line, number, rules, found)
+        if identity is not None:
+            digests.append(_digest(identity))
     if not found.requests:
-        found.refuse(None, "empty_file", "the input file holds no request")
-    _refuse_doubles(path, rules, digests, found)
-    found.errors.sort(key=lambda error: error["line"] or 0)
+        found.refuse(None, "empty_file", "the input file contains no requests")
+    _refuse_duplicates(path, rules, digests, found)
+    found.errors.sort(key=_line_of)
     return found
 
 
+def _line_of(error: JsonObject) -> int:
+    line = error["line"]
+    return line if isinstance(line, int) else 0
+
+
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers from 1 on."""
+    """Non-blank lines with their 1-based numbers."""
     number = 0
     for lines, _ in line_blocks(look_at(path)):
         for line in lines:
@@ -78,8 +83,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _checked(line: bytes, number: int, rules: LineRules, found: ValidatedFile) -> Mapping[str, Any] | None:
-    """The request on a line; None for one that is refused."""
+def _check(line: bytes, number: int, rules: LineRules, found: ValidatedFile) -> str | None:
+    """The custom_id of the request on a line; None if the line is refused."""
     if len(line) > rules.max_line_bytes:
         found.refuse(number, "line_too_long", f"the line is longer than the {rules.max_line_bytes:,} bytes allowed")
         return None
@@ -92,20 +97,20 @@ def _checked(line: bytes, number: int, rules: LineRules, found: ValidatedFile) -
     try:
         row = parse_object(line)
     except (ValueError, TypeError, RecursionError):
-        found.refuse(number, "invalid_json_line", "the line is no JSON object")
+        found.refuse(number, "invalid_json_line", "the line is not a JSON object")
         return None
     problem = _problem(row, rules)
     if problem is not None:
         found.refuse(number, *problem)
         return None
-    return row
+    return str(row["custom_id"])
 
 
-def _problem(row: Mapping[str, Any], rules: LineRules) -> tuple[str, str, str] | None:
-    """Code, message and field of what is wrong with a request."""
+def _problem(row: Mapping[str, object], rules: LineRules) -> tuple[str, str, str] | None:
+    """Code, message and field of the first error of a request; None if it is valid."""
     identity, body = row.get("custom_id"), row.get("body")
     if not isinstance(identity, str) or not identity or not _is_unicode(identity):
-        return "invalid_custom_id", f"custom_id is {identity!r:.80}: it must be a text", "custom_id"
+        return "invalid_custom_id", f"custom_id is {identity!r:.80}: it must be a non-empty string", "custom_id"
     if row.get("method") != "POST":
         return "invalid_method", f"method is {row.get('method')!r:.80}: it must be POST", "method"
     if row.get("url") != rules.url:
@@ -114,12 +119,12 @@ def _problem(row: Mapping[str, Any], rules: LineRules) -> tuple[str, str, str] |
         return "invalid_body", f"body is of type {type(body).__name__}: it must be an object", "body"
     model = body.get("model")
     if model is not None and model != rules.model:
-        return "model_not_found", f"there is no model {model!r:.200}; this server has {rules.model!r}", "body.model"
+        return "model_not_found", f"there is no model {model!r:.200}; this server serves {rules.model!r}", "body.model"
     return None
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it can be written: half of a surrogate pair cannot."""
+    """Whether the text can be encoded: a lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -132,8 +137,8 @@ def _digest(identity: str) -> int:
     return int.from_bytes(raw, "little")
 
 
-def _refuse_doubles(path: Path, rules: LineRules, digests: array[int], found: ValidatedFile) -> None:
-    """Name the lines whose `custom_id` came before. The file is read again only where two digests are equal."""
+def _refuse_duplicates(path: Path, rules: LineRules, digests: array[int], found: ValidatedFile) -> None:
+    """Refuse lines with a repeated `custom_id`. The file is read again only if two digests are equal."""
     ordered = np.sort(np.frombuffer(digests, np.uint64))
     suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     if not suspects:
@@ -142,10 +147,10 @@ def _refuse_doubles(path: Path, rules: LineRules, digests: array[int], found: Va
     for number, line in _lines(path):
         if len(found.errors) >= MOST_ERRORS:
             return
-        row = _checked(line, number, rules, ValidatedFile())
-        if row is None or _digest(row["custom_id"]) not in suspects:
+        identity = _check(line, number, rules, ValidatedFile())
+        if identity is None or _digest(identity) not in suspects:
             continue
-        before = first.setdefault(row["custom_id"], number)
+        before = first.setdefault(identity, number)
         if before != number:
-            message = f"custom_id {row['custom_id']!r:.200} is that of line {before} too; each must be given once"
+            message = f"custom_id {identity!r:.200} is already used on line {before}; each must be unique"
             found.refuse(number, "duplicate_custom_id", message, "custom_id")

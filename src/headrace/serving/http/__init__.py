@@ -1,5 +1,5 @@
-"""HTTP below the routes: connections, headers, the process.
+"""The HTTP layer below the routes.
 
-- `server.Server`: the process that serves, and how it drains
-- `middleware.RequestMiddleware`: keys, sizes and times, checked before anything is parsed
+- `server.Server`: the server process and its draining
+- `middleware.RequestMiddleware`: checks keys, sizes and timeouts before parsing
 """

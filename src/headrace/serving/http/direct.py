@@ -1,48 +1,45 @@
-"""Routes that take JSON and are answered without a framework in between: parsed once, called, replied to."""
+"""JSON routes that bypass FastAPI's dependency handling."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from typing import Any, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from starlette.types import Receive, Scope, Send
 
 from headrace.serving.errors import ApiError, ClientGoneError, invalid
-from headrace.serving.protocol.requests import HEAVY_BYTES, check_values
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+from headrace.serving.protocol.requests import HEAVY_BYTES, Fields, check_values
 
 
 class DirectRoute(APIRoute):
     """A POST route of `async def endpoint(body: Model, request: Request) -> Response`.
 
-    It is described in the documents as any other. FastAPI would resolve its dependencies, open exit stacks around it
-    and parse its body twice, which together takes longer than all that batching does for a small request.
+    It appears in the API documentation like any other route. FastAPI would resolve dependencies, open exit stacks and
+    parse the body twice, which for a small request takes longer than batching.
 
     Args:
-        path: without parameters.
-        endpoint: see above; `body` is the model that is parsed.
-        options: as `APIRoute` takes them.
+        path: has no parameters.
+        endpoint: see above; the annotation of `body` is the model to parse.
+        options: passed to `APIRoute`.
     """
 
-    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+    def __init__(self, path: str, endpoint: Callable[..., Awaitable[Response]], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
-        self._model: type[BaseModel] = get_type_hints(endpoint)["body"]
-        self._answer: Callable[[Any, Request], Awaitable[Response]] = endpoint
+        self._model: type[Fields] = get_type_hints(endpoint)["body"]
+        self._answer = endpoint
         self.app = self.serve
 
-    async def serve(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request.
 
         Raises:
-            ApiError: what is wrong with it.
-            ClientGoneError: it never came as a whole.
+            ApiError: the request is invalid.
+            ClientGoneError: the client disconnected before the body was complete.
         """
         raw = await _body(receive)
         _check_type(scope["headers"])
@@ -50,11 +47,11 @@ class DirectRoute(APIRoute):
         response = await self._answer(body, Request(scope, receive))
         await response(scope, receive, send)
 
-    def _parse_heavy(self, raw: bytes) -> Any:
+    def _parse_heavy(self, raw: bytes) -> Fields:
         check_values(raw)
         return self._parse(raw)
 
-    def _parse(self, raw: bytes) -> Any:
+    def _parse(self, raw: bytes) -> Fields:
         if not raw:
             raise ApiError(400, "the request has no body", code="missing")
         body = self._validated(raw)
@@ -62,20 +59,22 @@ class DirectRoute(APIRoute):
             body.refuse_unknown()
         return body
 
-    def _validated(self, raw: bytes) -> Any:
+    def _validated(self, raw: bytes) -> Fields:
         try:
-            return self._model.__pydantic_validator__.validate_json(raw)
+            body: Fields = self._model.__pydantic_validator__.validate_json(raw)
         except ValidationError as error:
             if error.errors(include_url=False, include_input=False)[0]["type"] != "json_invalid":
                 raise invalid(error) from None
-        # Stricter than JSON: half of a surrogate pair may be escaped in it, which Python's own parser takes.
+        else:
+            return body
+        # pydantic's parser is stricter than JSON: json.loads also accepts an escaped lone surrogate.
         try:
             return self._model.model_validate(json.loads(raw))
         except ValidationError as error:
             raise invalid(error) from None
         except (ValueError, RecursionError) as error:
-            why = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be read"
-            raise ApiError(400, f"the body is no JSON: {why}", code="json_invalid") from None
+            why = error.msg if isinstance(error, json.JSONDecodeError) else "it cannot be parsed"
+            raise ApiError(400, f"the body is not valid JSON: {why}", code="json_invalid") from None
 
 
 async def _body(receive: Receive) -> bytes:
@@ -83,7 +82,7 @@ async def _body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGoneError("the client closed the connection before its request was there")
+            raise ClientGoneError("the client disconnected before the request was complete")
         part = message.get("body", b"")
         if not message.get("more_body"):
             return b"".join((*parts, part)) if parts else bytes(part)
@@ -91,7 +90,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _check_type(headers: list[tuple[bytes, bytes]]) -> None:
-    """Raise 400 unless the body is said to be JSON: a page elsewhere cannot make a browser say that unasked."""
+    """Raise 400 unless the content type is JSON, which a browser sends across origins only after a CORS preflight."""
     for name, value in headers:
         if name == b"content-type":
             kind = value.partition(b";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""`/docs`: the routes with their fields, as one page without a script."""
+"""`/docs`: the routes and their fields on one page without scripts."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _STYLE = (
 _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
-def documents_page(described: Mapping[str, Any]) -> HTMLResponse:
-    """The page for what `/openapi.json` holds."""
-    title = f"{described['info']['title']} {described['info']['version']}"
+def documents_page(document: Mapping[str, Any]) -> HTMLResponse:
+    """The page for an OpenAPI document."""
+    title = f"{document['info']['title']} {document['info']['version']}"
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>",
-        f"<h1>{escape(title)}</h1><p>{escape(described['info'].get('summary', ''))} ",
+        f"<h1>{escape(title)}</h1><p>{escape(document['info'].get('summary', ''))} ",
         "For tools: <a href=openapi.json><code>/openapi.json</code></a>.",
     ]
-    for path, methods in described["paths"].items():
+    for path, methods in document["paths"].items():
         for method, operation in methods.items():
             parts.append(f"<h2><code>{escape(method.upper())} {escape(path)}</code></h2>")
             parts.append(f"<p>{escape(operation.get('description', ''))}")
-            fields = list(_fields(operation, described))
+            fields = list(_fields(operation, document))
             if fields:
                 rows = "".join(f"<tr><td><code>{name}</code><td>{kind}<td>{about}" for name, kind, about in fields)
                 parts.append(f"<table>{rows}</table>")
     return HTMLResponse("\n".join(parts), headers=_HEADERS)
 
 
-def _fields(operation: Mapping[str, Any], described: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Name, type and description of what an operation takes, escaped."""
+def _fields(operation: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Name, type and description of the fields of an operation, escaped for HTML."""
     for content in operation.get("requestBody", {}).get("content", {}).values():
-        body = _resolved(content["schema"], described)
+        body = _resolved(content["schema"], document)
         needed = body.get("required", ())
         for name, field in body.get("properties", {}).items():
             about = ["required" if name in needed else "", field.get("description", "")]
@@ -48,11 +48,11 @@ def _fields(operation: Mapping[str, Any], described: Mapping[str, Any]) -> Itera
         yield escape(parameter["name"]), escape(_kind(parameter["schema"])), escape(place)
 
 
-def _resolved(schema: Mapping[str, Any], described: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolved(schema: Mapping[str, Any], document: Mapping[str, Any]) -> Mapping[str, Any]:
     reference = schema.get("$ref")
     if reference is None:
         return schema
-    found: Mapping[str, Any] = described["components"]["schemas"][reference.rpartition("/")[2]]
+    found: Mapping[str, Any] = document["components"]["schemas"][reference.rpartition("/")[2]]
     return found
 
 

@@ -1,4 +1,4 @@
-"""The process that serves an app: takes requests until it is told to stop, then finishes what it has accepted."""
+"""The server process: accepts requests until it is stopped, then drains."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ from headrace.errors import ConfigError
 from headrace.serving.http.bounded_protocol import protocol_options
 from headrace.serving.state import ServerState
 
-_LAST_WORDS_S = 2
-"""How long connections may take to receive their answers at the very end, in seconds."""
-_UNSAID = frozenset({"/openapi.json", "/docs/oauth2-redirect", "/redoc"})
-"""Routes that the line at the start passes over."""
+_CLOSE_TIMEOUT_S = 2
+"""Seconds for connections to receive their answers at the end."""
+_UNLISTED = frozenset({"/openapi.json", "/docs/oauth2-redirect", "/redoc"})
+"""Routes that the startup message omits."""
 _SWITCH_S = 0.0005
-"""How long the event loop may keep Python from the engine's thread, a tenth of what is usual: a batch that waits for it
-leaves the engine without work."""
+"""Python's thread switch interval in seconds, a tenth of the default, so that the engine's thread waits less for the
+event loop."""
 
 
 class Server(uvicorn.Server):
-    """A uvicorn server that drains: SIGTERM or Ctrl-C turns `/ready` off and new requests away with 503.
+    """A uvicorn server that drains: after SIGTERM or Ctrl-C, `/ready` and new requests get 503.
 
-    It ends when what was accepted is answered, or after `drain_s`: what is left then gets 503 too. A second signal
-    ends the process at once.
+    It exits when all accepted requests are answered, or after `drain_s` seconds; unfinished requests then get 503. A
+    second signal exits at once.
 
     Args:
-        app: served.
-        host: its state.
-        uvicorn_options: host, port, TLS and so on, as `uvicorn.Config` takes them.
+        app: the app to serve.
+        state: the app's state.
+        uvicorn_options: options of `uvicorn.Config`, such as host, port and TLS.
     """
 
-    def __init__(self, app: FastAPI, host: ServerState, uvicorn_options: Mapping[str, Any]) -> None:
+    def __init__(self, app: FastAPI, state: ServerState, uvicorn_options: Mapping[str, Any]) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
                 access_log=False,
                 server_header=False,
-                timeout_graceful_shutdown=_LAST_WORDS_S,
-                lifespan="off",  # it is entered here, so that a model that cannot be loaded is told in one line
-                **protocol_options(host.limits),
+                timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+                lifespan="off",  # run_app enters it, so that a load failure is reported in one line
+                **protocol_options(state.limits),
                 **uvicorn_options,
             )
         )
         self._app = app
-        self._host = host
+        self._state = state
         self._drain_until = 0.0
         self._on_ready: Callable[[str, Sequence[str]], None] | None = None
-        host.on_dead = self._drain
+        state.on_dead = self._drain
 
     def run_app(self, on_ready: Callable[[str, Sequence[str]], None] | None = None) -> int:
-        """Load the model and serve until told to stop. Blocks.
+        """Load the model and serve until stopped. Blocks.
 
         Args:
-            on_ready: told the address and the routes once requests are taken.
+            on_ready: called with the address and the routes once the server accepts requests.
 
         Returns:
-            The exit status: 0 after a drain, 1 if the engine died, so that a supervisor starts another server.
+            The exit status: 0 after a drain, 1 if the engine died, so that a supervisor restarts the server.
 
         Raises:
             HeadraceError: the model cannot be loaded, or the address or a TLS file cannot be used.
@@ -74,79 +74,79 @@ class Server(uvicorn.Server):
         self._on_ready = on_ready
         try:
             self.config.load()
-        except OSError as error:  # as ssl's are too; they do not say which file
+        except OSError as error:  # includes ssl.SSLError; neither names the file
             given = (self.config.ssl_certfile, self.config.ssl_keyfile, self.config.ssl_ca_certs)
             files = ", ".join(str(file) for file in given if file)
             reason = error.strerror or str(error)
             raise ConfigError(
-                f"TLS does not work with {files}: {reason}; see that they are PEM, belong together and need no other "
-                "password"
+                f"cannot use TLS files {files}: {reason}; check that they are PEM files, that they match and that the "
+                "password is right"
             ) from error
         sys.setswitchinterval(_SWITCH_S)
-        with self._bound() as place, asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
-            runner.run(self._live(place))
-        return 1 if self._host.dead else 0
+        with self._bound() as listener, asyncio.Runner(loop_factory=self.config.get_loop_factory()) as runner:
+            runner.run(self._run(listener))
+        return 1 if self._state.dead else 0
 
     def _bound(self) -> socket.socket:
-        """The address, taken before a model is loaded; nobody is listened to yet.
+        """Bind the address before the model is loaded, without listening yet.
 
         Raises:
-            ConfigError: it cannot be had.
+            ConfigError: the address cannot be bound.
         """
         host, port = self.config.host, self.config.port
-        place = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            place.bind((host, port))
+            listener.bind((host, port))
         except OSError as error:
-            place.close()
+            listener.close()
             raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
-        return place
+        return listener
 
-    async def _live(self, place: socket.socket) -> None:
+    async def _run(self, listener: socket.socket) -> None:
         async with self._app.router.lifespan_context(self._app):
-            # What is there now stays: looking through it for garbage would hold up all requests, now and then.
+            # Exclude the loaded model from garbage collection, which would delay requests.
             gc.collect()
             gc.freeze()
             try:
-                await self.serve(sockets=[place])
+                await self.serve(sockets=[listener])
             finally:
                 gc.unfreeze()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and say so."""
+        """Start to listen and call `on_ready`."""
         await super().startup(sockets)
         if self._on_ready is not None and self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             address = f"{'https' if self.config.is_ssl else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
             paths = dict.fromkeys(getattr(route, "path", "") for route in self._app.routes)
-            self._on_ready(address, [path for path in paths if path and "{" not in path and path not in _UNSAID])
+            self._on_ready(address, [path for path in paths if path and "{" not in path and path not in _UNLISTED])
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler's shape
-        """Drain; at the second signal end at once, which is safe at any moment: batch jobs are continued."""
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of a signal handler
+        """Drain; exit at once on the second signal. Batches continue after a restart."""
         if self._drain_until:
             os._exit(128 + sig)
-        # Not print: the signal may have come in the middle of one.
-        os.write(2, b"headrace: stopping: finishing what is accepted (again to end at once)\n")
+        # Not print, which is not reentrant.
+        os.write(2, b"headrace: stopping: finishing accepted requests (press Ctrl-C again to stop at once)\n")
         self._drain()
 
     def _drain(self) -> None:
-        self._host.draining = True
-        self._drain_until = time.monotonic() + self._host.limits.drain_s
+        self._state.draining = True
+        self._drain_until = time.monotonic() + self._state.limits.drain_s
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to end now."""
+        """Whether to exit now. Called ten times per second."""
         if await super().on_tick(counter):
             return True
         if not self._drain_until:
             return False
-        service = self._host.loaded
+        service = self._state.loaded
         left_s = self._drain_until - time.monotonic()
-        if service is None or not self._host.under_way:
-            # What is answered may still be on its way to clients that read slowly.
-            self.config.timeout_graceful_shutdown = max(_LAST_WORDS_S, math.ceil(left_s))
+        if service is None or not self._state.in_progress:
+            # Slow clients may still be reading their answers.
+            self.config.timeout_graceful_shutdown = max(_CLOSE_TIMEOUT_S, math.ceil(left_s))
             return True
         if left_s > 0:
             return False
-        await service.batcher.stop(timeout=0.1, drain=False)  # each of them is told 503
+        await service.batcher.stop(timeout=0.1, drain=False)  # unfinished requests get 503
         return True

@@ -1,5 +1,5 @@
-"""Requests and answers as the API spells them.
+"""Request and response schemas of the API.
 
-- `requests.EmbeddingRequest`: a request, each field obeyed or refused
-- `responses.JsonReply`: an answer as bytes
+- `requests.EmbeddingRequest`: a request; every field is applied or refused
+- `responses.JsonReply`: a response as JSON bytes
 """

@@ -13,7 +13,7 @@ from headrace.serving.protocol.requests import BaseRequest, VectorRequest
 
 
 class Image(BaseModel):
-    """An image that is an object, as Jina's API has it."""
+    """An image as an object, as in Jina's API."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -21,7 +21,7 @@ class Image(BaseModel):
 
 
 Images: TypeAlias = str | Image | list[str | Image]
-"""One image or several."""
+"""One or more images."""
 
 
 class ImageClassifyRequest(BaseRequest):
@@ -37,32 +37,32 @@ class ImageEmbeddingRequest(VectorRequest):
 
 
 def images_of(given: Images) -> list[str]:
-    """The images as they were written, in a list in any case."""
+    """The encoded images as a list."""
     listed = given if isinstance(given, list) else [given]
     return [one if isinstance(one, str) else one.image for one in listed]
 
 
 def decoded(images: list[str]) -> list[bytes]:
-    """The bytes of image files. A name of a file or an address is refused: the server opens neither for a client.
+    """Decode images. File names and URLs are refused: the server does not open them for a client.
 
     Raises:
-        ApiError: 400, for what is no image in base64.
+        ApiError: 400 for an image that is not base64.
     """
-    return [_decoded(image, place) for place, image in enumerate(images)]
+    return [_decoded(image, index) for index, image in enumerate(images)]
 
 
-def _decoded(image: str, place: int) -> bytes:
+def _decoded(image: str, index: int) -> bytes:
     header, comma, encoded = image.partition(",") if image.startswith("data:") else ("", "", image)
     if comma and not header.endswith(";base64"):
-        raise _invalid(place, "its data URL must have the form data:image/png;base64,...")
+        raise _invalid(index, "its data URL must have the form data:image/png;base64,...")
     try:
         content = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        raise _invalid(place, "it must be in base64 or a data URL; addresses and file names are not opened") from None
+        raise _invalid(index, "it must be base64 or a data URL; URLs and file names are not opened") from None
     if not content:
-        raise _invalid(place, "it is empty")
+        raise _invalid(index, "it is empty")
     return content
 
 
-def _invalid(place: int, why: str) -> ApiError:
-    return ApiError(400, f"image {place} of input: {why}", code="invalid_image", param="input")
+def _invalid(index: int, why: str) -> ApiError:
+    return ApiError(400, f"image {index} of input: {why}", code="invalid_image", param="input")

@@ -1,4 +1,4 @@
-"""Requests and answers about pairs of texts, in the shapes of vLLM, Cohere and Jina."""
+"""Requests and responses for pairs of texts, in the format of vLLM, Cohere and Jina."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from headrace.serving.protocol.schemas import EmbeddingUsage
 
 
 class ScoreRequest(TextsRequest):
-    """POST /score and /v1/score: one text with one, one with many, or two lists of the same length."""
+    """POST /score and /v1/score: one text and one or more others, or two lists of the same length."""
 
     text_1: RaggedBatch
     text_2: RaggedBatch
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Each first text with its second one.
+        """The pairs of texts.
 
         Raises:
-            ApiError: 400, for lists that do not match.
+            ApiError: 400 for lists of different lengths.
         """
         first, second = texts_of(self.text_1), texts_of(self.text_2)
         if isinstance(self.text_1, str):
@@ -38,7 +38,7 @@ class ScoreRequest(TextsRequest):
 
 
 class Document(BaseModel):
-    """A document that is an object."""
+    """A document as an object."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,7 +50,7 @@ class RerankRequest(TextsRequest):
 
     query: str
     documents: Annotated[list[str | Document], FailFast()]
-    top_n: Annotated[int | None, Field(ge=1, description="Return only the best so many documents.")] = None
+    top_n: Annotated[int | None, Field(ge=1, description="Return only the best `top_n` documents.")] = None
     return_documents: bool | None = None
 
     def texts(self) -> list[str]:
@@ -65,7 +65,7 @@ class Score(BaseModel):
     object: Literal["score"]
     score: float
     truncated: bool | None = None
-    """True where the pair was longer than the model takes, and was cut."""
+    """True if the pair was too long for the model and was truncated."""
 
 
 class ScoreList(BaseModel):
@@ -80,17 +80,17 @@ class ScoreList(BaseModel):
 
 
 class Ranked(BaseModel):
-    """One document."""
+    """One ranked document."""
 
     index: int
-    """Its place in the request."""
+    """Its index in the request."""
     relevance_score: float
     document: Document | None = None
     truncated: bool | None = None
 
 
 class Ranking(BaseModel):
-    """Documents, the most relevant first."""
+    """Documents in order of relevance, best first."""
 
     id: str
     model: str

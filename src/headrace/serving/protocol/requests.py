@@ -1,58 +1,59 @@
-"""Requests as they come: OpenAI's names and meanings, each field obeyed or refused."""
+"""Requests in OpenAI's format. Every field is applied or refused."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from headrace.engines.requests import meaningful
+from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 
-Seconds = Annotated[float, Field(gt=0, le=86_400, description="Give up after so many seconds.")]
+Seconds = Annotated[float, Field(gt=0, le=86_400, description="Timeout of the request in seconds.")]
 
 MOST_VALUES = 65_536
-"""JSON values in one body: what holds more keeps the server from everything else while it is read."""
+"""JSON values per body. Parsing more would block the server for too long."""
 HEAVY_BYTES = 32 * 1024
-"""Longer bodies are read on a thread."""
+"""Longer bodies are parsed on a thread."""
 
 
 class _OneOrMany:
-    """The schema of one text or several, of which the first that is none is told, and no other."""
+    """Schema of one text or a list of texts. Validation stops at the first item that is not a text."""
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         text = core_schema.str_schema(strict=True)
         return core_schema.union_schema(
             [text, core_schema.list_schema(text, fail_fast=True)],
             custom_error_type="not_text",
-            custom_error_message="must be a text or a list of texts; token ids are not taken",
+            custom_error_message="must be a text or a list of texts; token ids are not supported",
         )
 
 
 RaggedBatch: TypeAlias = Annotated[str | list[str], _OneOrMany]
-"""One text or several."""
+"""One or more texts."""
 
 
 def texts_of(given: str | list[str]) -> list[str]:
-    """A list in any case."""
+    """The texts as a list."""
     return [given] if isinstance(given, str) else given
 
 
 class Fields(BaseModel):
-    """Fields of a request, of which the unknown ones are refused once asked to."""
+    """Base of requests. `refuse_unknown` refuses unknown fields."""
 
-    # Unknown fields are kept, not forbidden: pydantic would make an error of each before the first one is told.
-    # Strict: true is no 1, and "5" no 5, as for OpenAI.
+    # Unknown fields are kept, not forbidden: pydantic would create an error for each of them.
+    # Strict, like OpenAI: true is not 1, and "5" is not 5.
     model_config = ConfigDict(
         extra="allow", strict=True, allow_inf_nan=False, json_schema_extra={"additionalProperties": False}
     )
     passes_on: ClassVar[bool] = False
-    """Whether fields that are not named here are the engine's, to obey or refuse."""
+    """Whether unknown fields go to the engine, which applies or refuses them."""
 
     def refuse_unknown(self) -> None:
-        """Raise 400 for a field that nobody knows, unless it is null."""
+        """Raise 400 for an unknown field, unless it is null."""
         if self.passes_on:
             return
         for name, value in (self.model_extra or {}).items():
@@ -64,7 +65,7 @@ class Fields(BaseModel):
 
 
 class BaseRequest(Fields):
-    """What every request may have."""
+    """Fields of every request."""
 
     model: str | None = None
     user: str | None = None
@@ -72,20 +73,18 @@ class BaseRequest(Fields):
 
 
 class TextsRequest(BaseRequest):
-    """What a request with texts may have besides."""
+    """Additional fields of requests with texts."""
 
-    truncate: Annotated[bool | None, Field(description="False refuses texts that are longer than the model takes.")] = (
-        None
-    )
+    truncate: Annotated[bool | None, Field(description="False refuses texts that are too long for the model.")] = None
     truncate_prompt_tokens: Annotated[
-        int | None, Field(ge=-1, description="-1, or no less than the model takes, is the same as truncate.")
+        int | None, Field(ge=-1, description="-1, or the model's maximum or more; the same as truncate.")
     ] = None
 
     def may_cut(self, longest: int | None) -> bool:
-        """Whether texts of more than `longest` tokens may be cut to so many.
+        """Whether texts may be truncated to `longest` tokens.
 
         Raises:
-            ApiError: 400, for another length, or if one field allows what the other forbids.
+            ApiError: 400 for another length, or if the two fields contradict each other.
         """
         tokens = self.truncate_prompt_tokens
         if tokens is None:
@@ -93,15 +92,15 @@ class TextsRequest(BaseRequest):
         if self.truncate is False:
             raise ApiError(
                 400,
-                "truncate is false, and truncate_prompt_tokens asks to truncate: give one of them",
+                "truncate is false, but truncate_prompt_tokens asks to truncate: give only one of them",
                 code="contradiction",
                 param="truncate_prompt_tokens",
             )
         if tokens != -1 and (longest is None or tokens < longest):
-            limit = "" if longest is None else f" or at least {longest}, which is what the model takes"
+            limit = "" if longest is None else f" or at least {longest}, the maximum of the model"
             raise ApiError(
                 400,
-                f"truncate_prompt_tokens is {tokens}: it may be -1{limit}",
+                f"truncate_prompt_tokens is {tokens}: it must be -1{limit}",
                 code="bad_length",
                 param="truncate_prompt_tokens",
             )
@@ -109,10 +108,10 @@ class TextsRequest(BaseRequest):
 
 
 class VectorRequest(BaseRequest):
-    """How the vectors of an answer are to be written."""
+    """Format of the vectors in the response."""
 
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int | None, Field(ge=1, description="Of a model that was trained for several.")] = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Length of the vectors.")] = None
 
 
 class EmbeddingRequest(TextsRequest, VectorRequest):
@@ -135,7 +134,7 @@ class ClassifyRequest(TextsRequest):
 
 
 class StreamOptions(BaseModel):
-    """How a stream ends."""
+    """Options of a stream."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -157,18 +156,18 @@ class _GenerationRequest(BaseRequest):
 
     @property
     def most_tokens(self) -> int:
-        """The longest answer that is asked for; 0 if nothing is said."""
+        """Maximum tokens of the answer; 0 if not given."""
         return self.max_tokens or self.max_completion_tokens or 0
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream's last chunk is to tell the tokens."""
+        """Whether the last chunk of a stream reports usage."""
         return self.stream_options is not None and self.stream_options.include_usage is True
 
-    def asked(self, **prompt: Any) -> dict[str, Any]:
-        """The body of one record for the engine: what means something, but for what the server does itself."""
-        own = ("timeout", "stream", "prompt", "messages")
-        given = {name: value for name, value in self.__dict__.items() if name not in own}
+    def record(self, **prompt: object) -> JsonObject:
+        """The record for the engine: the body without neutral fields and without those that the server handles."""
+        handled = ("timeout", "stream", "prompt", "messages")
+        given = {name: value for name, value in self.__dict__.items() if name not in handled}
         return {**meaningful({**given, **(self.model_extra or {})}), **prompt}
 
 
@@ -181,13 +180,13 @@ class CompletionRequest(_GenerationRequest):
 class ChatRequest(_GenerationRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[dict[str, Any]], FailFast(), Field(min_length=1)]
+    messages: Annotated[list[JsonObject], FailFast(), Field(min_length=1)]
 
 
 def check_values(raw: bytes) -> None:
-    """Raise 400 for a body of more JSON values than are taken, which costs far less than to read them.
+    """Raise 400 for a body with too many JSON values, without parsing it.
 
-    Strings are passed over: an escaped quotation mark does not end one, and what stands inside counts nothing.
+    The content of strings is skipped; an escaped quotation mark does not end a string.
     """
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     many = plain.count(b'"') > 2 * MOST_VALUES

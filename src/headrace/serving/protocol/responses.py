@@ -1,43 +1,43 @@
-"""Answers as bytes, made once: what a route returns is not looked through again."""
+"""JSON responses, encoded directly without further validation."""
 
 from __future__ import annotations
 
 import base64
 import json
 from array import array
+from collections.abc import Iterable
 from sys import byteorder
-from typing import Any
 
 import orjson
 from fastapi import Response
 
 
 class JsonReply(Response):
-    """A JSON body: arrays become lists, and a number that JSON has no word for, such as NaN, null."""
+    """A JSON response. Arrays become lists; NaN and infinities become null."""
 
     media_type = "application/json"
 
-    def render(self, content: Any) -> bytes:
+    def render(self, content: object) -> bytes:
         """`content` as JSON."""
         try:
             return orjson.dumps(content, default=plain, option=orjson.OPT_SERIALIZE_NUMPY)
-        except TypeError:  # half of a surrogate pair, or an integer of more than 64 bits: both may come in as JSON
+        except TypeError:  # a lone surrogate or an integer of more than 64 bits, both possible in JSON input
             return json.dumps(content, separators=(",", ":"), default=plain).encode()
 
 
-def plain(value: Any) -> Any:
-    """An array or a number of NumPy's as what JSON knows.
+def plain(value: object) -> object:
+    """Convert a NumPy array or number for JSON.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: another type.
     """
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"an output of type {type(value).__name__} is no JSON")
+    raise TypeError(f"an output of type {type(value).__name__} cannot be written as JSON")
 
 
-def as_base64(vector: Any) -> str:
-    """A vector's float32 numbers, little-endian, in base64: how OpenAI's client asks for them."""
+def as_base64(vector: Iterable[float]) -> str:
+    """Encode a vector as base64 of little-endian float32, the default of OpenAI's client."""
     if hasattr(vector, "astype"):
         return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
     numbers = array("f", vector)

@@ -1,14 +1,16 @@
-"""Answers, as the documents describe them."""
+"""Response schemas for the API documentation."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from headrace.records import JsonObject
+
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Details of an error."""
 
     message: str
     type: str
@@ -17,41 +19,41 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Every answer that is an error."""
+    """The body of every error response."""
 
     error: ErrorDetail
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
+ERRORS: dict[int | str, JsonObject] = {
     status: {"model": ErrorResponse} for status in (400, 401, 403, 404, 408, 409, 413, 429, 500, 503, 504, 507)
 }
-"""What every route may answer too."""
+"""Error responses of every route."""
 
 
 class GenerateResponse(BaseModel):
     """One result per prompt."""
 
-    results: list[Any]
+    results: list[object]
     task_id: str | None
 
 
 class Embedding(BaseModel):
-    """One text's vector: numbers, or their float32 bytes in base64."""
+    """The vector of one text: numbers, or float32 bytes in base64."""
 
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
     truncated: bool | None = None
-    """True where the text was longer than the model takes, and was cut."""
+    """True if the text was too long for the model and was truncated."""
 
 
 class EmbeddingUsage(BaseModel):
-    """Tokens of all texts together."""
+    """Total tokens of all texts."""
 
     prompt_tokens: int
     total_tokens: int
     truncated_inputs: int | None = None
-    """How many texts were cut, if any."""
+    """Number of truncated texts, if any."""
 
 
 class EmbeddingList(BaseModel):
@@ -64,7 +66,7 @@ class EmbeddingList(BaseModel):
 
 
 class Classified(BaseModel):
-    """One text's label."""
+    """The label of one text."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -72,7 +74,7 @@ class Classified(BaseModel):
     label: str
     score: float
     truncated: bool | None = None
-    """True where the text was longer than the model takes, and was cut."""
+    """True if the text was too long for the model and was truncated."""
 
 
 class Classifications(BaseModel):
@@ -84,7 +86,7 @@ class Classifications(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens."""
+    """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -92,7 +94,7 @@ class Usage(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """One answer."""
+    """One completion."""
 
     index: int
     text: str
@@ -101,7 +103,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """Answers to prompts."""
+    """Completions of prompts."""
 
     id: str
     object: Literal["text_completion"]
@@ -112,14 +114,14 @@ class Completion(BaseModel):
 
 
 class Message(BaseModel):
-    """What the model says."""
+    """The message of the model."""
 
     role: Literal["assistant"]
     content: str
 
 
 class ChatChoice(BaseModel):
-    """One answer."""
+    """One chat completion."""
 
     index: int
     message: Message
@@ -128,7 +130,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """The answer to a chat."""
+    """The response to a chat."""
 
     id: str
     object: Literal["chat.completion"]
@@ -139,7 +141,7 @@ class ChatCompletion(BaseModel):
 
 
 class Model(BaseModel):
-    """A model that is served."""
+    """A served model."""
 
     id: str
     object: Literal["model"]
@@ -155,7 +157,7 @@ class ModelList(BaseModel):
 
 
 class Health(BaseModel):
-    """How the server is."""
+    """The status of the server."""
 
     status: str
 
@@ -173,7 +175,7 @@ class File(BaseModel):
 
 
 class Page(BaseModel):
-    """Some of a list."""
+    """One page of a list."""
 
     object: Literal["list"]
     first_id: str | None
@@ -182,13 +184,13 @@ class Page(BaseModel):
 
 
 class FileList(Page):
-    """Some files."""
+    """One page of files."""
 
     data: list[File]
 
 
 class Deleted(BaseModel):
-    """What is no more."""
+    """A deleted file."""
 
     id: str
     object: Literal["file"]
@@ -196,7 +198,7 @@ class Deleted(BaseModel):
 
 
 class Counts(BaseModel):
-    """Requests of a batch."""
+    """Request counts of a batch."""
 
     total: int
     completed: int
@@ -223,6 +225,6 @@ class Batch(BaseModel):
 
 
 class BatchList(Page):
-    """Some batches."""
+    """One page of batches."""
 
     data: list[Batch]

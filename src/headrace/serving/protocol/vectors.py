@@ -1,27 +1,30 @@
-"""Vectors as a request asks for them: shorter where the model was trained for it, as numbers or as base64."""
+"""Vectors in the format a request asks for: shortened to `dimensions`, as numbers or base64."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.serving.errors import ApiError
 from headrace.serving.protocol.requests import VectorRequest
 from headrace.serving.protocol.responses import as_base64
 from headrace.serving.service import Service
 
+Vector: TypeAlias = Sequence[float] | NDArray[np.float32]
 
-def vector_format(asked: VectorRequest, service: Service) -> Callable[[Any], Any]:
-    """How each vector is written.
+
+def vector_format(body: VectorRequest, service: Service) -> Callable[[Vector], object]:
+    """A function that formats each vector of the response.
 
     Raises:
-        ApiError: 400, for a length that the model's vectors are known not to have. The function raises it where that
-            is known only when a vector is there.
+        ApiError: 400 for `dimensions` that the model does not have. If the model's length is unknown, the returned
+            function raises it.
     """
-    wanted = asked.dimensions
-    encode: Callable[[Any], Any] = as_base64 if asked.encoding_format == "base64" else _itself
+    wanted = body.dimensions
+    encode: Callable[[Vector], object] = as_base64 if body.encoding_format == "base64" else _itself
     if wanted is None:
         return encode
     own = service.profile.dimension
@@ -30,14 +33,15 @@ def vector_format(asked: VectorRequest, service: Service) -> Callable[[Any], Any
     return lambda vector: encode(_shortened(vector, wanted, service))
 
 
-def _shortened(vector: Any, wanted: int, service: Service) -> Any:
-    """The first components, at length 1 again."""
+def _shortened(vector: Vector, wanted: int, service: Service) -> Vector:
+    """The first `wanted` components, normalized."""
     if len(vector) == wanted:
         return vector
     if wanted not in service.profile.matryoshka:
         raise _no_such_length(service, wanted, len(vector))
     short = np.asarray(vector, dtype=np.float32)[:wanted]
-    return short / max(float(np.linalg.norm(short)), 1e-12)
+    normalized: NDArray[np.float32] = short / max(float(np.linalg.norm(short)), 1e-12)
+    return normalized
 
 
 def _no_such_length(service: Service, wanted: int, own: int) -> ApiError:
@@ -53,5 +57,5 @@ def _no_such_length(service: Service, wanted: int, own: int) -> ApiError:
     )
 
 
-def _itself(vector: Any) -> Any:
+def _itself(vector: Vector) -> Vector:
     return vector

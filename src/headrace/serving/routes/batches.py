@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
+from headrace.records import JsonObject
 from headrace.serving.auth import EVERYBODY, Tenant
 from headrace.serving.batches.files import FileStore
 from headrace.serving.batches.store import Batches
@@ -38,12 +39,12 @@ class BatchRequest(Fields):
 
 
 def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches]) -> APIRouter:
-    """Files go in, are listed, read and forgotten."""
+    """Routes to upload, list, read and delete files."""
     routes = APIRouter(tags=["batches"], responses=ERRORS)
 
     @routes.post("/v1/files", response_model=File)
     async def create(request: Request, file: UploadFile, purpose: Annotated[Literal["batch"], Form()]) -> Response:
-        """Keep a batch file (JSON Lines)."""
+        """Upload a batch file (JSON Lines)."""
         await _refuse_unknown_parts(request)
         if not file.size:
             raise ApiError(400, "the file is empty", code="empty", param="file")
@@ -64,7 +65,7 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
         purpose: str | None = None,
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
-        """The newest first, or with `order=asc` the oldest."""
+        """List files, newest first; with `order=asc`, oldest first."""
         _refuse_unknown_parameters(request, "limit", "after", "purpose", "order")
         found = await asyncio.to_thread(files.list, _tenant(request))
         found = [file for file in found if purpose in (None, file["purpose"])]
@@ -72,19 +73,19 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
 
     @routes.get("/v1/files/{file_id}", response_model=File)
     async def describe(request: Request, file_id: str) -> Response:
-        """A file's description."""
+        """Describe a file."""
         return JsonReply(await asyncio.to_thread(files.get, file_id, _tenant(request)))
 
     @routes.get("/v1/files/{file_id}/content", responses={200: {"content": {"application/jsonl": {}}}})
     async def content(request: Request, file_id: str) -> FileResponse:
-        """A file's lines."""
+        """Download a file."""
         path = await asyncio.to_thread(files.path, file_id, _tenant(request))
         return _Content(path, media_type="application/jsonl")
 
     @routes.delete("/v1/files/{file_id}", response_model=Deleted)
     async def delete(request: Request, file_id: str) -> Response:
-        """Forget a file; one that a batch reads is kept (409)."""
-        batches().release(file_id, _tenant(request))  # on the loop, where batches begin: none can begin in between
+        """Delete a file. Returns 409 if a running batch uses it."""
+        batches().release(file_id, _tenant(request))  # on the event loop, so that no batch can start in between
         await asyncio.to_thread(files.discard, file_id)
         return JsonReply({"id": file_id, "object": "file", "deleted": True})
 
@@ -92,12 +93,12 @@ def files_router(files: FileStore, max_bytes: int, batches: Callable[[], Batches
 
 
 def batches_router(batches: Callable[[], Batches]) -> APIRouter:
-    """Batches are begun, watched and cancelled."""
+    """Routes to create, list, read and cancel batches."""
     routes = APIRouter(tags=["batches"], responses=ERRORS)
 
     @routes.post("/v1/batches", response_model=Batch)
     async def create(request: Request, body: BatchRequest) -> Response:
-        """Begin a batch over an uploaded file."""
+        """Create a batch from an uploaded file."""
         body.refuse_unknown()
         given = body.input_file_id, body.endpoint, body.completion_window, body.metadata
         try:
@@ -108,18 +109,18 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
 
     @routes.get("/v1/batches", response_model=BatchList)
     async def list_all(request: Request, limit: Limit = 20, after: After = None) -> Response:
-        """The newest first."""
+        """List batches, newest first."""
         _refuse_unknown_parameters(request, "limit", "after")
         return JsonReply(_page([batch.as_json() for batch in batches().list(_tenant(request))], limit, after))
 
     @routes.get("/v1/batches/{batch_id}", response_model=Batch)
     async def describe(request: Request, batch_id: str) -> Response:
-        """How far a batch is."""
+        """Describe a batch and its progress."""
         return JsonReply(batches().get(batch_id, _tenant(request)).as_json())
 
     @routes.post("/v1/batches/{batch_id}/cancel", response_model=Batch)
     async def cancel(request: Request, batch_id: str) -> Response:
-        """Stop a batch; what is finished is kept."""
+        """Cancel a batch. Finished records are kept."""
         try:
             return JsonReply(batches().cancel(batch_id, _tenant(request)).as_json())
         except OSError as error:
@@ -129,15 +130,15 @@ def batches_router(batches: Callable[[], Batches]) -> APIRouter:
 
 
 class _Content(FileResponse):
-    """A file. For HEAD, which comes here as GET, its headers alone: it is not read."""
+    """A file response. HEAD requests arrive as GET and get the headers only."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
+        """Send the response."""
         await super().__call__({**scope, "method": "HEAD"} if "headrace_head" in scope else scope, receive, send)
 
 
 async def _refuse_unknown_parts(request: Request) -> None:
-    """Raise 400 for a part of a form that nobody reads, such as `expires_after[seconds]`."""
+    """Raise 400 for an unsupported form field, such as `expires_after[seconds]`."""
     for name in (await request.form()).keys() - {"file", "purpose"}:
         raise ApiError(
             400, f"unknown field {name!r:.60}; known: file, purpose", code="unknown_field", param=f"{name:.60}"
@@ -145,7 +146,7 @@ async def _refuse_unknown_parts(request: Request) -> None:
 
 
 def _refuse_unknown_parameters(request: Request, *known: str) -> None:
-    """Raise 400 for a parameter that would choose from a list, and that nobody reads."""
+    """Raise 400 for an unsupported query parameter."""
     for name in request.query_params.keys() - set(known):
         message = f"unknown parameter {name!r:.60}; known: {', '.join(known)}"
         raise ApiError(400, message, code="unknown_field", param=f"{name:.60}")
@@ -157,24 +158,24 @@ def _tenant(request: Request) -> Tenant:
 
 
 def disk_error(error: OSError) -> ApiError:
-    """What a failed write means to the caller."""
+    """Convert a failed write to a response."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return ApiError(507 if full else 503, "the server cannot store this now", code="storage", retry_after_s=60)
 
 
-def _page(every: Sequence[dict[str, Any]], limit: int, after: str | None) -> dict[str, Any]:
-    """A page of the list. After an id that is no more, it begins anew: whoever deletes what is listed gets the rest."""
+def _page(entries: Sequence[Mapping[str, object]], limit: int, after: str | None) -> JsonObject:
+    """One page of a list. If `after` was deleted, the page starts at the beginning."""
     if after is not None and not _ID.fullmatch(after):
         raise ApiError(
             400, f"after is {after!r:.80}: it must be the id of a file or batch", code="bad_id", param="after"
         )
-    ids = [entry["id"] for entry in every]
+    ids = [entry["id"] for entry in entries]
     start = ids.index(after) + 1 if after in ids else 0
-    page = every[start : start + limit]
+    page = entries[start : start + limit]
     return {
         "object": "list",
         "data": page,
         "first_id": page[0]["id"] if page else None,
         "last_id": page[-1]["id"] if page else None,
-        "has_more": start + limit < len(every),
+        "has_more": start + limit < len(entries),
     }

@@ -1,4 +1,4 @@
-"""Images in, one output for each: /classify and /v1/embeddings of a model of images."""
+"""/classify and /v1/embeddings for images."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 
 from headrace import openai_protocol
+from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.images import ImageClassifyRequest, ImageEmbeddingRequest, Images, decoded, images_of
@@ -18,30 +19,30 @@ from headrace.serving.service import Answers
 from headrace.serving.state import ServerState
 
 
-def classify_router(host: ServerState) -> APIRouter:
-    """Labels of images."""
+def classify_router(state: ServerState) -> APIRouter:
+    """The route that classifies images."""
     router = APIRouter(tags=["images"], responses=ERRORS, route_class=DirectRoute)
 
     @router.post("/classify", response_model=Classifications)
     async def classify(body: ImageClassifyRequest, request: Request) -> Response:
-        """The likeliest label of each image, with its score."""
-        answers = await _infer(host, body, body.input, request)
-        data = [{"index": index, **labels} for index, labels in enumerate(answers.outputs)]
-        return JsonReply({"object": "list", "data": data, "model": host.service.name})
+        """Classify images: the most likely label of each, with its score."""
+        answers = await _infer(state, body, body.input, request)
+        data: list[JsonObject] = [{"index": index, **labels} for index, labels in enumerate(answers.outputs)]
+        return JsonReply({"object": "list", "data": data, "model": state.service.name})
 
     return router
 
 
-def embedding_router(host: ServerState) -> APIRouter:
-    """Vectors of images."""
+def embedding_router(state: ServerState) -> APIRouter:
+    """The route that embeds images."""
     router = APIRouter(tags=["images"], responses=ERRORS, route_class=DirectRoute)
 
     @router.post("/v1/embeddings", response_model=EmbeddingList)
     async def embeddings(body: ImageEmbeddingRequest, request: Request) -> Response:
-        """One vector per image."""
-        service = host.service
+        """Embed images: one vector per image."""
+        service = state.service
         written = vector_format(body, service)
-        answers = await _infer(host, body, body.input, request)
+        answers = await _infer(state, body, body.input, request)
         reply = openai_protocol.embeddings(map(written, answers.outputs), 0)  # an image has no tokens
         return JsonReply({**reply, "model": service.name})
 
@@ -49,19 +50,19 @@ def embedding_router(host: ServerState) -> APIRouter:
 
 
 async def _infer(
-    host: ServerState, body: ImageClassifyRequest | ImageEmbeddingRequest, given: Images, request: Request
+    state: ServerState, body: ImageClassifyRequest | ImageEmbeddingRequest, given: Images, request: Request
 ) -> Answers:
-    host.check_model(body.model)
+    state.check_model(body.model)
     images = images_of(given)
     if not images:
-        raise ApiError(400, "input is empty: there is nothing to do", code="empty", param="input")
-    if len(images) > host.limits.max_prompts:
+        raise ApiError(400, "input is empty", code="empty", param="input")
+    if len(images) > state.limits.max_prompts:
         raise ApiError(
             400,
-            f"input holds {len(images)} images, more than the {host.limits.max_prompts} of one request; send several",
+            f"input holds {len(images)} images, more than the {state.limits.max_prompts} per request; send several",
             code="too_many",
             param="input",
         )
     heavy = sum(map(len, images)) > HEAVY_BYTES
     files = await asyncio.to_thread(decoded, images) if heavy else decoded(images)
-    return await host.service.infer(files, len(files), host.call(request, body.timeout, "input"))
+    return await state.service.infer(files, len(files), state.call(request, body.timeout, "input"))

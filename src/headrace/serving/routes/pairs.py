@@ -1,14 +1,14 @@
-"""Pairs of texts in, a score for each: /score and /rerank, as vLLM, Cohere and Jina have them."""
+"""/score and /rerank for pairs of texts, in the format of vLLM, Cohere and Jina."""
 
 from __future__ import annotations
 
 import uuid
 from datetime import UTC, datetime
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from headrace import openai_protocol
+from headrace.records import JsonObject
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.pairs import Ranking, RerankRequest, ScoreList, ScoreRequest
 from headrace.serving.protocol.requests import TextsRequest
@@ -19,21 +19,23 @@ from headrace.serving.service import Answers
 from headrace.serving.state import ServerState
 
 
-def router(host: ServerState) -> APIRouter:
+def router(state: ServerState) -> APIRouter:
     """The routes of a cross-encoder."""
     routes = APIRouter(tags=["pairs"], responses=ERRORS, route_class=DirectRoute)
 
     @routes.post("/score", response_model=ScoreList, include_in_schema=False)
     @routes.post("/v1/score", response_model=ScoreList)
     async def score(body: ScoreRequest, request: Request) -> Response:
-        """A score for each pair of texts."""
-        answers = await _infer(host, body, body.pairs(), request, "text_2")
-        data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(answers.outputs)]
+        """Score each pair of texts."""
+        answers = await _infer(state, body, body.pairs(), request, "text_2")
+        data: list[JsonObject] = [
+            {"index": index, "object": "score", "score": value} for index, value in enumerate(answers.outputs)
+        ]
         mark_truncated(data, answers)
         head = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": int(datetime.now(UTC).timestamp())}
         reply = {
             **head,
-            "model": host.service.name,
+            "model": state.service.name,
             "data": data,
             "usage": openai_protocol.input_usage(answers.cost, answers.truncated),
         }
@@ -43,21 +45,21 @@ def router(host: ServerState) -> APIRouter:
     @routes.post("/v1/rerank", response_model=Ranking)
     @routes.post("/v2/rerank", response_model=Ranking, include_in_schema=False)
     async def rerank(body: RerankRequest, request: Request) -> Response:
-        """Documents by their relevance to a query, the best first."""
+        """Rank documents by their relevance to a query, best first."""
         texts = body.texts()
-        answers = await _infer(host, body, [(body.query, text) for text in texts], request, "documents")
-        results: list[dict[str, Any]] = [
+        answers = await _infer(state, body, [(body.query, text) for text in texts], request, "documents")
+        results: list[JsonObject] = [
             {"index": index, "relevance_score": score} for index, score in enumerate(answers.outputs)
         ]
         mark_truncated(results, answers)
         if body.return_documents is not False:
             for result, text in zip(results, texts, strict=True):
                 result["document"] = {"text": text}
-        results.sort(key=lambda result: -result["relevance_score"])
+        ranking = sorted(range(len(results)), key=lambda index: -answers.outputs[index])
         reply = {
             "id": f"rerank-{uuid.uuid4().hex}",
-            "model": host.service.name,
-            "results": results[: body.top_n],
+            "model": state.service.name,
+            "results": [results[index] for index in ranking[: body.top_n]],
             "usage": openai_protocol.input_usage(answers.cost, answers.truncated),
         }
         return JsonReply(reply, headers=truncation_header(answers))
@@ -66,12 +68,11 @@ def router(host: ServerState) -> APIRouter:
 
 
 async def _infer(
-    host: ServerState, body: TextsRequest, pairs: list[tuple[str, str]], request: Request, param: str
+    state: ServerState, body: TextsRequest, pairs: list[tuple[str, str]], request: Request, param: str
 ) -> Answers:
-    host.check_model(body.model)
-    # Both texts of a pair go through the model.
-    size = host.check_texts([second for _, second in pairs], param)
-    size += host.check_texts([first for first, _ in pairs], "query" if param == "documents" else "text_1")
-    service = host.service
-    call = host.call(request, body.timeout, param, may_cut=body.may_cut(service.longest))
+    state.check_model(body.model)
+    size = state.check_texts([second for _, second in pairs], param)
+    size += state.check_texts([first for first, _ in pairs], "query" if param == "documents" else "text_1")
+    service = state.service
+    call = state.call(request, body.timeout, param, may_cut=body.may_cut(service.longest))
     return await service.infer(pairs, size, call)

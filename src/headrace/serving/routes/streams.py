@@ -1,4 +1,4 @@
-"""Answers as server-sent events: each piece as soon as it is there, and nothing more once the client has gone."""
+"""Streamed answers as server-sent events. Records are cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -7,76 +7,86 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 from fastapi import Response
+from starlette.types import Receive, Scope, Send
 
 from headrace.errors import DeadlineExceededError
 from headrace.events import WorkUnitSent
 from headrace.openai_protocol import usage
+from headrace.records import JsonObject
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError
-from headrace.serving.http.direct import Receive, Send
 from headrace.serving.service import Call, InFlight, Service
 
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
+class GeneratedText(TypedDict):
+    """The output of a generator."""
+
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
 class Chunks(abc.ABC):
-    """How the pieces of an answer are spelled.
+    """Formats the chunks of a stream.
 
     Args:
-        head: what every chunk has.
-        with_usage: whether a last one tells the tokens.
+        head: fields of every chunk.
+        with_usage: whether the last chunk reports usage.
     """
 
-    def __init__(self, head: dict[str, Any], with_usage: bool) -> None:
+    def __init__(self, head: JsonObject, with_usage: bool) -> None:
         self._head = head
         self.with_usage = with_usage
 
     @abc.abstractmethod
-    def choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        """A piece of the answer to record `index`."""
+    def choice(self, index: int, text: str, finish_reason: str | None) -> JsonObject:
+        """A delta of the answer to record `index`."""
 
-    def piece(self, index: int, text: str, finish_reason: str | None) -> bytes:
-        """The event for a piece."""
+    def delta(self, index: int, text: str, finish_reason: str | None) -> bytes:
+        """The event for a delta."""
         extra = {"usage": None} if self.with_usage else {}
         return event({**self._head, "choices": [self.choice(index, text, finish_reason)], **extra})
 
     def tokens(self, counted: dict[str, int]) -> bytes:
-        """The event that tells the tokens."""
+        """The event that reports usage."""
         return event({**self._head, "choices": [], "usage": counted})
 
 
-def event(content: Any) -> bytes:
+def event(content: object) -> bytes:
     """One server-sent event."""
     return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
 
 
 class EventStream(Response):
-    """The response that answers some records piece by piece.
+    """A streamed response for one or more records.
 
-    An engine that cannot be followed gives each answer in one piece. The status is 200 once the records are accepted;
-    what goes wrong later comes as an event with an `error`, as OpenAI's clients expect it.
+    An engine that does not report progress sends each answer as one delta. The status is 200 once the records are
+    accepted; a later error is sent as an event with an `error` field, as OpenAI's clients expect.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, service: Service, records: Sequence[Any], size: int, call: Call, chunks: Chunks) -> None:
+    def __init__(self, service: Service, records: Sequence[object], size: int, call: Call, chunks: Chunks) -> None:
         super().__init__()
         self._service = service
         self._records = records
         self._size = size
         self._call = call
         self._chunks = chunks
-        self._answers: list[dict[str, Any]] = []
+        self._answers: list[GeneratedText] = []
         self._texts: dict[int, str] = {}
         self._sent: dict[int, int] = {}
-        self._news = asyncio.Event()
-        self._began = time.monotonic()
-        self._heard: dict[int, float] = {}
+        self._changed = asyncio.Event()
+        self._started = time.monotonic()
+        self._sent_at: dict[int, float] = {}
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI's shape
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI signature
         """Serve the stream."""
         with InFlight(self._service, self._records, self._size, self._call) as request:
             futures = await request.submit(self._note)
@@ -86,23 +96,23 @@ class EventStream(Response):
 
     def _note(self, index: int, text: str) -> None:
         self._texts[index] = text
-        self._news.set()
+        self._changed.set()
 
-    async def _stream(self, futures: Sequence[asyncio.Future[Any]], wait: CancelScope, send: Send) -> None:
-        """Send what there is whenever there is something new, until every record has ended."""
+    async def _stream(self, futures: Sequence[asyncio.Future[GeneratedText]], wait: CancelScope, send: Send) -> None:
+        """Send new text as it arrives, until every record has ended."""
         for future in futures:
-            future.add_done_callback(lambda _: self._news.set())
+            future.add_done_callback(lambda _: self._changed.set())
         left = dict(enumerate(futures))
         while left:
-            await self._news.wait()
-            self._news.clear()
+            await self._changed.wait()
+            self._changed.clear()
             events = [self._new_text(index) for index in list(self._texts) if index in left]
             ended = [index for index, future in left.items() if future.done()]
             try:
                 events += [self._last(index, left.pop(index), wait) for index in ended]
             except (ApiError, DeadlineExceededError) as error:
-                told = self._service.told(error, self._call)
-                await self._write(send, event(told.body), last=True)
+                failure = self._service.to_api_error(error, self._call)
+                await self._write(send, event(failure.body), last=True)
                 return
             await self._write(send, b"".join(events))
         tail = self._chunks.tokens(usage(self._answers)) if self._chunks.with_usage else b""
@@ -113,44 +123,44 @@ class EventStream(Response):
         self._sent[index] = max(len(text), sent)
         if len(text) <= sent:
             return b""
-        self._tell(index)
-        return self._chunks.piece(index, text[sent:], None)
+        self._notify(index)
+        return self._chunks.delta(index, text[sent:], None)
 
-    def _tell(self, index: int) -> None:
-        """Let the listener know of a piece of an answer."""
+    def _notify(self, index: int) -> None:
+        """Notify the listener of a delta."""
         listener = self._call.listener
         if listener is None:
             return
-        now, before = time.monotonic(), self._heard.get(index)
-        self._heard[index] = now
-        since = self._began if before is None else before
+        now, before = time.monotonic(), self._sent_at.get(index)
+        self._sent_at[index] = now
+        since = self._started if before is None else before
         listener(WorkUnitSent(before is None, now - since, now))
 
-    def _last(self, index: int, future: asyncio.Future[Any], wait: CancelScope) -> bytes:
-        """What is left to say of an answer that has ended.
+    def _last(self, index: int, future: asyncio.Future[GeneratedText], wait: CancelScope) -> bytes:
+        """The last events of an answer.
 
         Raises:
-            ApiError: it has no answer.
+            ApiError: the record failed.
         """
         if future.cancelled():
             raise wait.cause or asyncio.CancelledError
         if (error := future.exception()) is not None:
-            raise self._service.told(error, self._call)
+            raise self._service.to_api_error(error, self._call)
         answer = future.result()
         self._answers.append(answer)
         rest = answer["text"][self._sent.get(index, 0) :]
         if rest:
-            self._tell(index)
-        return (self._chunks.piece(index, rest, None) if rest else b"") + self._chunks.piece(
+            self._notify(index)
+        return (self._chunks.delta(index, rest, None) if rest else b"") + self._chunks.delta(
             index, "", answer["finish_reason"]
         )
 
     async def _write(self, send: Send, content: bytes, *, last: bool = False) -> None:
-        """Send some bytes; a client that does not read them is taken for gone."""
+        """Send bytes. A client that does not read them in time counts as disconnected."""
         if not content and not last:
             return
         try:
             async with asyncio.timeout(self._service.limits.write_timeout_s):
                 await send({"type": "http.response.body", "body": content, "more_body": not last})
         except TimeoutError:
-            raise ClientGoneError("the client has not read its stream") from None
+            raise ClientGoneError("the client did not read its stream in time") from None

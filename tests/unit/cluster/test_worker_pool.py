@@ -126,11 +126,11 @@ async def carry(
     workers: Workers, count: int = 1000, *, replicas: int = 2, stop: StopRequest | None = None, pause: float = 0.0
 ) -> Outcome:
     outcome = Outcome()
-    crew = WorkerPool(
+    pool = WorkerPool(
         [workers.hire() for _ in range(replicas)], workers.hire, 10, stop or StopRequest(), outcome.events.append
     )
-    async with crew:
-        async for work, results, some_failed in crew.runs_as_completed(
+    async with pool:
+        async for work, results, some_failed in pool.runs_as_completed(
             until_settled(runs(count, pause=pause), outcome, 0 if stop else count)
         ):
             assert some_failed == any(isinstance(result, Exception) for result in results)
@@ -359,9 +359,9 @@ def test_the_input_is_read_no_further_than_workers_can_use(virtual: VirtualTime)
                 read += 1
 
         workers = Workers()
-        crew = WorkerPool([workers.hire(), workers.hire()], workers.hire, 10, StopRequest(), lambda _: None)
-        async with crew:
-            results = crew.runs_as_completed(endless())
+        pool = WorkerPool([workers.hire(), workers.hire()], workers.hire, 10, StopRequest(), lambda _: None)
+        async with pool:
+            results = pool.runs_as_completed(endless())
             await anext(results)
             await asyncio.sleep(1000)  # nobody takes results any more
             assert read < 1000
