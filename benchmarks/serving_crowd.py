@@ -78,7 +78,7 @@ class Crowd:
 
     async def play(self) -> None:
         """From nobody to half of them."""
-        await self.look("no clients")
+        await self.look("nobody there")
         idle = await self.connect(IDLE)
         await self.look(f"{IDLE:,} idle connections")
         streams = await self.connect(STREAMS)
