@@ -1,4 +1,4 @@
-"""Classifying real texts of mixed length: headrace against transformers' pipeline, same model, texts and scores.
+"""Classify real texts of mixed length: headrace and transformers' pipeline, with the same model, texts and scores.
 
 python -m benchmarks.classification
 """

@@ -1,4 +1,4 @@
-"""A cluster on this machine: one worker against this process, two against one, beside Ray Data; replicas that scale.
+"""A cluster on this machine: one worker and this process, two workers and one, Ray Data; replicas that scale.
 
 python -m benchmarks.cluster            # bulk and scaling; --quick for a short run; or name one: bulk, scaling
 """

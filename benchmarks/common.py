@@ -1,4 +1,4 @@
-"""What every benchmark does in the same way: compare side by side in one run, print one table, write JSON beside it."""
+"""What all benchmarks share: they compare side by side in one run, print one table, and write the figures as JSON."""
 
 from __future__ import annotations
 

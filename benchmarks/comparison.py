@@ -1,4 +1,4 @@
-"""README's chart: how many times as fast as its peers Headrace was, from the tables in `results/`.
+"""Draw the chart of the README, how many times as fast as its peers Headrace is, from the tables in `results/`.
 
 python -m benchmarks.comparison
 """

@@ -1,4 +1,4 @@
-"""Embedding real texts of mixed length: headrace against sentence-transformers, same model, texts and vectors.
+"""Embed real texts of mixed length: headrace and sentence-transformers, with the same model, texts and vectors.
 
 python -m benchmarks.embedding
 """

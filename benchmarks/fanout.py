@@ -1,4 +1,4 @@
-"""What `map_concurrent` itself costs per item: no-op calls, against bare asyncio.
+"""The cost of `map_concurrent` per item: no-op calls, compared with bare asyncio.
 
 python -m benchmarks.fanout
 """

@@ -1,4 +1,4 @@
-"""What `--dry-run` says a job will take, beside what it then takes: embedding docstrings in three sizes.
+"""Compare the time that `--dry-run` forecasts with the time that the job takes: docstrings embedded in three sizes.
 
 python -m benchmarks.forecast
 """

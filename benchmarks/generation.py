@@ -1,4 +1,4 @@
-"""Generating answers of long-tailed lengths on a CPU: continuous batching against static batches, same answers.
+"""Generate answers of long-tailed lengths on a CPU: continuous batching and static batches, with the same answers.
 
 python -m benchmarks.generation
 """

@@ -1,8 +1,8 @@
-"""True architectures with random weights on a GPU: headrace against the usual way to run each, side by side.
+"""Real architectures with random weights on a GPU: headrace and the usual way to run each, side by side.
 
 python -m benchmarks.gpu                        # BERT-base, ViT-B/16, Qwen2.5-7B shapes in bfloat16
 python -m benchmarks.gpu --only bert,vit
-python -m benchmarks.gpu --device cpu --tiny    # the same with tiny shapes: it works, and its figures say nothing
+python -m benchmarks.gpu --device cpu --tiny    # the same with tiny shapes: a test, not a measurement
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu` runs: three architectures of true shape with random weights, inputs, and their work."""
+"""The models of `benchmarks.gpu`: three real architectures with random weights, their inputs and work."""
 
 from __future__ import annotations
 

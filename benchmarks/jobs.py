@@ -1,4 +1,4 @@
-"""Bulk jobs with an engine that does next to nothing: speed, memory, resume, what durability costs, peers."""
+"""Bulk jobs with a no-op engine: speed, memory, resume, the cost of durability, peers."""
 
 from __future__ import annotations
 

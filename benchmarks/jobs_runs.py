@@ -1,7 +1,7 @@
-"""One job in a process of its own, for `benchmarks.jobs`: `python -m benchmarks.jobs_runs NAME INPUT OUTPUT`.
+"""One job in its own process, for `benchmarks.jobs`: `python -m benchmarks.jobs_runs NAME INPUT OUTPUT`.
 
-Prints its seconds, its peak of memory and when the engine was first called as one JSON line. The engines count the
-characters of a text: next to nothing, so that what is measured is the way of a record to the engine and back.
+Prints one line of JSON: its seconds, its peak memory and when the engine was first called. The engines only count the
+characters of a text, so the benchmark measures the way of a record to the engine and back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Peak memory of a job with long rows: `python -m benchmarks.memory [--quick]`.
 
-180 rows of 200,000 integers, kept in the output, through an engine that does next to nothing; and short rows beside it.
+180 rows of 200,000 integers, kept in the output, through a no-op engine; then short rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the batcher itself costs per record: a no-op engine, batches of 256.
+"""The cost of the batcher per record: a no-op engine, batches of 256.
 
 python -m benchmarks.overhead
 """

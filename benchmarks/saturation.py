@@ -1,4 +1,4 @@
-"""How busy the engine is kept, and how little of its work is padding.
+"""How busy the engine is, and how much of its work is padding.
 
 python -m benchmarks.saturation
 """

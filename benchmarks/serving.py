@@ -1,9 +1,9 @@
-"""The server under load: overhead of a request, other servers, overload, and bulk work beside requests.
+"""The server under load: the cost of a request, other servers, overload, and bulk work beside requests.
 
     python -m benchmarks.serving [--quick] [overhead | routes | embedding | overload | backfill]
 
-Each server and the load are processes of their own, on loopback. Other batching servers take part where
-`scripts/install-peers` has been run.
+Each server and the load generator run in separate processes, on loopback. Other batching servers take part after
+`scripts/install-peers`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Servers under load, each a process of its own: `python -m benchmarks.serving_apps NAME PORT`."""
+"""Servers under load, each in its own process: `python -m benchmarks.serving_apps NAME PORT`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A crowd at the server: thousands of streams and idle connections, of which half vanish in the middle.
+"""Thousands of streams and idle connections at the server; half of them disappear half-way.
 
     python -m benchmarks.serving_crowd [--quick]
 
-2,000 streams and 10,000 idle connections, a minute; it needs 15,000 open files (`ulimit -n`) for each of its two
+2,000 streams and 10,000 idle connections; takes a minute. It needs 15,000 open files (`ulimit -n`) for each of its two
 processes.
 """
 

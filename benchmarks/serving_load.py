@@ -1,8 +1,8 @@
-"""A load generator in a process of its own: so many callers on keep-alive connections, raw sockets under asyncio.
+"""A load generator in its own process: callers on keep-alive connections, with raw sockets under asyncio.
 
 `python -m benchmarks.serving_load PORT PATH CALLERS SECONDS BODY [RATE]` prints JSON: answers by status, seconds,
-latencies (sorted, milliseconds). BODY is a request's, or `@FILE` with one on each line, taken in turn. With a rate,
-requests begin at that many per second whatever became of the others; 0 callers then.
+latencies (sorted, milliseconds). BODY is the body of a request, or `@FILE` with one on each line, used in turn. With
+RATE, requests begin at that many per second, answered or not; CALLERS is then 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stream of inputs through an engine: prepared on threads a bounded way ahead, batched by exact costs."""
+"""Run a stream of inputs through an engine: prepared on threads, a limited distance ahead, batched by exact cost."""
 
 from __future__ import annotations
 

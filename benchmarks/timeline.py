@@ -1,4 +1,4 @@
-"""The picture of README: what a sequential loop and Headrace do with the same work, drawn from a real run of both.
+"""Draw the picture of the README: a sequential loop and Headrace with the same work, from a real run of both.
 
 python -m benchmarks.timeline
 """

@@ -1,4 +1,4 @@
-"""Classifying JPEG files, decoding included: headrace against transformers' pipeline, same models, files and scores.
+"""Classify JPEG files, decoding included: headrace and transformers' pipeline, with the same models, files and scores.
 
 python -m benchmarks.vision
 """

@@ -1,4 +1,4 @@
-"""A bulk job through vLLM against vLLM's own `LLM.generate`, in its environment: answers of long-tailed lengths.
+"""A bulk job through vLLM and vLLM's own `LLM.generate`, in its environment: answers of long-tailed lengths.
 
 .venv-vllm/bin/python -m benchmarks.vllm                        # see scripts/install-vllm
 .venv-vllm/bin/python -m benchmarks.vllm --gsm8k questions.jsonl  # real questions, counted

@@ -1,4 +1,4 @@
-"""Writes the docstrings of Python's own standard library to a JSONL file: one public name and its text per line."""
+"""Write the docstrings of Python's own standard library to a JSONL file: one public name and its text per line."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Questions in chunks of 50 to a model that a cluster scales: retries, a cap on concurrency, a batcher in each replica.
+"""Ask questions, in chunks of 50, of a model on a cluster: with retries, limited concurrency and a batcher per replica.
 
 python examples/questions.py            # Ray Serve, on a cluster on this machine
 python examples/questions.py URL        # any server that speaks OpenAI's API
 
-HEADRACE_GSM8K names a file of real questions, a JSON object with "question" and "answer" on each line; the model that
-comes along can only do sums, so it answers them all, wrong but for one. QUESTIONS_ENGINE=vllm lets vLLM generate.
+HEADRACE_GSM8K names a file of real questions, a JSON object with "question" and "answer" on each line; the included
+model can only do sums, so all of its answers but one are wrong. With QUESTIONS_ENGINE=vllm, vLLM generates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The same on Flyte, in both shapes: an app that Flyte scales, and reusable workers that hold the model themselves.
+"""The example of questions.py on Flyte, in two ways: an app that Flyte scales, and reusable workers with the model.
 
 python examples/questions_flyte.py      # in Flyte's local mode
 

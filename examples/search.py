@@ -1,4 +1,4 @@
-"""Answers a question from embedded docstrings: the five names whose vectors are closest to the question's."""
+"""Search embedded docstrings: print the five names whose vectors are closest to that of a question."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Makes a folder with an ONNX model out of a Hugging Face folder, for `--engine onnx`.
+"""Export a Hugging Face folder as a folder with an ONNX model, for `--engine onnx`.
 
     python scripts/export_onnx.py MODEL OUTPUT --task embed
 
-The outputs are those of PyTorch to about five digits. Rows and tokens may be any number afterwards.
+The outputs are those of PyTorch to about five digits. The model takes any number of rows and tokens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hostile texts through every kind of tokenizer: a text that is shortened first has the tokens of the whole one.
+"""Hostile texts with every kind of tokenizer: a text that is shortened first must have the tokens of the whole one.
 
 python scripts/fuzz_cutting.py --texts 100000
 """

@@ -2,7 +2,7 @@
 """Train the small language model that adds, and measure it on sums it has never seen.
 
     python scripts/train_arithmetic.py               # about half an hour on one core
-    python scripts/train_arithmetic.py --evaluate    # only measures the folder that is there
+    python scripts/train_arithmetic.py --evaluate    # only measures the existing folder
 
 A character-level model of Llama architecture (0.87 M parameters) that adds two whole numbers from 10 to 99, written as
 `12+34=`, as a question, or in words. One pair of numbers in ten is held out of training in every form and in both

@@ -1,9 +1,9 @@
-"""Trains the two small classifiers of `src/headrace/models`: subjects of docstrings, and handwritten digits.
+"""Train the two small classifiers of `src/headrace/models`: subjects of docstrings, and handwritten digits.
 
     python scripts/train_classifiers.py [docstrings] [digits]     # about two minutes on one core
 
-They are small on purpose, for demonstrations and tests without a download: both together are under a megabyte, and a
-sentence that no docstring of the standard library resembles is labelled at random.
+They are for demonstrations and tests without a download. Both together are under a megabyte, and a sentence that
+resembles no docstring of the standard library gets a random label.
 """
 
 from __future__ import annotations
