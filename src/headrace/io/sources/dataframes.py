@@ -5,14 +5,18 @@ A type is known by its name and that of its library, so that none of these has t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import MissingExtraError
 from headrace.io.base import Chunk, Source
 from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import IterableSource, chunk_of, digest_of
 from headrace.io.storage.files import CHUNK_ROWS, todo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset
 
 _DIGESTED_RUNS = 64
 _RUN_ROWS = 16
@@ -29,13 +33,13 @@ class TableSource:
         read: gives the rows from one place to another, each a dict or a text.
     """
 
-    def __init__(self, kind: str, length: int, read: Callable[[int, int], Sequence[Any]]) -> None:
+    def __init__(self, kind: str, length: int, read: Callable[[int, int], Sequence[object]]) -> None:
         self._kind = kind
         self._read = read
         self.total_bytes: int | None = None
         self.total_records: int | None = length
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Length and digest of runs of rows spread over it."""
         total = self.total_records or 0
         runs = min(_DIGESTED_RUNS, -(-total // _RUN_ROWS))
@@ -53,7 +57,7 @@ class TableSource:
             yield chunk_of([(position, rows[position - start]) for position in positions])
 
 
-def table_source(table: Any) -> Source | None:
+def table_source(table: object) -> Source | None:
     """The source of a table or column of a library; None where it is neither.
 
     Raises:
@@ -72,7 +76,7 @@ def _pandas(frame: Any) -> Source:
     names = [*levels, *frame.columns]
     check_names(names, "the pandas DataFrame")
 
-    def read(start: int, stop: int) -> list[dict[str, Any]]:
+    def read(start: int, stop: int) -> list[dict[str, object]]:
         part = frame.iloc[start:stop]
         columns = [_objects(part.index.get_level_values(level).to_series()) for level in levels]
         columns += [_objects(part.iloc[:, place]) for place in range(part.shape[1])]
@@ -83,21 +87,21 @@ def _pandas(frame: Any) -> Source:
 
 
 def _objects(column: Any) -> list[Any]:
-    values: list[Any] = column.astype(object).where(column.notna().to_numpy(), None).tolist()
+    values: list[object] = column.astype(object).where(column.notna().to_numpy(), None).tolist()
     return values
 
 
-def _arrow(table: Any) -> Source:
+def _arrow(table: pa.Table) -> Source:
     check_names(table.schema.names, "the Arrow table")
     return TableSource("arrow", table.num_rows, lambda start, stop: table.slice(start, stop - start).to_pylist())
 
 
-def _arrow_stream(reader: Any) -> Source:
+def _arrow_stream(reader: pa.RecordBatchReader) -> Source:
     check_names(reader.schema.names, "the Arrow reader")
     return IterableSource(_rows(reader))
 
 
-def _arrow_dataset(dataset: Any) -> Source:
+def _arrow_dataset(dataset: pa.dataset.Dataset) -> Source:
     check_names(dataset.schema.names, "the Arrow dataset")
     # What is read ahead is most of the memory that a dataset takes.
     return _stream(lambda: dataset.to_batches(batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1))
@@ -126,18 +130,18 @@ def _relation(relation: Any) -> Source:
     return _stream(lambda: read(_BATCH_ROWS))
 
 
-def _stream(make: Callable[[], Any]) -> Source:
+def _stream(make: Callable[[], Iterable[pa.RecordBatch]]) -> Source:
     """Record batches that can be had again."""
     return IterableSource(lambda: _rows(make()))
 
 
-def _rows(batches: Any) -> Iterator[dict[str, Any]]:
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, object]]:
     for batch in batches:
         for start in range(0, batch.num_rows, CHUNK_ROWS):
             yield from batch.slice(start, CHUNK_ROWS).to_pylist()
 
 
-def _exported(table: Any) -> Any:
+def _exported(table: object) -> pa.RecordBatchReader:
     try:
         import pyarrow
     except ImportError as error:

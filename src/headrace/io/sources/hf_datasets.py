@@ -20,7 +20,7 @@ class DatasetSource:
         self.total_records: int | None = len(dataset)
         self.total_bytes: int | None = None
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """The library's own fingerprint, which follows content and every step the dataset was made by."""
         # Of the dataset as it was given: to leave images undecoded is a step too.
         return {"format": "datasets", "records": self.total_records, "fingerprint": self._dataset._fingerprint}
@@ -67,7 +67,7 @@ def load_saved(folder: Path) -> DatasetSource:
     return DatasetSource(dataset)
 
 
-def is_dataset(rows: Any) -> bool:
+def is_dataset(rows: object) -> bool:
     """Whether it is a `datasets.Dataset` (an IterableDataset is an iterable like any other)."""
     return any(f"{kind.__module__}.{kind.__name__}" == "datasets.arrow_dataset.Dataset" for kind in type(rows).__mro__)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import JobError
 from headrace.io.base import Chunk
@@ -32,7 +31,7 @@ class ImageSource:
         self.total_records: int | None = len(files)
         self.total_bytes: int | None = sum(file.size or 0 for file in files)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Number and bytes of the images, and a digest of their names, sizes and stamps."""
         facts = [(self._name(file), file.size, file.stamp) for file in self._files]
         digest = hashlib.blake2b(repr(facts).encode(), digest_size=16)
@@ -52,7 +51,7 @@ class ImageSource:
     def _record(self, position: int) -> Record:
         file = self._files[position]
         file.check()
-        image: Any = str(file.path)
+        image: object = str(file.path)
         if is_remote(file.path):
             with file.open() as stream:
                 image = stream.read()

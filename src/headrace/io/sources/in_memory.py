@@ -26,12 +26,12 @@ class SequenceSource:
     It is identified by its length and up to 1,024 rows spread over it.
     """
 
-    def __init__(self, rows: Sequence[Any]) -> None:
+    def __init__(self, rows: Sequence[object]) -> None:
         self._rows = rows
         self.total_bytes: int | None = None
         self.total_records: int | None = len(rows)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Length and digest of sampled rows."""
         total = len(self._rows)
         count = min(total, _DIGESTED_ROWS)
@@ -55,16 +55,16 @@ class IterableSource:
     is read on an event loop of its own.
     """
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: object) -> None:
         self._make: Callable[[], Any] = rows if callable(rows) else lambda: rows
         self.reads_once = not callable(rows) and _is_iterator(rows)
-        self._first: Iterator[Any] = self._iterate()
+        self._first: Iterator[object] = self._iterate()
         self._head = list(itertools.islice(self._first, _HEAD_ROWS))
         self._taken = False
         self.total_bytes: int | None = None
         self.total_records: int | None = None
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Digest of the first rows."""
         return {"format": "iterable", "first_records": len(self._head), "blake2b": digest_of(self._head)}
 
@@ -74,7 +74,7 @@ class IterableSource:
             positions = todo(start, start + len(rows), next_todo)
             yield chunk_of([(position, rows[position - start]) for position in positions])
 
-    def _batches(self) -> Iterator[tuple[int, list[Any]]]:
+    def _batches(self) -> Iterator[tuple[int, list[object]]]:
         """Rows and the position of their first; what was read ahead comes first."""
         yield 0, self._head
         if not self._taken:
@@ -92,7 +92,7 @@ class IterableSource:
             yield start, batch
             start += len(batch)
 
-    def _iterate(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[object]:
         rows = self._make()
         if not isinstance(rows, (Iterable, AsyncIterable)):
             raise ConfigError(
@@ -110,18 +110,18 @@ class IterableSource:
             ) from error
 
 
-def _is_iterator(rows: Any) -> bool:
+def _is_iterator(rows: object) -> bool:
     return hasattr(rows, "__next__") or hasattr(rows, "__anext__")
 
 
-def _run(rows: AsyncIterable[Any]) -> Iterator[Any]:
+def _run(rows: AsyncIterable[object]) -> Iterator[object]:
     """An asynchronous iterable as a plain one."""
     end = object()
     runner = asyncio.Runner()
     try:
         iterator = aiter(rows)
 
-        async def following() -> Any:
+        async def following() -> object:
             return await anext(iterator, end)
 
         while (row := runner.run(following())) is not end:
@@ -132,7 +132,7 @@ def _run(rows: AsyncIterable[Any]) -> Iterator[Any]:
         closing.join()
 
 
-def chunk_of(rows: Sequence[tuple[int, Any]]) -> Chunk:
+def chunk_of(rows: Sequence[tuple[int, object]]) -> Chunk:
     """Rows with their positions as records; what is no row is a `Failed`."""
     records: list[Record] = []
     failures: list[Failed] = []
@@ -146,7 +146,7 @@ def chunk_of(rows: Sequence[tuple[int, Any]]) -> Chunk:
     return Chunk(records, failures, 0)
 
 
-def digest_of(rows: Iterable[Any]) -> str:
+def digest_of(rows: Iterable[object]) -> str:
     """Of the rows' content, in hex."""
     digest = hashlib.blake2b(digest_size=16)
     for row in rows:
@@ -158,7 +158,7 @@ def digest_of(rows: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
-def _stable(value: Any) -> str:
+def _stable(value: object) -> str:
     """The same for the same content in every process: the usual text of an object holds its address."""
     if isinstance(value, (bytes, bytearray)):
         return hashlib.blake2b(value, digest_size=16).hexdigest()

@@ -52,7 +52,7 @@ def known_formats() -> tuple[str, ...]:
     return tuple(_FORMATS)
 
 
-def open_source(source: Any, format: str | None = None) -> Source:  # noqa: A002 - the flag's own word
+def open_source(source: object, format: str | None = None) -> Source:  # noqa: A002 - the flag's own word
     """The source that a name or a Python object stands for.
 
     Args:

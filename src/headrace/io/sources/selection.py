@@ -10,7 +10,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from headrace.argument_types import check_types
 from headrace.errors import ConfigError
@@ -50,7 +49,7 @@ class Selection:
         """Whether it takes every row."""
         return self.shard is None and self.sample is None and self.limit is None
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """What decides the rows."""
         return {
             "shard": "{}/{}".format(*self.shard) if self.shard else None,
@@ -92,7 +91,7 @@ class SelectedSource:
             total = None
         return total if chosen.limit is None or total is None else min(total, chosen.limit)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """The whole input's description, and what is chosen of it."""
         return {**self._source.describe(), "selection": self._selection.describe()}
 

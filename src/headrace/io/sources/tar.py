@@ -149,7 +149,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes | str:
 
 
 def _sample(key: str, members: dict[str, bytes | str], position: int, path: str) -> Record | Failed:
-    data: dict[str, Any] = {"id": key, "path": path}
+    data: dict[str, object] = {"id": key, "path": path}
     try:
         for extension, content in members.items():
             if isinstance(content, str):
@@ -163,7 +163,7 @@ def _sample(key: str, members: dict[str, bytes | str], position: int, path: str)
     return Record(position, position, data)
 
 
-def _value(kind: str, content: bytes) -> Any:
+def _value(kind: str, content: bytes) -> object:
     if kind in _TEXTS:
         return content.decode()
     if kind in _NUMBERS:

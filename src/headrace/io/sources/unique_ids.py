@@ -14,11 +14,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import JobError, MissingExtraError
 from headrace.io.base import Chunk, Source
 from headrace.io.storage.parts import atomic_file
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    Digests: TypeAlias = NDArray[numpy.uint64]
 
 RUN_RECORDS = 1 << 17
 """Digests in memory; more make a run of them. As few as come in about two seconds, so that a long job needs no more
@@ -32,12 +39,12 @@ _BLOCK = 1 << 17
 _RUN = re.compile(r"ids-(\d{12,})-(\d{12,})\.u64")
 
 
-Found: TypeAlias = tuple[int, Any]
+Found: TypeAlias = tuple[int, object]
 """A position and its id."""
 
 
 class SeenIds:
-    """Ids as they come, in input order or nearly so. Any two must differ as text: 1 and "1" are the same.
+    """Ids as they come, in input order or nearly so. object two must differ as text: 1 and "1" are the same.
 
     Args:
         folder: for the runs, made if it is not there.
@@ -56,7 +63,7 @@ class SeenIds:
         """Ids of the positions before this one are in runs: they need not be given again."""
         self._look_at = time.monotonic() + LOOK_EVERY_S
 
-    def add(self, positions: Sequence[int], values: Sequence[Any], end: int) -> None:
+    def add(self, positions: Sequence[int], values: Sequence[object], end: int) -> None:
         """Take more ids, those of all positions before `end` that were not taken before; None for a record without.
 
         Raises:
@@ -125,7 +132,7 @@ class UniqueIds:
         self.total_bytes = source.total_bytes
         self.total_records = source.total_records
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """The input's own description."""
         return self._source.describe()
 
@@ -154,7 +161,7 @@ def unknown_or_todo(seen: SeenIds, next_todo: Callable[[int], int]) -> Callable[
     return lambda position: next_todo(position) if position < known else position
 
 
-def _numpy() -> Any:
+def _numpy() -> ModuleType:
     try:
         import numpy
     except ImportError as error:
@@ -179,7 +186,7 @@ def _still_to_do(chunk: Chunk, next_todo: Callable[[int], int]) -> Chunk:
     )
 
 
-def _digest(value: Any) -> bytes:
+def _digest(value: object) -> bytes:
     """Eight bytes; none for what is no id."""
     if type(value) is not str and type(value) is not int:
         return b""
@@ -199,13 +206,13 @@ class _Run:
 class _Digests:
     """Digests seen so far: sorted runs in files, the newer ones in memory, the newest not looked for yet."""
 
-    def __init__(self, np: Any, folder: Path) -> None:
+    def __init__(self, np: ModuleType, folder: Path) -> None:
         self._np = np
         self._folder = folder
         self._runs: list[_Run] = []
         self._recent = np.empty(0, np.uint64)
         """Sorted: what has been looked for and is in no run."""
-        self._new: list[tuple[Any, Any]] = []
+        self._new: list[tuple[Digests, NDArray[numpy.int64]]] = []
         """Digests and positions as arrays, one of each for every chunk of the input."""
         self._new_count = 0
         self._start = self._end = 0
@@ -257,7 +264,7 @@ class _Digests:
         self._recent.sort()
         return sorted(positions[known].tolist())
 
-    def _older(self) -> Iterator[Any]:
+    def _older(self) -> Iterator[Digests]:
         """Sorted arrays of all that has been looked for, a bounded part at a time."""
         if len(self._recent):
             yield self._recent
@@ -279,7 +286,7 @@ class _Digests:
             for run in small:
                 run.path.unlink()
 
-    def _merged(self, runs: Sequence[_Run]) -> Iterator[Any]:
+    def _merged(self, runs: Sequence[_Run]) -> Iterator[Digests]:
         """The digests of several runs as sorted arrays, the lowest first, each about a quarter of a run."""
         np = self._np
         pieces = 4 * len(runs)
@@ -294,7 +301,7 @@ class _Digests:
             together.sort()
             yield together
 
-    def _write(self, start: int, end: int, digests: Iterable[Any]) -> None:
+    def _write(self, start: int, end: int, digests: Iterable[Digests]) -> None:
         path = self._folder / f"ids-{start:012d}-{end:012d}.u64"
         count = 0
         with atomic_file(path) as file:

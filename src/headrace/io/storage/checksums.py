@@ -14,10 +14,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from headrace.errors import JobError
 from headrace.io.storage.lines import lines_of
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _NAME = re.compile(r"part-(\d{12,})-(\d{12,})\.r(\d+)-b(\d+)-e(\d+)-([0-9a-f]{16})\.errors")
 _BLOCK_BYTES = 1024 * 1024
@@ -104,7 +107,7 @@ class DigestWriter(io.BufferedIOBase):
         """It is."""
         return True
 
-    def write(self, data: Any) -> int:
+    def write(self, data: ReadableBuffer) -> int:
         """Hand on all of it."""
         self._file.write(data)
         self._digest.update(data)
@@ -122,7 +125,7 @@ class DigestWriter(io.BufferedIOBase):
         return str(self._digest.hexdigest())
 
 
-def new_digest() -> Any:
+def new_digest() -> hashlib.blake2b:
     """An empty digest of the kind that seals hold."""
     return hashlib.blake2b(digest_size=8)
 

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import BinaryIO, Protocol, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
@@ -102,7 +102,7 @@ class InputFile:
                     self.check()  # before the rows go on, so that a change costs as little as can be
                 yield block, len(block)
 
-    def describe(self, samples: int | None) -> dict[str, Any]:
+    def describe(self, samples: int | None) -> dict[str, object]:
         """Size and digest of the content: of the whole, or of so many samples; for a store, its own tag."""
         if is_remote(self.path) and self.stamp:
             return {"bytes": self.size, "tag": self.stamp}
@@ -195,7 +195,7 @@ class FileSource:
         counts = [form.count(file) for file, form in files] if len(files) <= _COUNTED_FILES else [None]
         self.total_records: int | None = None if None in counts else sum(count or 0 for count in counts)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Size and digest of the content: whole up to 64 MiB in all, beyond that 64 samples spread over the files.
 
         With at most 50 files each has its own entry, so that a resume names the one that differs.

@@ -66,7 +66,7 @@ class Lease:
         path: Path,
         output: Path,
         *,
-        sleep: Callable[[float], Any] = time.sleep,
+        sleep: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
