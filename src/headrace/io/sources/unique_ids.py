@@ -44,7 +44,7 @@ Found: TypeAlias = tuple[int, object]
 
 
 class SeenIds:
-    """Ids as they come, in input order or nearly so. object two must differ as text: 1 and "1" are the same.
+    """Ids as they come, in input order or nearly so. Any two must differ as text: 1 and "1" are the same.
 
     Args:
         folder: for the runs, made if it is not there.
