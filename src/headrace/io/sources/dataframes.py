@@ -1,6 +1,6 @@
-"""Tables of other libraries as rows: pandas, polars, Arrow, DuckDB, and whatever else exports Arrow's stream.
+"""Rows of other libraries' tables: pandas, polars, Arrow, DuckDB, and any library with Arrow's stream interface.
 
-A type is known by its name and that of its library, so that none of these has to be installed or imported.
+Types are recognized by name, so that none of these libraries needs to be installed or imported.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 _DIGESTED_RUNS = 64
 _RUN_ROWS = 16
 _BATCH_ROWS = 8192
-"""Of a stream: what is read at once."""
+"""Rows per batch of a stream."""
 
 
 class TableSource:
-    """A table in memory, turned into rows a chunk at a time. It is identified by its length and 1,024 rows of it.
+    """A table in memory, converted to rows by chunks. It is identified by its length and 1,024 of its rows.
 
     Args:
-        kind: the library it is of.
+        kind: the library's name.
         length: its number of rows.
-        read: gives the rows from one place to another, each a dict or a text.
+        read: returns rows start..stop-1, each a dict or text.
     """
 
     def __init__(self, kind: str, length: int, read: Callable[[int, int], Sequence[object]]) -> None:
@@ -40,7 +40,7 @@ class TableSource:
         self.total_records: int | None = length
 
     def describe(self) -> Mapping[str, object]:
-        """Length and digest of runs of rows spread over it."""
+        """Length and digest of sampled runs of rows."""
         total = self.total_records or 0
         runs = min(_DIGESTED_RUNS, -(-total // _RUN_ROWS))
         starts = sorted({number * max(0, total - _RUN_ROWS) // max(1, runs - 1) for number in range(runs)})
@@ -48,7 +48,7 @@ class TableSource:
         return {"format": self._kind, "records": total, "blake2b": digest_of(rows)}
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """At most 512 rows each."""
+        """Chunks of at most 512 rows."""
         total = self.total_records or 0
         for start in range(0, total, CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, total)
@@ -58,10 +58,10 @@ class TableSource:
 
 
 def table_source(table: object) -> Source | None:
-    """The source of a table or column of a library; None where it is neither.
+    """The source for a table or column; None for other objects.
 
     Raises:
-        ConfigError: its columns have no names that a row can have.
+        ConfigError: its column names are not valid.
     """
     for kind in type(table).__mro__:
         library = kind.__module__.partition(".")[0]
@@ -71,7 +71,7 @@ def table_source(table: object) -> Source | None:
 
 
 def _pandas(frame: Any) -> Source:
-    """An index that has a name is a column; missing values (NaN, NaT, NA) are null."""
+    """A named index is a column; missing values (NaN, NaT, NA) are null."""
     levels = [name for name in frame.index.names if name is not None]
     names = [*levels, *frame.columns]
     check_names(names, "the pandas DataFrame")
@@ -103,7 +103,7 @@ def _arrow_stream(reader: pa.RecordBatchReader) -> Source:
 
 def _arrow_dataset(dataset: pa.dataset.Dataset) -> Source:
     check_names(dataset.schema.names, "the Arrow dataset")
-    # What is read ahead is most of the memory that a dataset takes.
+    # Read-ahead causes most of a dataset's memory use.
     return _stream(lambda: dataset.to_batches(batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1))
 
 
@@ -131,7 +131,7 @@ def _relation(relation: Any) -> Source:
 
 
 def _stream(make: Callable[[], Iterable[pa.RecordBatch]]) -> Source:
-    """Record batches that can be had again."""
+    """A source of record batches that can be created again."""
     return IterableSource(lambda: _rows(make()))
 
 
