@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from headrace.records import JsonObject
-
 _ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -44,12 +42,12 @@ def error_message(body: object) -> str | None:
     return str(error["message"]) if isinstance(error, dict) and "message" in error else None
 
 
-def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> JsonObject:
+def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> dict[str, object]:
     """An error of a batch, or of a line of its input file."""
     return {"code": code, "message": message, "line": line, "param": param}
 
 
-def embeddings(vectors: Iterable[object], tokens: int, truncated: Sequence[int] = ()) -> JsonObject:
+def embeddings(vectors: Iterable[object], tokens: int, truncated: Sequence[int] = ()) -> dict[str, object]:
     """The body of an embedding response.
 
     Args:
@@ -57,7 +55,7 @@ def embeddings(vectors: Iterable[object], tokens: int, truncated: Sequence[int] 
         tokens: total of all inputs.
         truncated: indices of truncated inputs, marked in their entries and the usage.
     """
-    data: list[JsonObject] = [
+    data: list[dict[str, object]] = [
         {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
     ]
     for index in truncated:
@@ -71,7 +69,7 @@ def input_usage(tokens: int, truncated: Sequence[int] = ()) -> dict[str, int]:
     return {**usage, "truncated_inputs": len(truncated)} if truncated else usage
 
 
-def completion(answers: Sequence[Generation]) -> JsonObject:
+def completion(answers: Sequence[Generation]) -> dict[str, object]:
     """The body of a completion response: one choice per answer."""
     choices = [
         choice(index, text=answer["text"], finish=answer["finish_reason"]) for index, answer in enumerate(answers)
@@ -79,14 +77,14 @@ def completion(answers: Sequence[Generation]) -> JsonObject:
     return {"object": "text_completion", "choices": choices, "usage": usage(answers)}
 
 
-def chat_completion(answer: Generation) -> JsonObject:
+def chat_completion(answer: Generation) -> dict[str, object]:
     """The body of a chat completion response."""
     message = {"role": "assistant", "content": answer["text"]}
     choices = [choice(0, message=message, finish=answer["finish_reason"])]
     return {"object": "chat.completion", "choices": choices, "usage": usage([answer])}
 
 
-def choice(index: int, *, finish: str | None, **content: object) -> JsonObject:
+def choice(index: int, *, finish: str | None, **content: object) -> dict[str, object]:
     """One choice of a response or a streamed chunk; `content` is its text, message or delta."""
     return {"index": index, **content, "finish_reason": finish, "logprobs": None}
 
