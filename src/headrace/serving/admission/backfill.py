@@ -161,7 +161,7 @@ class Backfill:
         per_batch, pads = self._per_batch, self._profile.pads
         allowed = self.allowance()
         # Of a batch engine's, what is in a batch no longer counts; a slot is held until the end.
-        inside = [cost for ticket, cost in self._inside.items() if not per_batch or getattr(ticket, "home", True)]
+        inside = [cost for ticket, cost in self._inside.items() if not per_batch or getattr(ticket, "holder", True)]
         held: float = self._padded(inside) if per_batch else len(inside)
         longest = max(inside, default=0.0)
         count = len(inside)
