@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as typing's own, without the time to import it
+TYPE_CHECKING = False  # avoids the time to import typing
 if TYPE_CHECKING:
-    from typing import Any
-
     from headrace import errors
     from headrace.app.job import run
     from headrace.batching.batcher import Batcher
@@ -71,15 +69,15 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Each name is imported when it is first asked for: the command line begins at once, and a batcher stays light."""
+def __getattr__(name: str) -> object:
+    """Import names on first use, so that the command line starts fast and a batcher needs few imports."""
     from importlib import import_module
 
     if name == "errors":
         return import_module("headrace.errors")
     if name not in _MODULES:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
-    found = getattr(import_module(f"headrace.{_MODULES[name]}"), name)
+    found: object = getattr(import_module(f"headrace.{_MODULES[name]}"), name)
     globals()[name] = found
     return found
 

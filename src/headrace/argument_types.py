@@ -1,4 +1,4 @@
-"""Settings checked against the types that their dataclass declares."""
+"""Checks settings against the declared types of their dataclass."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import types
 from collections.abc import Hashable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from headrace.errors import ConfigError
 
-_WORDS: dict[Any, str] = {
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_WORDS: dict[object, str] = {
     int: "a whole number",
     float: "a number",
     str: "a text",
@@ -23,15 +26,15 @@ _WORDS: dict[Any, str] = {
 }
 
 
-def check_types(settings: Any, *leave_out: str, **names: str) -> None:
-    """See that every field of a dataclass has a value of its declared type.
+def check_types(settings: DataclassInstance, *leave_out: str, **names: str) -> None:
+    """Check that every field of a dataclass has a value of its declared type.
 
     Args:
-        leave_out: fields that are checked elsewhere.
-        names: what users call a field, where they call it something else.
+        leave_out: fields to skip.
+        names: a field's name in messages, if users know it by another name.
 
     Raises:
-        ConfigError: one has not; it names the field, the value and what the field takes.
+        ConfigError: a value has another type; the message names the field, the value and the expected type.
     """
     hints = _hints(settings.__class__)
     for field in fields(settings):
@@ -41,11 +44,11 @@ def check_types(settings: Any, *leave_out: str, **names: str) -> None:
 
 
 @functools.cache
-def _hints(kind: Hashable) -> dict[str, Any]:
+def _hints(kind: Hashable) -> dict[str, object]:
     return get_type_hints(kind)
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits(value: object, hint: Any) -> bool:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in (Any, object):
         return True

@@ -1,4 +1,4 @@
-"""Clients of servers that speak OpenAI's API: a whole dataset over one or more of them, asynchronous and blocking."""
+"""Async and blocking clients that send whole datasets to one or more servers with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _FORBIDDEN = frozenset({401, 403, 407})
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """How a client behaves. Times are in seconds.
+    """A client's settings. Times are in seconds.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: a value is out of range.
     """
 
     concurrency: int = 64
-    """Requests under way at the same time, over all endpoints."""
+    """Maximum concurrent requests over all endpoints."""
     attempts: int = 6
-    """Tries of one request, the first included. Refusals with 429 and Retry-After are no tries: see `patience_s`."""
+    """Maximum attempts of one request. Responses with 429 and Retry-After do not count: see `patience_s`."""
     backoff_s: float = 0.5
-    """Before the second try, doubled before each further one; half of it is left to chance."""
+    """Wait before the second attempt, doubled before each further one; half of it is random."""
     longest_backoff_s: float = 30.0
-    """Also the longest Retry-After that is believed."""
+    """Also the upper limit of a Retry-After."""
     patience_s: float = 600.0
-    """How long one request may wait in all for a server that has too much to do, and says when to come again."""
+    """Total time that one request may wait for a busy server (429 with Retry-After)."""
     connect_s: float = 10.0
     read_s: float = 600.0
     write_s: float = 60.0
     pool_s: float = 600.0
-    """Waiting for one of the connections."""
+    """Maximum wait for a free connection."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -51,17 +51,17 @@ class ClientSettings:
 
 
 class AsyncClient:
-    """Posts requests to the endpoint that has the fewest under way, and again where that may help.
+    """Posts each request to the endpoint with the fewest requests in flight, and retries transient failures.
 
     Args:
-        endpoints: addresses, such as http://localhost:8000.
+        endpoints: URLs, such as http://localhost:8000.
         api_key: sent as a bearer token.
         settings: see `ClientSettings`.
-        sleep: how to wait before another try.
-        chance: a number between 0 and 1.
+        sleep: waits before another attempt.
+        chance: returns a random number between 0 and 1.
 
     Raises:
-        ConfigError: no endpoint, or one that is no http address.
+        ConfigError: no endpoint is given, or one is not an HTTP URL.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class AsyncClient:
         *,
         api_key: str | None = None,
         settings: ClientSettings | None = None,
-        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.settings = settings or ClientSettings()
@@ -83,7 +83,7 @@ class AsyncClient:
         self._sleep = sleep
         self._chance = chance
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._lanes = _lanes(addresses, headers, self.settings)
+        self._pools = _pools(addresses, headers, self.settings)
 
     async def __aenter__(self) -> Self:
         return self
@@ -95,33 +95,33 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        for lane in self._lanes:
-            await lane.http.aclose()
+        for pool in self._pools:
+            await pool.http.aclose()
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """The JSON answer to one request.
+    async def post(self, path: str, body: Mapping[str, object]) -> Any:
+        """The JSON response to one request.
 
         Raises:
-            RecordError: the server refuses this request for what it is.
-            EngineError: it fails on this request, each time.
-            EngineDeadError: it cannot be reached, lets nobody in, or does not get ready.
+            RecordError: the server refuses this request as invalid.
+            EngineError: the request failed on every attempt.
+            EngineDeadError: the server cannot be reached, denies access, or does not become ready.
         """
         failures, patience_s = 0, self.settings.patience_s
         while True:
-            lane = min(self._lanes, key=_load)
-            lane.under_way += 1
+            pool = min(self._pools, key=_in_flight)
+            pool.in_flight += 1
             try:
-                answer = await lane.http.post(path, json=body)
+                answer = await pool.http.post(path, json=body)
             except httpx.TransportError as error:
                 outcome: Exception = EngineDeadError(
-                    f"{lane.endpoint} cannot be reached: {type(error).__name__} {error}"
+                    f"{pool.endpoint} cannot be reached: {type(error).__name__} {error}"
                 )
                 failures += 1
                 wait_s = self._policy.wait_s(failures, chance=self._chance)
             else:
                 if answer.is_success:
                     return answer.json()
-                outcome = _failure(lane.endpoint, answer)
+                outcome = _failure(pool.endpoint, answer)
                 if answer.status_code not in TRANSIENT_STATUSES:
                     raise outcome
                 asked = answer.headers.get("retry-after")
@@ -130,7 +130,7 @@ class AsyncClient:
                 wait_s = self._policy.wait_s(1 if busy else failures, retry_after_s(asked), self._chance)
                 patience_s -= wait_s if busy else 0
             finally:
-                lane.under_way -= 1
+                pool.in_flight -= 1
             if not self._policy.allows(failures):
                 raise outcome
             await self._sleep(wait_s)
@@ -138,29 +138,31 @@ class AsyncClient:
     async def map(
         self,
         path: str,
-        bodies: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        bodies: Iterable[Mapping[str, object]] | AsyncIterable[Mapping[str, object]],
         *,
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> AsyncIterator[Any]:
-        """Answers to a stream of requests, `concurrency` at a time, in bounded memory.
+        """Yield responses to a stream of requests, `concurrency` at a time, in bounded memory.
 
-        They come in input order, or with `ordered=False` as they arrive. With `return_exceptions`, what `post` raises
-        stands in its answer's place; otherwise the first is raised.
+        They come in input order, or with `ordered=False` as they arrive. With `return_exceptions`, exceptions of `post`
+        are yielded; otherwise the first is raised.
         """
 
-        async def one(body: Mapping[str, Any]) -> Any:
+        async def one(body: Mapping[str, object]) -> object:
             return await self.post(path, body)
 
-        async with PassthroughBatcher[Any, Any](one, max_in_flight=self.settings.concurrency) as batcher:
+        async with PassthroughBatcher[Mapping[str, object], object](
+            one, max_in_flight=self.settings.concurrency
+        ) as batcher:
             async for answer in batcher.map(bodies, ordered=ordered, return_exceptions=return_exceptions):
                 yield answer
 
 
 class Client:
-    """`AsyncClient` for code that is not asynchronous; the same arguments.
+    """`AsyncClient` for synchronous code, with the same arguments.
 
-    Its event loop runs while it is asked, so that it needs no thread.
+    Its event loop runs only during calls, so it needs no thread.
     """
 
     def __init__(
@@ -182,64 +184,67 @@ class Client:
         self._runner.run(self._client.close())
         self._runner.close()
 
-    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+    def post(self, path: str, body: Mapping[str, object]) -> Any:
         """See `AsyncClient.post`."""
         return self._runner.run(self._client.post(path, body))
 
     def map(
-        self, path: str, bodies: Iterable[Mapping[str, Any]], *, ordered: bool = True, return_exceptions: bool = False
+        self,
+        path: str,
+        bodies: Iterable[Mapping[str, object]],
+        *,
+        ordered: bool = True,
+        return_exceptions: bool = False,
     ) -> Iterator[Any]:
         """See `AsyncClient.map`."""
         answers = self._client.map(path, bodies, ordered=ordered, return_exceptions=return_exceptions)
 
-        async def step() -> Any:
+        async def step() -> object:
             return await anext(answers, _END)
 
         try:
             while (answer := self._runner.run(step())) is not _END:
                 yield answer
         finally:
-            self._runner.run(answers.aclose())  # type: ignore[attr-defined]  # it is a generator
+            self._runner.run(answers.aclose())  # type: ignore[attr-defined]  # it is an async generator
 
 
 _END = object()
-_LANE = 8
-"""Connections of one pool: httpx looks through all of a pool's connections for each request."""
+_POOL_CONNECTIONS = 8
+"""Connections per pool; kept small because httpx scans all connections of a pool for each request."""
 
 
 @dataclass(slots=True)
-class _EndpointConnections:
-    """Some of the connections to an endpoint."""
+class _EndpointPool:
+    """A pool of connections to an endpoint."""
 
     endpoint: str
     http: httpx.AsyncClient
-    under_way: int = 0
+    in_flight: int = 0
 
 
-def _load(lane: _EndpointConnections) -> int:
-    return lane.under_way
+def _in_flight(pool: _EndpointPool) -> int:
+    return pool.in_flight
 
 
-def _lanes(
-    endpoints: Sequence[str], headers: Mapping[str, str], settings: ClientSettings
-) -> list[_EndpointConnections]:
-    """As many connections to each endpoint as there may be requests; the lanes of endpoints take turns."""
+def _pools(endpoints: Sequence[str], headers: Mapping[str, str], settings: ClientSettings) -> list[_EndpointPool]:
+    """Connection pools with one connection per concurrent request to each endpoint, in alternating order."""
     timeout = httpx.Timeout(
         connect=settings.connect_s, read=settings.read_s, write=settings.write_s, pool=settings.pool_s
     )
     verify = httpx.create_ssl_context()
     return [
-        _EndpointConnections(
+        _EndpointPool(
             endpoint,
             httpx.AsyncClient(
                 base_url=endpoint,
                 headers=headers,
                 timeout=timeout,
                 verify=verify,
-                limits=httpx.Limits(max_connections=_LANE, max_keepalive_connections=_LANE),
+                limits=httpx.Limits(max_connections=_POOL_CONNECTIONS, max_keepalive_connections=_POOL_CONNECTIONS),
             ),
         )
-        for _ in range(-(-settings.concurrency // _LANE))
+        for _ in range(-(-settings.concurrency // _POOL_CONNECTIONS))
         for endpoint in endpoints
     ]
 
@@ -247,14 +252,14 @@ def _lanes(
 def _checked(endpoint: str) -> str:
     url = httpx.URL(endpoint)
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"endpoint {endpoint!r} is no address; write it like http://localhost:8000")
+        raise ConfigError(f"endpoint {endpoint!r} is not an HTTP URL; write it like http://localhost:8000")
     return endpoint.rstrip("/").removesuffix("/v1")
 
 
 def _failure(endpoint: str, answer: httpx.Response) -> Exception:
     try:
         said = error_message(answer.json())
-    except ValueError:  # no JSON: a proxy's page, say
+    except ValueError:  # not JSON, for example a proxy's error page
         said = None
     detail = answer.text[:200] if said is None else said
     line = f"{endpoint} says {answer.status_code}: {' '.join(detail.split())}"

@@ -4,28 +4,28 @@
     ├── ConfigError (ValueError)            a parameter, flag or file cannot be used; nothing was started
     │   ├── UnknownOptionError              an engine or handler has no option of this name
     │   ├── MissingExtraError               an optional dependency is not installed
-    │   └── DiskFullError                   the disk of an output is full
-    ├── NotRunningError (RuntimeError)      the batcher has not been started, or is stopped
-    ├── AlreadyRunningError (RuntimeError)  started twice
+    │   └── DiskFullError                   the disk of the output is full
+    ├── NotRunningError (RuntimeError)      the batcher has not been started or has stopped
+    ├── AlreadyRunningError (RuntimeError)  the batcher was started twice
     ├── QueueFullError                      submit_nowait found no room
     ├── RecordError (ValueError)            this record alone cannot be processed
     │   ├── CostError                       its cost is not a finite number >= 0
-    │   └── RecordTooLargeError             it alone costs more than a batch may
+    │   └── RecordTooLargeError             it exceeds the batch budget
     ├── DeadlineExceededError (TimeoutError)   its deadline passed while it waited
     ├── StoppedError (RuntimeError)         the batcher stopped before the record was processed
-    ├── ProcessError (RuntimeError)         stands in for an engine's exception that cannot be copied for a caller
+    ├── ProcessError (RuntimeError)         replaces an engine's exception that cannot be copied for a caller
     ├── ProcessTimeoutError (TimeoutError)  a batch ran longer than process_timeout_s
     ├── BadResultError (ValueError)         process_fn returned the wrong type or the wrong number of results
-    ├── TransientError (RuntimeError)       it failed this time, and may succeed if tried again
+    ├── TransientError (RuntimeError)       a failure that may not occur on another attempt
     ├── EngineError (RuntimeError)          a model cannot be loaded or run
-    │   ├── EngineDeadError                 the engine is gone: no record's fault, nothing to split or retry
-    │   ├── WorkerDiedError                 a worker process is gone, and so is what it was working on
-    │   └── EngineOutOfMemoryError          the device has no room for this batch: it is split
-    └── JobError                            a bulk job cannot start or go on
+    │   ├── EngineDeadError                 the engine is gone: not a record failure, nothing to split or retry
+    │   ├── WorkerDiedError                 a worker process died, and its records are lost
+    │   └── EngineOutOfMemoryError          the device has no memory for this batch: it is split
+    └── JobError                            a bulk job cannot start or continue
         ├── OutputLockedError               another process writes the same output
-        ├── ResumeMismatchError             input, model or parameters are not those the output was begun with
+        ├── ResumeMismatchError             input, model or parameters differ from those of the existing output
         ├── TooManyErrorsError              more records failed than the job allows
-        └── BrokenOffError                  engine, input or output gave way: the same command goes on from here
+        └── BrokenOffError                  engine, input or output failed: the same command continues from here
 
 A message names the thing, the value and the way out.
 """
@@ -44,7 +44,7 @@ class ConfigError(HeadraceError, ValueError):
 
 
 class UnknownOptionError(ConfigError):
-    """An engine has no option of this name; the message lists those it has and names the nearest.
+    """An engine has no option of this name; the message lists its options and names the nearest.
 
     Args:
         reason: the message without the nearest name.
@@ -61,12 +61,12 @@ class UnknownOptionError(ConfigError):
         self.settings = settings
 
     def __reduce__(self) -> tuple[type[UnknownOptionError], tuple[str, str, tuple[str, ...], tuple[str, ...]]]:
-        """So that it arrives from another process too."""
+        """Support pickling."""
         return UnknownOptionError, (self.reason, self.option, self.known, self.settings)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known names that may be meant, as the end of a sentence; empty if none is similar."""
+    """A suggestion of similar known names, as the end of a sentence; empty if none is similar."""
     from difflib import get_close_matches  # here, as this module is imported by every command
 
     close = get_close_matches(name, [*dict.fromkeys(known)], 3, 0.75)
@@ -74,15 +74,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 class MissingExtraError(ConfigError):
-    """An optional dependency is not installed; the message names the extra that brings it."""
+    """An optional dependency is not installed; the message names the extra that provides it."""
 
 
 class DiskFullError(ConfigError):
-    """The disk of an output is full."""
+    """The disk of the output is full."""
 
 
 class NotRunningError(HeadraceError, RuntimeError):
-    """The batcher has not been started, or is stopped."""
+    """The batcher has not been started or has stopped."""
 
 
 class AlreadyRunningError(HeadraceError, RuntimeError):
@@ -94,12 +94,12 @@ class QueueFullError(HeadraceError):
 
 
 class RecordError(HeadraceError, ValueError):
-    """One record cannot be processed; its neighbours can.
+    """One record cannot be processed; others are not affected.
 
     Args:
         message: one line.
-        param: the field of a request body that it is about, such as `messages.0.content`; None for the whole.
-        code: a short stable word for programs, as OpenAI's errors have it.
+        param: the invalid field of a request body, such as `messages.0.content`; None for the whole body.
+        code: a short stable code for programs, as in OpenAI's errors.
     """
 
     def __init__(self, *message: object, param: str | None = None, code: str = "invalid_value") -> None:
@@ -113,7 +113,7 @@ class CostError(RecordError):
 
 
 class RecordTooLargeError(RecordError):
-    """A record alone costs more than a batch may, and `oversized="reject"` is set."""
+    """A record exceeds the batch budget, and `oversized="reject"` is set."""
 
 
 class DeadlineExceededError(HeadraceError, TimeoutError):
@@ -125,7 +125,7 @@ class StoppedError(HeadraceError, RuntimeError):
 
 
 class ProcessError(HeadraceError, RuntimeError):
-    """Stands in for an engine's exception that cannot be copied for each caller; `__cause__` is the original."""
+    """Replaces an engine's exception that cannot be copied for each caller; `__cause__` is the original."""
 
 
 class ProcessTimeoutError(HeadraceError, TimeoutError):
@@ -137,7 +137,7 @@ class BadResultError(HeadraceError, ValueError):
 
 
 class TransientError(HeadraceError, RuntimeError):
-    """It failed this time, and may succeed if tried again: for an engine, or a function of yours, to raise."""
+    """A failure that may not occur on another attempt; raised by engines or user functions."""
 
 
 class EngineError(HeadraceError, RuntimeError):
@@ -145,19 +145,19 @@ class EngineError(HeadraceError, RuntimeError):
 
 
 class EngineDeadError(EngineError):
-    """The engine is gone: no record's fault, and nothing that splitting or retrying could mend."""
+    """The engine is gone. Not a record failure; splitting or retrying does not help."""
 
 
 class WorkerDiedError(EngineError):
-    """A worker process is gone, and so is what it was working on."""
+    """A worker process died, and its records are lost."""
 
 
 class EngineOutOfMemoryError(EngineError):
-    """The device has no room for this batch."""
+    """The device has no memory for this batch."""
 
 
 class JobError(HeadraceError):
-    """A bulk job cannot start or go on."""
+    """A bulk job cannot start or continue."""
 
 
 class OutputLockedError(JobError):
@@ -165,7 +165,7 @@ class OutputLockedError(JobError):
 
 
 class ResumeMismatchError(JobError):
-    """Input, model or parameters are not those the output was begun with."""
+    """Input, model or parameters differ from those of the existing output."""
 
 
 class TooManyErrorsError(JobError):
@@ -173,16 +173,16 @@ class TooManyErrorsError(JobError):
 
 
 class BrokenOffError(JobError):
-    """Engine, input or output gave way in the middle; what is finished is kept, and the same command goes on."""
+    """Engine, input or output failed midway. Finished records are kept; the same command continues."""
 
 
 class StoppedEarly(SystemExit):
-    """A signal ends the process before a job has begun. Raised on the main thread, where user code may just run."""
+    """A signal ends the process before a job has begun. Raised on the main thread, possibly within user code."""
 
 
 def text_of(error: BaseException) -> str:
-    """The error's message, also where its own `__str__` raises."""
+    """The error's message, even if its `__str__` raises."""
     try:
         return str(error)
-    except BaseException as other:  # noqa: BLE001 - a user's own method: the error must be reported nevertheless
+    except BaseException as other:  # noqa: BLE001 - user code may raise anything; the error must still be reported
         return f"its message cannot be read: {type(other).__name__}"

@@ -1,7 +1,7 @@
-"""What can be observed: one frozen event per step, handed to listeners; the logic itself holds no metric.
+"""Frozen events passed to listeners; metrics are computed from these.
 
-Durations are in seconds of the monotonic clock. `at` is the moment the step ended, on `time.monotonic()`'s scale
-(a batcher's event loop may bring its own clock, as virtual time in tests does).
+Durations are in seconds of the monotonic clock. `at` is when the event occurred, on `time.monotonic()`'s scale (a
+batcher uses its event loop's clock, which is virtual in tests).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ CloseReason: TypeAlias = Literal["full_cost", "full_size", "timeout", "idle", "d
 full_cost  the next record would exceed the cost budget
 full_size  max_batch_size records
 timeout    batch_timeout_s since the oldest waiting record arrived
-idle       waiting longer could add nothing: batch_timeout_s is 0, or the waiting room is full
-drain      no more is coming: the batcher stops, or a mapped input has ended
-boundary   length bucketing: the next record in the window is too unlike in length to share padding
+idle       waiting longer cannot add records: batch_timeout_s is 0, or the queue is full
+drain      no more records are coming: the batcher stops, or a mapped input has ended
+boundary   length bucketing: the next record in the window differs too much in length
 """
 
 Stage: TypeAlias = Literal["load", "prepare", "finish", "write"]
@@ -28,7 +28,7 @@ Stage: TypeAlias = Literal["load", "prepare", "finish", "write"]
 
 @dataclass(frozen=True, slots=True)
 class BatchFormed:
-    """A slot was free and a batch was closed for it."""
+    """A batch was formed for a free slot."""
 
     batch: int
     """0-based number of the batch in its batcher."""
@@ -36,16 +36,16 @@ class BatchFormed:
     cost: float
     """Sum of the records' costs."""
     padded_cost: float
-    """What the engine computes: records × the longest where it pads, else `cost`."""
+    """Cost including padding: records × the longest if the engine pads, else `cost`."""
     reason: CloseReason
     starved_s: float
-    """How long the slot stood free before this batch."""
+    """How long the slot was free before this batch."""
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """A batch came back from `process_fn`, whatever became of it."""
+    """A batch returned from `process_fn`, successfully or not."""
 
     batch: int
     size: int
@@ -55,7 +55,7 @@ class BatchDone:
     duration_s: float
     at: float
     stopped: int = 0
-    """How many of the failed were handed back unprocessed, as a `StoppedError` each."""
+    """How many of the failed records were returned unprocessed, each with a `StoppedError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,31 +71,31 @@ class BatchSplit:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A step-wise engine took one step, whatever became of it."""
+    """A step-wise engine took one step, successfully or not."""
 
     step: int
     """0-based number of the step in its batcher."""
     size: int
     """Records in the engine during the step."""
     joined: int
-    """How many of them had not been in it before this step."""
+    """How many of them joined for this step."""
     finished: int
     """Records that left with a result or an exception after it."""
     failed: int
-    """How many of those with an exception."""
+    """How many of those left with an exception."""
     sent_back: int
-    """Records that must wait and begin again, because there was less room than hoped."""
+    """Records evicted because they no longer fit; they resume or restart later."""
     cost: float
-    """What the records that left with a result held in the end, together."""
+    """Total final cost of the records that left with a result."""
     duration_s: float
     starved_s: float
-    """How long the engine had nothing to do before this step."""
+    """How long the engine was idle before this step."""
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFailed:
-    """One record of a job failed for good."""
+    """One record of a job failed permanently."""
 
     position: int
     reason: str
@@ -104,7 +104,7 @@ class RecordFailed:
 
 @dataclass(frozen=True, slots=True)
 class InputLeftOut:
-    """The input of a job holds something that is not read."""
+    """The input of a job contains something that is not read."""
 
     left_out: LeftOut
     at: float
@@ -112,7 +112,7 @@ class InputLeftOut:
 
 @dataclass(frozen=True, slots=True)
 class StageDone:
-    """A host-side stage of a job finished a chunk of records. Stages overlap: times add up to more than the wall."""
+    """A host-side stage of a job finished a chunk of records. Stages overlap, so times exceed wall time."""
 
     stage: Stage
     records: int
@@ -121,7 +121,7 @@ class StageDone:
     bytes: int = 0
     """Bytes of input read (load) or of output written (write)."""
     tokens: int = 0
-    """Model tokens made of the records (prepare)."""
+    """Model tokens of the records (prepare)."""
     truncated: int = 0
     """Records cut to the model's maximum length (prepare)."""
     nulled: int = 0
@@ -130,24 +130,24 @@ class StageDone:
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
-    """A job knows what it is about to do."""
+    """A job has started, and the size of its input is known."""
 
     total_bytes: int | None
-    """Size of the input, None where it cannot be known."""
+    """Size of the input; None if unknown."""
     total_records: int | None
     records_done: int
-    """Records already in committed parts, which this run skips."""
+    """Records in committed parts, which this run skips."""
     at: float
     failed_done: int = 0
-    """How many of these failed."""
+    """How many of them failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartCommitted:
-    """A part of the output is durable: its records are done."""
+    """A part of the output is durable; its records are done."""
 
     start: int
-    """First position the part holds."""
+    """First position of the part."""
     end: int
     """One past the last."""
     failed: int
@@ -158,7 +158,7 @@ class PartCommitted:
 
 @dataclass(frozen=True, slots=True)
 class PartDamaged:
-    """A part that an earlier run committed is not as it was: it is removed, and its records are done again."""
+    """A part committed by an earlier run was changed; it is removed, and its records are processed again."""
 
     path: str
     records: int
@@ -203,7 +203,7 @@ class MemoryUsed:
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """A job ended: `state` is what a later run of the same command finds."""
+    """A job ended. A later run of the same command finds this `state`."""
 
     state: Literal["finished", "interrupted", "failed"]
     at: float
@@ -211,50 +211,50 @@ class JobDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkUnitDone:
-    """A worker on a cluster has returned a piece of a job's records; its batches are told of beside this."""
+    """A cluster worker returned a unit of records. Its batches have their own events."""
 
     worker: str
     records: int
     failed: int
     batches: int
-    """Since its last piece, and so is `busy_s`."""
+    """Since its last unit, as is `busy_s`."""
     busy_s: float
-    """Seconds in which its engine worked."""
+    """Seconds in which its engine was busy."""
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """A worker died, and its records are for others."""
+    """A worker died; other workers take its records."""
 
     worker: str
     records: int
-    """What it was working on."""
+    """Records it was working on."""
     reason: str
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class RequestDone:
-    """A request over HTTP was answered, or its client left."""
+    """An HTTP request was answered, or its client disconnected."""
 
     route: str
-    """As the server's documents name it, such as `/v1/embeddings`; "other" where there is none."""
+    """The route, such as `/v1/embeddings`; "other" for unknown routes."""
     method: str
     status: int
-    """Of the response; 499 where the client had gone."""
+    """Status of the response; 499 if the client disconnected."""
     duration_s: float
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class WorkUnitSent:
-    """A piece of a streamed answer is on its way to its client: a token, as a rule."""
+    """A chunk of a streamed response, usually a token, was sent to its client."""
 
     first: bool
-    """Whether it is the answer's first."""
+    """Whether it is the response's first chunk."""
     wait_s: float
-    """Since the request was read, for the first; since the piece before, for the others."""
+    """Seconds since the request was read for the first chunk, since the previous chunk for others."""
     at: float
 
 

@@ -1,9 +1,9 @@
-"""Bodies as OpenAI's API spells them, written once for the server, its Batch API, batch files and the client."""
+"""Request and response bodies of OpenAI's API, shared by the server, the Batch API, batch files and the client."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -21,32 +21,41 @@ _ERROR_TYPES = {
 }
 
 
+class Generation(TypedDict):
+    """A generator's answer."""
+
+    text: str
+    finish_reason: str | None
+    prompt_tokens: int
+    completion_tokens: int
+
+
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """The body of an error response."""
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_message(body: Any) -> str | None:
-    """The message of an error response; None where the body has another shape."""
+def error_message(body: object) -> str | None:
+    """The message of an error response; None if the body has another shape."""
     error = body.get("error") if isinstance(body, dict) else None
     return str(error["message"]) if isinstance(error, dict) and "message" in error else None
 
 
-def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> dict[str, Any]:
-    """What is wrong with a batch, or with a line of its input file."""
+def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> dict[str, object]:
+    """An error of a batch, or of a line of its input file."""
     return {"code": code, "message": message, "line": line, "param": param}
 
 
-def embeddings(vectors: Iterable[Any], tokens: int, truncated: Sequence[int] = ()) -> dict[str, Any]:
+def embeddings(vectors: Iterable[object], tokens: int, truncated: Sequence[int] = ()) -> dict[str, object]:
     """The body of an embedding response.
 
     Args:
-        vectors: one per input, as they are to be written.
-        tokens: of all inputs together.
-        truncated: indices of the inputs that were cut; their entries and the usage say so.
+        vectors: one per input, in their final form.
+        tokens: total of all inputs.
+        truncated: indices of truncated inputs, marked in their entries and the usage.
     """
-    data: list[dict[str, Any]] = [
+    data: list[dict[str, object]] = [
         {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
     ]
     for index in truncated:
@@ -55,33 +64,33 @@ def embeddings(vectors: Iterable[Any], tokens: int, truncated: Sequence[int] = (
 
 
 def input_usage(tokens: int, truncated: Sequence[int] = ()) -> dict[str, int]:
-    """The usage of a request whose answer has no tokens; with truncated inputs it says how many."""
+    """The usage of a request without output tokens, with the number of truncated inputs, if any."""
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {**usage, "truncated_inputs": len(truncated)} if truncated else usage
 
 
-def completion(answers: Sequence[Any]) -> dict[str, Any]:
-    """The body of a completion: one choice per answer."""
+def completion(answers: Sequence[Generation]) -> dict[str, object]:
+    """The body of a completion response: one choice per answer."""
     choices = [
         choice(index, text=answer["text"], finish=answer["finish_reason"]) for index, answer in enumerate(answers)
     ]
     return {"object": "text_completion", "choices": choices, "usage": usage(answers)}
 
 
-def chat_completion(answer: Any) -> dict[str, Any]:
-    """The body of a chat completion."""
+def chat_completion(answer: Generation) -> dict[str, object]:
+    """The body of a chat completion response."""
     message = {"role": "assistant", "content": answer["text"]}
     choices = [choice(0, message=message, finish=answer["finish_reason"])]
     return {"object": "chat.completion", "choices": choices, "usage": usage([answer])}
 
 
-def choice(index: int, *, finish: str | None, **content: Any) -> dict[str, Any]:
-    """One choice of a response, or of a chunk of a streamed one; `content` is its text, message or delta."""
+def choice(index: int, *, finish: str | None, **content: object) -> dict[str, object]:
+    """One choice of a response or a streamed chunk; `content` is its text, message or delta."""
     return {"index": index, **content, "finish_reason": finish, "logprobs": None}
 
 
-def usage(answers: Sequence[Any]) -> dict[str, int]:
-    """The tokens of all answers of a generator together."""
+def usage(answers: Sequence[Generation] | Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The total tokens of all answers."""
     prompt = sum(answer["prompt_tokens"] for answer in answers)
     generated = sum(answer["completion_tokens"] for answer in answers)
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}

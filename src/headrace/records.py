@@ -1,4 +1,4 @@
-"""A record on its way through a job, what became of it, and which values are no text."""
+"""Records of a job, their outcomes, and a check for text values."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ class Record:
     """One row of the input."""
 
     position: int
-    """0-based place in the whole input; unique, and the same at every read of the same input."""
+    """0-based position in the whole input; unique and stable between reads."""
     id: Any
-    """The value of the id column; the position where there is none."""
+    """The value of the id column, or the position if there is none."""
     data: Any
     """The row as the source read it (a dict for JSONL)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ok:
-    """A record that was processed."""
+    """A processed record."""
 
     record: Record
-    """`data` is what goes to the output beside the id: a dict of the columns kept, or None."""
+    """`data` is a dict of the kept columns, written beside the id, or None."""
     output: Any
     cost: int = 0
-    """Of the record in the engine's own unit: tokens for text."""
-    row: Any = None
-    """The row as the source read it, for the dead letter of a record that fails after the engine."""
+    """Cost of the record in the engine's unit: tokens for text."""
+    row: object = None
+    """The row as the source read it, for a dead letter if a later stage fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A record that was not, and why."""
+    """A failed record, and why it failed."""
 
     record: Record
-    """`data` is what could be read of it: the raw line where it is not JSON."""
+    """`data` is what could be read of it: the raw line if it is not JSON."""
     reason: str
-    """A short stable word for grouping: the error's class name in most cases, such as `RecordError`."""
+    """A short stable key for grouping, usually the error's class name, such as `RecordError`."""
     message: str
     """One line for a person."""
     attempts: int = 1
     code: str | None = None
-    """Where the record itself is at fault: what is wrong with it, as OpenAI's errors say it."""
+    """OpenAI's error code if the record itself is invalid."""
     param: str | None = None
-    """The field of a request body that it is about."""
+    """The invalid field of a request body."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Names that an input holds and that are not read, all for one reason."""
+    """Names in an input that are not read, all for one reason."""
 
     reason: str
-    """Such as "a folder"."""
+    """For example "a folder"."""
     count: int
     names: tuple[str, ...]
     """The first of them, relative to the input."""
 
     def more(self, other: LeftOut) -> LeftOut:
-        """These and others of the same reason."""
+        """Add others with the same reason."""
         return LeftOut(self.reason, self.count + other.count, self.names)
 
     def __str__(self) -> str:
@@ -74,23 +74,23 @@ class LeftOut:
 Outcome: TypeAlias = Ok | Failed
 
 
-def text_refusal(value: Any, name: str = "the input") -> RecordError | None:
-    """Why a value cannot be taken as text; None where it can.
+def text_refusal(value: object, name: str = "the input") -> RecordError | None:
+    """The error for a value that is not valid text; None for valid text.
 
     Args:
-        value: any.
-        name: what the message calls it.
+        value: any value.
+        name: its name in the message.
     """
     if not isinstance(value, str):
         return RecordError(f"{name} is {kind_of(value)}, not text")
     if not value.isascii():
         try:
             value.encode()
-        except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair; no tokenizer or file takes it
+        except UnicodeEncodeError as error:  # JSON allows lone surrogates; tokenizers and files do not
             return RecordError(f"{name} is not valid Unicode: {error.reason} at character {error.start}")
     return None
 
 
-def kind_of(value: Any) -> str:
-    """The type of a value, for a message: "null", or "of type int"."""
+def kind_of(value: object) -> str:
+    """The type of a value for a message: "null", or "of type int"."""
     return "null" if value is None else f"of type {type(value).__name__}"

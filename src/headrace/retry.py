@@ -1,4 +1,4 @@
-"""When a failed call is tried again: which failures are transient, how long to wait, when to give up. Pure."""
+"""Retry policy: which failures are transient, how long to wait, when to give up. Pure."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import tenacity
 
 TRANSIENT_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""HTTP statuses of servers that may answer the same request later."""
+"""HTTP statuses after which the same request may succeed later."""
 TRANSIENT = (TransientError, ConnectionError, TimeoutError)
-"""Failures of a record that may pass: by type, never by the text of a message."""
+"""Transient failures of a record, by type, never by message."""
 _LASTING_IO = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 _MOST_DOUBLINGS = 64
-"""So that a float holds the wait after any number of attempts."""
+"""Keeps the wait within a float's range."""
 
 
 class PermanentIOError(OSError):
-    """A store refused a call for a reason that does not pass, such as missing credentials."""
+    """A store refused a call for a permanent reason, such as missing credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +38,26 @@ class RetryPolicy:
     """Exponential backoff with jitter. Attempts count from 1; times are in seconds."""
 
     max_attempts: int | None = 4
-    """The first included; None never gives up."""
+    """Including the first; None retries forever."""
     backoff_s: float = 0.5
-    """The longest wait after the first attempt; it doubles with each further one."""
+    """Maximum wait after the first attempt; it doubles with each further one."""
     max_backoff_s: float = 60.0
-    """No wait is longer, and no Retry-After is believed beyond it."""
+    """Upper limit of a wait, and of a Retry-After."""
     jitter: float = 1.0
-    """The share of a wait that is random. 1 is "full jitter" (M. Brooker, Exponential Backoff And Jitter, 2015): calls
-    that failed together do not come back together."""
+    """The random share of a wait. 1 is "full jitter" (M. Brooker, Exponential Backoff And Jitter, 2015): calls that
+    failed together do not retry together."""
 
     def allows(self, attempt: int) -> bool:
         """Whether there may be another attempt after this one."""
         return self.max_attempts is None or attempt < self.max_attempts
 
     def wait_s(self, attempt: int, retry_after_s: float = 0.0, chance: Callable[[], float] | None = None) -> float:
-        """How long to wait after this attempt has failed.
+        """How long to wait after a failed attempt, in seconds.
 
         Args:
             attempt: the number of the failed attempt.
-            retry_after_s: what the server asked for; the backoff comes on top of it.
-            chance: a random number between 0 and 1; `random.random` by default.
+            retry_after_s: requested by the server; the backoff is added to it.
+            chance: returns a random number between 0 and 1; `random.random` by default.
         """
         longest = min(self.backoff_s * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS), self.max_backoff_s)
         asked = min(max(retry_after_s, 0.0), self.max_backoff_s)
@@ -80,30 +80,30 @@ class RetryPolicy:
 
 
 def is_transient(error: object) -> bool:
-    """Whether a record that failed so may succeed later."""
-    late = isinstance(error, ProcessTimeoutError)  # it would hold up the engine again
+    """Whether a record that failed with this error may succeed later."""
+    late = isinstance(error, ProcessTimeoutError)  # it would block the engine again
     return isinstance(error, TRANSIENT) and not late
 
 
 def is_transient_io(error: BaseException) -> bool:
-    """Whether a call to a store may succeed later: not where the caller asked for something that cannot be."""
+    """Whether a failed call to a store may succeed later; false for invalid requests."""
     return isinstance(error, OSError) and not isinstance(error, (*_LASTING_IO, PermanentIOError))
 
 
 def is_transient_state(error: BaseException) -> bool:
-    """Whether a job met a lack of its machine, such as a full disk or a dead engine, and no fault of its own."""
+    """Whether a job failed because of its machine, such as a full disk or a dead engine."""
     if not isinstance(error, (OSError, BrokenOffError, DiskFullError, OutputLockedError, ResumeMismatchError)):
         return False
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno == errno.EFBIG:
-            return False  # the job's own size: no time mends that
+            return False  # the output is too large for the file system: permanent
         cause = cause.__cause__
     return True
 
 
 def retry_after_s(header: str | None) -> float:
-    """The seconds that a Retry-After header asks for; 0 where there is none, or a date (another machine's clock)."""
+    """The seconds of a Retry-After header; 0 if it is missing or a date (which uses another machine's clock)."""
     try:
         seconds = float(header or 0)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Doubles that keep the same contracts as the real parts, for tests without a model."""
+"""Test doubles of engines that satisfy the same contracts, for tests without a model."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from headrace.errors import EngineDeadError, RecordError
 from headrace.records import text_refusal
 
 
-class _Attributes:
+class _ProfileFromAttributes:
     @property
     def profile(self) -> EngineProfile:
-        """How it is to be fed, from its attributes: a subclass or a test may change these."""
+        """The profile, from attributes that a subclass or a test may change."""
         return from_attributes(self)
 
 
-class FakeEngine(_Attributes):
-    """An embedding engine without a model: a vector that depends on the text alone.
+class FakeEngine(_ProfileFromAttributes):
+    """An embedding engine without a model: each vector depends only on its text.
 
     A text costs its number of words. It satisfies `headrace.engines.base.BatchEngine`.
 
     Args:
-        model: part of the vectors: another model, other vectors.
+        model: changes the vectors.
         dimension: length of a vector.
         seconds_per_batch: how long `forward` takes.
-        max_model_len: longer texts are cut to so many words; None cuts none.
+        max_model_len: longer texts are truncated to this many words; None truncates none.
         on_too_long: "truncate", or "error" to fail the record instead.
-        refuses: texts for which `forward` raises, whatever else is in the batch.
-        sleep: how to wait.
+        refuses: returns the exception that `forward` raises for a text, or None.
+        sleep: waits.
     """
 
     pads = True
@@ -51,7 +51,7 @@ class FakeEngine(_Attributes):
         max_model_len: int | None = None,
         on_too_long: str = "truncate",
         refuses: Callable[[str], Exception | None] | None = None,
-        sleep: Callable[[float], Any] = time.sleep,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._model = model or "fake"
         self._dimension = dimension
@@ -65,8 +65,8 @@ class FakeEngine(_Attributes):
         """Texts in each `forward`, in the order of the calls."""
         self.closed = False
 
-    def describe(self) -> Mapping[str, Any]:
-        """What decides the vectors."""
+    def describe(self) -> Mapping[str, object]:
+        """What determines the vectors."""
         return {
             "engine": "fake",
             "model": self._model,
@@ -75,8 +75,8 @@ class FakeEngine(_Attributes):
             "on_too_long": self._on_too_long,
         }
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[str] | Exception]:
-        """The texts themselves, cut where they are too long."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[str] | Exception]:
+        """The texts, truncated if too long."""
         return [self._prepare(text) for text in inputs]
 
     def _prepare(self, text: Any) -> Prepared[str] | Exception:
@@ -93,7 +93,7 @@ class FakeEngine(_Attributes):
         """One vector per text.
 
         Raises:
-            RuntimeError: called while another call runs, which an engine need not stand.
+            RuntimeError: called while another call runs.
             EngineDeadError: the engine is closed.
         """
         if self.closed:
@@ -112,35 +112,35 @@ class FakeEngine(_Attributes):
             self._forward.release()
 
     def vector(self, text: str) -> list[float]:
-        """The vector of a text that is not cut: numbers in 0..1 that float32 holds exactly."""
+        """The vector of a text that is not truncated: numbers in 0..1, exact in float32."""
         digest = hashlib.shake_128(f"{self._model}\0{text}".encode()).digest(self._dimension)
         return [byte / 256 for byte in digest]
 
     def close(self) -> None:
-        """Nothing to free; remembers that it was called."""
+        """Record that the engine was closed."""
         self.closed = True
 
 
 @dataclass(frozen=True, slots=True)
 class FakeRequest:
-    """A text, and how many steps of its answer were taken before it was sent back."""
+    """A text, and how many steps of its answer were taken before an eviction."""
 
     text: str
     taken: int = 0
 
 
-class FakeStepEngine(_Attributes):
-    """A generator without a model: it says a text's words again, one at each step.
+class FakeStepEngine(_ProfileFromAttributes):
+    """A generator without a model: it repeats a text's words, one per step.
 
-    A text of n words costs n at first, and one more with each word of the answer. It satisfies
+    A text of n words costs n at first, and one more for each word of the answer. It satisfies
     `headrace.engines.base.StepEngine`.
 
     Args:
-        max_slots: texts it holds at a time.
-        max_cost: what they may hold together.
-        most: words an answer is taken to grow to; a longer one ends there.
-        fails: told the texts of each step; returns what the step is to raise, or None.
-        before_step: called in the engine's thread before each step.
+        max_slots: maximum texts at a time.
+        max_cost: maximum total cost.
+        most: maximum words of an answer.
+        fails: called with the texts of each step; returns the exception to raise, or None.
+        before_step: called on the engine's thread before each step.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class FakeStepEngine(_Attributes):
         max_cost: int = 1024,
         most: int = 64,
         fails: Callable[[list[str]], BaseException | None] | None = None,
-        before_step: Callable[[], Any] = lambda: None,
+        before_step: Callable[[], object] = lambda: None,
     ) -> None:
         self._model = model or "fake"
         self.max_slots = max_slots
@@ -159,20 +159,20 @@ class FakeStepEngine(_Attributes):
         self._most = most
         self._fails = fails
         self._before_step = before_step
-        self._asks: dict[int, FakeRequest] = {}
+        self._requests: dict[int, FakeRequest] = {}
         self._using = threading.Lock()
         self.steps: list[list[str]] = []
         """The texts in each step."""
         self.removed: list[str] = []
-        """The texts that were taken out before their end."""
+        """The texts that were removed before they finished."""
         self.closed = False
 
-    def describe(self) -> Mapping[str, Any]:
-        """What decides the answers."""
+    def describe(self) -> Mapping[str, object]:
+        """What determines the answers."""
         return {"engine": "fake_steps", "model": self._model, "most": self._most}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[FakeRequest] | Exception]:
-        """A text of at least one word."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[FakeRequest] | Exception]:
+        """Accepts texts of at least one word."""
         return [
             Prepared(FakeRequest(text), len(text.split()))
             if isinstance(text, str) and text.split()
@@ -181,20 +181,20 @@ class FakeStepEngine(_Attributes):
         ]
 
     def span(self, record: FakeRequest) -> tuple[float, float]:
-        """The words of the text, and with those of the longest answer."""
+        """The words of the text, without and with the longest answer."""
         return len(record.text.split()) + 1, len(record.text.split()) + self._most
 
     def add(self, key: int, record: FakeRequest) -> None:
-        """Let a text join the next step."""
-        if len(self._asks) == self.max_slots:
+        """Add a text to the next step."""
+        if len(self._requests) == self.max_slots:
             raise RuntimeError(f"there are {self.max_slots} texts already, which is max_slots")
-        self._asks[key] = record
+        self._requests[key] = record
 
     def step(self) -> list[tuple[int, str | Exception]]:
-        """One word more for every text.
+        """Generate one word for every text.
 
         Raises:
-            RuntimeError: called while another call runs, which an engine need not stand.
+            RuntimeError: called while another call runs.
             EngineDeadError: the engine is closed.
         """
         if self.closed:
@@ -203,16 +203,20 @@ class FakeStepEngine(_Attributes):
             raise RuntimeError("step was called while another call runs")
         try:
             self._before_step()
-            texts = [ask.text for ask in self._asks.values()]
+            texts = [request.text for request in self._requests.values()]
             self.steps.append(texts)
             if self._fails is not None and (error := self._fails(texts)) is not None:
                 raise error
-            self._asks = {key: FakeRequest(ask.text, ask.taken + 1) for key, ask in self._asks.items()}
+            self._requests = {
+                key: FakeRequest(request.text, request.taken + 1) for key, request in self._requests.items()
+            }
             ended = {
-                key: ask.text for key, ask in self._asks.items() if ask.taken >= len(self.answer(ask.text).split())
+                key: request.text
+                for key, request in self._requests.items()
+                if request.taken >= len(self.answer(request.text).split())
             }
             for key in ended:
-                del self._asks[key]
+                del self._requests[key]
             return [(key, self.answer(text)) for key, text in ended.items()]
         finally:
             self._using.release()
@@ -222,31 +226,31 @@ class FakeStepEngine(_Attributes):
         return " ".join(text.split()[: self._most])
 
     def needs(self, key: int) -> float:
-        """The words of the text and of the answer, with the next one."""
-        ask = self._asks[key]
-        return len(ask.text.split()) + ask.taken + 1
+        """The words of the text and the answer, including the next word."""
+        request = self._requests[key]
+        return len(request.text.split()) + request.taken + 1
 
     def remove(self, key: int) -> FakeRequest | None:
-        """Take a text out; it goes on from the word it had come to."""
-        ask = self._asks.pop(key, None)
-        if ask is not None:
-            self.removed.append(ask.text)
-        return ask
+        """Remove a text; it resumes from its last word."""
+        request = self._requests.pop(key, None)
+        if request is not None:
+            self.removed.append(request.text)
+        return request
 
     def close(self) -> None:
-        """Nothing to free; remembers that it was called."""
+        """Record that the engine was closed."""
         self.closed = True
 
 
-class FakeStreamEngine(_Attributes):
+class FakeStreamEngine(_ProfileFromAttributes):
     """An embedding engine that batches by itself: the vectors of `FakeEngine`, one request at a time.
 
     It satisfies `headrace.engines.base.StreamEngine`.
 
     Args:
-        max_in_flight: requests that keep it busy.
+        max_in_flight: requests in flight at the same time.
         seconds: how long each request takes.
-        sleep: how to wait.
+        sleep: waits.
     """
 
     def __init__(
@@ -255,7 +259,7 @@ class FakeStreamEngine(_Attributes):
         *,
         max_in_flight: int = 8,
         seconds: float = 0.0,
-        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._texts = FakeEngine(model)
         self.max_in_flight = max_in_flight
@@ -263,14 +267,14 @@ class FakeStreamEngine(_Attributes):
         self._sleep = sleep
         self.in_flight = 0
         self.most_in_flight = 0
-        """The most requests that were under way at once."""
+        """Maximum number of concurrent requests so far."""
 
-    def describe(self) -> Mapping[str, Any]:
-        """What decides the vectors."""
+    def describe(self) -> Mapping[str, object]:
+        """What determines the vectors."""
         return {**self._texts.describe(), "engine": "fake_stream"}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[str] | Exception]:
-        """The texts themselves."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[str] | Exception]:
+        """The unchanged texts."""
         return self._texts.prepare(inputs)
 
     async def infer(self, payload: str) -> list[float]:
@@ -290,5 +294,5 @@ class FakeStreamEngine(_Attributes):
             self.in_flight -= 1
 
     def close(self) -> None:
-        """Nothing to free; remembers that it was called."""
+        """Record that the engine was closed."""
         self._texts.close()

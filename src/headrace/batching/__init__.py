@@ -1,9 +1,9 @@
-"""Batchers: records from many callers in, batches to one function, results back. Standard library alone.
+"""Batchers: collect records from many callers, batch them for one function, return results. Standard library only.
 
-- `dynamic.DynamicBatcher`: batches for a function, by cost and size
-- `tokens.TokenBatcher`: the same, with cost in tokens
-- `continuous.ContinuousBatcher`: records join and leave between the steps of an engine
+- `dynamic.DynamicBatcher`: batches records for a function by cost and size
+- `tokens.TokenBatcher`: the same, with cost measured in tokens
+- `continuous.ContinuousBatcher`: records join and leave the engine between steps
 - `passthrough.PassthroughBatcher`: for engines that batch by themselves
-- `decorator.batched`: makes a function of one item from a function of a list
-- `stats.BatchStats`: what a batcher has counted
+- `decorator.batched`: turns a function of a list into a function of one item
+- `stats.BatchStats`: a batcher's counters
 """

@@ -1,4 +1,4 @@
-"""What a batcher needs to serve code that is not asynchronous: threads beside the event loop."""
+"""Helpers that let synchronous code in other threads use a batcher."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from headrace.batching.dispatch.stream import read_ahead
 
 RecordT = TypeVar("RecordT")
+ResultT = TypeVar("ResultT")
 
 
 def iterate(
-    send: Callable[[list[RecordT]], Future[list[Any]]],
+    send: Callable[[list[RecordT]], Future[list[ResultT]]],
     records: Iterable[RecordT],
     ahead: int,
     flush: Callable[[], object],
-) -> Iterator[Any]:
-    """Results in input order. `send` passes records to the event loop; at most `ahead` such calls are unfinished.
+) -> Iterator[ResultT]:
+    """Yield results in input order. `send` passes records to the event loop; at most `ahead` calls are pending.
 
-    An error of `records` itself is raised once all that came before it has been handed out.
+    An exception raised by `records` is re-raised after all earlier results.
     """
-    sent: deque[Future[list[Any]]] = deque()
+    sent: deque[Future[list[ResultT]]] = deque()
     error: Exception | None = None
     try:
         for chunk in read_ahead(records, monotonic):
@@ -44,8 +45,8 @@ def iterate(
             future.cancel()
 
 
-def raising(results: Iterable[Any]) -> Iterator[Any]:
-    """The results up to the first that is an exception, which is raised."""
+def raising(results: Iterable[ResultT]) -> Iterator[ResultT]:
+    """Yield results; raise the first that is an exception."""
     for result in results:
         if isinstance(result, BaseException):
             raise result
@@ -53,7 +54,7 @@ def raising(results: Iterable[Any]) -> Iterator[Any]:
 
 
 def current_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop running in this thread, if any."""
+    """The event loop running in this thread, or None."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

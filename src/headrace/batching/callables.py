@@ -1,4 +1,4 @@
-"""Functions that users give: which of them only return a promise of their work, to be awaited or iterated."""
+"""Checks on user functions: which return a coroutine or generator instead of a result."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from typing import Any
 
 from headrace.errors import BadResultError, ConfigError
 
 PROMISES = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
 
 
-def is_async(fn: Callable[..., Any]) -> bool:
+def is_async(fn: Callable[..., object]) -> bool:
     """Whether `fn` is an `async def`, a partial of one, or an object with an async `__call__`."""
     return _any_is(inspect.iscoroutinefunction, fn)
 
 
-def plain_function(name: str, fn: Callable[..., Any] | None) -> None:
-    """See that the parameter `name` is no function whose call alone does nothing.
+def plain_function(name: str, fn: object) -> None:
+    """Check that the parameter `name` is a plain function, which does its work when called.
 
     Raises:
-        ConfigError: it is an `async def` or a generator function, which nobody would await or iterate.
+        ConfigError: it is an `async def` or a generator function, which would never be awaited or iterated.
     """
     if fn is None:
         return
@@ -32,21 +31,21 @@ def plain_function(name: str, fn: Callable[..., Any] | None) -> None:
         (inspect.isgeneratorfunction, "a generator function"),
     ):
         if _any_is(is_one, fn):
-            raise ConfigError(f"{name} is {kind}: it must be a plain function, which returns its result")
+            raise ConfigError(f"{name} is {kind}: it must be a plain function that returns its result")
 
 
-def unfinished(name: str, result: Any) -> BadResultError | None:
-    """The error of a function whose result is a coroutine or a generator that nobody will run; None for any other."""
+def unfinished(name: str, result: object) -> BadResultError | None:
+    """The error for a result that is an unused coroutine or generator; None for any other result."""
     if not isinstance(result, PROMISES):
         return None
     if isinstance(result, types.CoroutineType):
-        result.close()  # or Python warns that it was never awaited
+        result.close()  # otherwise Python warns that it was never awaited
     return BadResultError(
-        f"{name} returned a {type(result).__name__}: it must be a plain function, which returns its result"
+        f"{name} returned a {type(result).__name__}: it must be a plain function that returns its result"
     )
 
 
-def _any_is(is_one: Callable[[Any], bool], fn: Any) -> bool:
+def _any_is(is_one: Callable[[object], bool], fn: object) -> bool:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return is_one(fn) or is_one(getattr(fn, "__call__", None))  # noqa: B004

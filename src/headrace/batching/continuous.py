@@ -1,4 +1,4 @@
-"""`ContinuousBatcher`: for engines that work in steps; records join and leave between steps."""
+"""`ContinuousBatcher`: for step-wise engines; records join and leave between steps."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ ResultT = TypeVar("ResultT")
 class ContinuousBatcher(Batcher[RecordT, ResultT]):
     """Keeps up to `max_slots` records in an engine that takes many steps for each.
 
-    A record that finishes leaves after that step, and the next takes its slot: nobody waits for the slowest of a batch.
-    All of `DynamicBatcher`'s ways to submit, its order, backpressure, failures and statistics; a batch of the
-    statistics is a step here. A record that is cancelled leaves before the next step.
+    A finished record leaves after its last step and the next record takes its slot, so no record waits for the slowest
+    one in its batch. Submission, ordering, backpressure, failures and statistics are the same as `DynamicBatcher`'s,
+    with a step counted as a batch. A cancelled record leaves before the next step.
 
     Args:
-        engine: A `StepModel`, such as `StepFunction`; or a plain `(states) -> next states` with records as first
-            states. It runs on a thread of its own.
-        max_slots: Most records in the engine at a time.
-        max_cost: Most they may hold together, such as tokens of a key-value cache; None for no limit. A record joins
-            while what all are expected to grow to fits, learned from those that have finished. Where that was too
-            hopeful, the last to have joined are sent back: they go on, or begin again, as soon as there is room.
+        engine: A `StepModel`, such as `StepFunction`; or a plain `(states) -> next states` whose first states are the
+            records. It runs on a dedicated thread.
+        max_slots: Maximum records in the engine at a time.
+        max_cost: Maximum cost of all of them, such as tokens of a key-value cache; None for no limit. A record joins
+            if the expected final cost of all records fits, estimated from finished records. If the estimate was too
+            low, the last records to join are evicted; they resume or restart as soon as there is room.
         max_queue_size: Records that may wait for a slot.
-        max_queue_cost: Most the waiting records may cost together, at first.
-        on_error: "fail": a step that raises fails all records in it. "isolate": they begin again in halves, each half
-            alone, until only the bad record has failed. Out of memory, the slots are halved and stay so, either way.
-        oversized: "alone", or "reject" a record that costs more than `max_cost` at first.
-        process_timeout_s: A step that takes longer fails, in seconds.
+        max_queue_cost: Maximum initial cost of all waiting records.
+        on_error: "fail": a step that raises fails all records in it. "isolate": they restart in halves, each half
+            alone, until only the bad record has failed. Running out of memory always halves the slots for good.
+        oversized: "alone", or "reject" a record whose initial cost exceeds `max_cost`.
+        process_timeout_s: Time limit of a step, in seconds.
         listener: Called on the event loop with each `headrace.events` event.
 
     Raises:
@@ -65,7 +65,7 @@ class ContinuousBatcher(Batcher[RecordT, ResultT]):
         budget = NO_BUDGET if max_cost is None else number("max_cost", max_cost, above=0)
         options = Options(
             name=type(self).__name__,
-            limits=Limits(target_batch_cost=budget, max_batch_size=1),  # they leave the waiting room one by one
+            limits=Limits(target_batch_cost=budget, max_batch_size=1),  # records leave the queue one at a time
             capacity=whole("max_queue_size", max_queue_size, 1) + 1,
             in_flight=slots,
             max_queue_cost=max_queue_cost,
@@ -79,14 +79,14 @@ class ContinuousBatcher(Batcher[RecordT, ResultT]):
 
     @property
     def stats(self) -> BatchStats:
-        """The counts at this moment, a frozen snapshot; a batch is a step, and its size the slots taken."""
+        """A frozen snapshot of the counters; a batch is a step, and its size the number of occupied slots."""
         return replace(super().stats, max_batch_size=self._options.in_flight)
 
 
 def _as_model(given: Any) -> StepModel[Any, Any]:
     missing = [name for name in ("span", "add", "step", "needs", "remove") if not callable(getattr(given, name, None))]
     if not missing:
-        return given  # type: ignore[no-any-return]  # it has every method of one
+        return given  # type: ignore[no-any-return]  # it has every method of a StepModel
     if callable(given) and len(missing) == 5:
         return StepFunction(given)
     raise ConfigError(f"engine is a {type(given).__name__} without {', '.join(missing)}: see headrace.StepFunction")

@@ -1,4 +1,4 @@
-"""`@batched`: a batch function becomes one that is called with a single item."""
+"""`@batched`: turns a batch function into a function of a single item."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import functools
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Generic, TypeVar, Unpack, overload
+from typing import Generic, TypeVar, Unpack, overload
 
 from headrace.batching.batcher import SubmitOptions
 from headrace.batching.dynamic import BatcherOptions, DynamicBatcher
@@ -20,7 +20,7 @@ BatchFn = Callable[[list[RecordT]], Awaitable[Sequence[ResultT]] | Sequence[Resu
 class Batched(Generic[RecordT, ResultT]):
     """A function of one item whose concurrent calls on one event loop share batches.
 
-    Each event loop has a batcher of its own, started by its first call and ended with the loop or by `stop()`.
+    Each event loop has its own batcher, started by the first call and stopped with the loop or by `stop()`.
     """
 
     def __init__(self, function: BatchFn[RecordT, ResultT], options: BatcherOptions) -> None:
@@ -29,9 +29,9 @@ class Batched(Generic[RecordT, ResultT]):
         self._options = options
         self._batchers: dict[asyncio.AbstractEventLoop, DynamicBatcher[RecordT, ResultT]] = {}
         self._ended = BatchStats()
-        """The counts of loops that are closed."""
+        """Counters of closed loops."""
         self._lock = threading.Lock()
-        DynamicBatcher(function, **options)  # wrong options raise where they are written
+        DynamicBatcher(function, **options)  # wrong options raise at the decorator
 
     async def __call__(self, item: RecordT, **options: Unpack[SubmitOptions]) -> ResultT:
         """The result for `item`; options are those of `Batcher.submit`."""
@@ -39,12 +39,12 @@ class Batched(Generic[RecordT, ResultT]):
 
     @property
     def stats(self) -> BatchStats:
-        """The counts of all loops' batchers together."""
+        """The merged counters of all loops."""
         with self._lock:
             return BatchStats.merge([self._ended, *(batcher.stats for batcher in self._batchers.values())])
 
     async def stop(self, timeout: float | None = None) -> None:
-        """Process what waits on this loop, then end; the next call starts anew."""
+        """Process the waiting records on this loop, then stop; the next call starts again."""
         batcher = self._batchers.get(asyncio.get_running_loop())
         if batcher is not None:
             await batcher.stop(timeout)
@@ -71,8 +71,10 @@ def batched(function: BatchFn[RecordT, ResultT], /) -> Batched[RecordT, ResultT]
 def batched(**options: Unpack[BatcherOptions]) -> Callable[[BatchFn[RecordT, ResultT]], Batched[RecordT, ResultT]]: ...
 
 
-def batched(function: Any = None, /, **options: Unpack[BatcherOptions]) -> Any:
-    """Turn a function of a list into one of an item, whose concurrent calls share batches.
+def batched(
+    function: BatchFn[RecordT, ResultT] | None = None, /, **options: Unpack[BatcherOptions]
+) -> Batched[RecordT, ResultT] | Callable[[BatchFn[RecordT, ResultT]], Batched[RecordT, ResultT]]:
+    """Turn a function of a list into a function of one item whose concurrent calls share batches.
 
     Options are `DynamicBatcher`'s.
 

@@ -1,4 +1,4 @@
-"""`DynamicBatcher`: records from many callers, one batch function, and a budget for what a batch may cost."""
+"""`DynamicBatcher`: batches records from many callers for one function, within a cost budget."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")
 
 WINDOW_BATCHES = 16
-"""`length_bucketing=True` reorders within so many full batches, as far as the waiting room holds them."""
+"""`length_bucketing=True` reorders within this many full batches, at most the queue's capacity."""
 
 
 class BatcherOptions(TypedDict, total=False):
@@ -49,29 +49,29 @@ class DynamicBatcher(Batcher[RecordT, ResultT]):
 
     Args:
         process_fn: `(list of records) -> list of results`, one per record in the same order; an exception object in a
-            result's place fails that record alone. An `async def` runs on the event loop, a plain function on a
-            thread of its own.
-        cost_estimator: `(record) -> cost`. Without it, the record's `estimate_cost()` counts, then `default_cost`.
-        target_batch_cost: Most a batch may cost. A record that alone costs more goes alone.
-        max_batch_size: Most records of a batch.
-        min_batch_size: Fewest records of a batch closed at a length boundary; a timeout or the end overrides it.
-        batch_timeout_s: Longest time the oldest record waits for company while a slot is free, in seconds.
+            result's place fails only that record. An `async def` runs on the event loop, a plain function on a
+            dedicated thread.
+        cost_estimator: `(record) -> cost`. Without it, the record's `estimate_cost()` is used, then `default_cost`.
+        target_batch_cost: Maximum cost of a batch. A record that exceeds it is batched alone.
+        max_batch_size: Maximum records per batch.
+        min_batch_size: Minimum records of a batch closed at a length boundary; a timeout or shutdown overrides it.
+        batch_timeout_s: How long the oldest record waits for a fuller batch while a slot is free, in seconds.
         max_queue_size: Records that may wait, beyond those of the next `prefetch_batches` + 1 batches.
-        prefetch_batches: See `max_queue_size`. Batches are formed late, when there is a slot for them.
-        default_cost: Cost of a record that nothing else tells the cost of.
+        prefetch_batches: See `max_queue_size`. Batches are formed only when a slot is free.
+        default_cost: Cost of a record without any other estimate.
         padded: A batch costs records × its longest record instead of the sum, as for an engine that pads.
-        length_bucketing: Batch records of like cost together: True, or the number of records that may be reordered.
-        max_queue_cost: Most the waiting records may cost together.
+        length_bucketing: Batch records of similar cost together: True, or how many records may be reordered.
+        max_queue_cost: Maximum total cost of the waiting records.
         max_concurrent_batches: Batches processed at the same time (slots).
-        on_error: "fail": a failed batch fails all its records. "isolate": it is run again in halves until only the bad
-            record has failed. A batch that ran out of memory is halved either way, and its size avoided from then on.
-        oversized: "alone", or "reject" a record that alone costs more than `target_batch_cost`.
-        process_timeout_s: A batch that takes longer fails, in seconds.
-        offload: Run an async `process_fn` that blocks on a thread of its own, in an event loop of its own.
+        on_error: "fail": a failed batch fails all its records. "isolate": retry it in halves until only the bad record
+            has failed. A batch that ran out of memory is always halved, and later batches stay smaller.
+        oversized: "alone", or "reject" a record that exceeds `target_batch_cost`.
+        process_timeout_s: Time limit of a batch, in seconds.
+        offload: Run a blocking async `process_fn` on a separate thread with its own event loop.
         listener: Called on the event loop with each `headrace.events` event of this batcher.
 
     Raises:
-        ConfigError: a parameter is out of range; a `ValueError` that names parameter, value and range.
+        ConfigError: a parameter is out of range; the message names parameter, value and range.
     """
 
     def __init__(  # noqa: PLR0913  # the drop-in's constructor, all but one of them keyword-only
@@ -124,7 +124,7 @@ class DynamicBatcher(Batcher[RecordT, ResultT]):
         )
         function("cost_estimator", cost_estimator, needed=False, plain=True)
         default = number("default_cost", default_cost, minimum=0)
-        # A rule is an estimator that knows its default too, as `TokenBatcher` has one.
+        # `TokenBatcher` passes a CostRule, which includes a default.
         rule = cost_estimator if isinstance(cost_estimator, CostRule) else None
         super().__init__(
             options,
@@ -135,7 +135,7 @@ class DynamicBatcher(Batcher[RecordT, ResultT]):
     @property
     def target_batch_cost(self) -> float:
         """Most a batch may cost now; less than it was told once a batch has run out of memory."""
-        limits = self._options.limits if self._intake is None else self._intake.lineup.limits
+        limits = self._options.limits if self._submission is None else self._submission.queue.limits
         return limits.target_batch_cost
 
     def set_target_batch_cost(self, cost: float) -> None:
@@ -146,7 +146,7 @@ class DynamicBatcher(Batcher[RecordT, ResultT]):
         """
         number("target_batch_cost", cost, above=0)
         self._options = replace(self._options, limits=replace(self._options.limits, target_batch_cost=cost))
-        if self._intake is not None and self.is_running:
-            dispatcher = self._intake.dispatcher
+        if self._submission is not None and self.is_running:
+            dispatcher = self._submission.dispatcher
             assert isinstance(dispatcher, Dispatcher), "it was made here"
             dispatcher.set_budget(cost)

@@ -1,39 +1,41 @@
-"""What a batcher was told. The checks raise a ConfigError that names the parameter, its value and the allowed range."""
+"""A batcher's options. The checks raise a ConfigError that names the parameter, its value and the allowed range."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from headrace.batching.callables import plain_function
 from headrace.batching.policy.bucketing import Limits
 from headrace.errors import ConfigError
 from headrace.events import Listener
 
+ValueT = TypeVar("ValueT")
+
 OnError: TypeAlias = Literal["fail", "isolate"]
-"""What becomes of a failed batch."""
+"""What to do with a failed batch."""
 NO_BUDGET = 1e18
-"""A `target_batch_cost` that limits nothing."""
+"""A `target_batch_cost` without effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What every batcher knows, whatever its dispatcher.
+    """Options common to all batchers.
 
     Raises:
-        ConfigError: one is out of its range.
+        ConfigError: an option is out of range.
     """
 
     name: str
-    """Of the batcher's class, for messages, tasks and threads."""
+    """The batcher's class name, for messages, tasks and threads."""
     limits: Limits
-    """What the dispatcher may take from the waiting records at a time."""
+    """The limits of a batch."""
     capacity: int
     """Records that may wait."""
     in_flight: int
-    """Most records that the dispatcher holds at a time."""
+    """Maximum records that the dispatcher holds at a time."""
     max_queue_cost: float | None
     process_timeout_s: float | None
     on_error: OnError
@@ -49,16 +51,16 @@ class Options:
 
     @property
     def reject_oversized(self) -> bool:
-        """Whether a record that alone costs more than the budget is refused."""
+        """Whether to reject a record that exceeds the batch budget."""
         return self.oversized == "reject"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """What only a dispatcher of batches knows.
+    """Options of the batch dispatcher.
 
     Raises:
-        ConfigError: one is out of its range.
+        ConfigError: an option is out of range.
     """
 
     process_fn: Callable[[list[Any]], Any]
@@ -73,36 +75,41 @@ class BatchOptions:
         one_of("offload", self.offload, (False, True))
 
 
-def whole(name: str, value: Any, minimum: int) -> int:
+def whole(name: str, value: object, minimum: int) -> int:
     """`value` if it is an int >= `minimum`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigError(f"{name} is {value!r}: it must be an int >= {minimum}")
     return value
 
 
-def number(name: str, value: Any, *, above: float | None = None, minimum: float | None = None) -> float:
+def number(name: str, value: object, *, above: float | None = None, minimum: float | None = None) -> float:
     """`value` if it is a finite number > `above` or >= `minimum`."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or (above is not None and value <= above) or (minimum is not None and value < minimum):
-        allowed = f"> {above}" if above is not None else f">= {minimum}"
-        raise ConfigError(f"{name} is {value!r}: it must be a finite number {allowed}")
-    return value  # type: ignore[no-any-return]
+    if (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and (above is None or value > above)
+        and (minimum is None or value >= minimum)
+    ):
+        return value
+    allowed = f"> {above}" if above is not None else f">= {minimum}"
+    raise ConfigError(f"{name} is {value!r}: it must be a finite number {allowed}")
 
 
-def optional(name: str, value: Any, *, above: float) -> float | None:
+def optional(name: str, value: object, *, above: float) -> float | None:
     """`value` if it is None or a finite number > `above`."""
     return None if value is None else number(name, value, above=above)
 
 
-def one_of(name: str, value: Any, allowed: tuple[str | bool, ...]) -> Any:
+def one_of(name: str, value: ValueT, allowed: tuple[str | bool, ...]) -> ValueT:
     """`value` if it is one of `allowed`, in type too."""
     if not any(value is other or (type(value) is type(other) is str and value == other) for other in allowed):
         raise ConfigError(f"{name} is {value!r}: it must be one of {', '.join(map(repr, allowed))}")
     return value
 
 
-def function(name: str, value: Any, *, needed: bool, plain: bool = False) -> Any:
-    """`value` if it can be called, or is None where that is allowed; `plain` if its call alone must do the work."""
+def function(name: str, value: ValueT, *, needed: bool, plain: bool = False) -> ValueT:
+    """`value` if it is callable, or None where allowed; with `plain`, async and generator functions are refused."""
     if not callable(value) and (needed or value is not None):
         raise ConfigError(f"{name} is {value!r}: it must be a function{'' if needed else ' or None'}")
     if plain:

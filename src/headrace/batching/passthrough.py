@@ -1,4 +1,4 @@
-"""`PassthroughBatcher`: for engines that batch by themselves; many requests are under way at once, each on its own."""
+"""`PassthroughBatcher`: for engines that batch by themselves; sends many single requests at the same time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ResultT = TypeVar("ResultT")
 
 
 class PassthroughBatcher(Batcher[RecordT, ResultT]):
-    """Keeps `max_in_flight` requests under way: as one ends the next begins, and no boundary drains the engine.
+    """Keeps `max_in_flight` requests in flight: when one ends, the next begins.
 
-    All of `DynamicBatcher`'s ways to submit, its order, backpressure and statistics; what is a batch there is one
-    request here. A request that nobody waits for any more is cancelled, also while it is under way.
+    Submission, ordering, backpressure and statistics are the same as `DynamicBatcher`'s, with a request counted as a
+    batch. A request whose caller has cancelled is cancelled too, even in flight.
 
     Args:
-        infer_fn: `async (record) -> result`, called for many records at once on the event loop.
-        max_in_flight: Requests under way at the same time.
-        max_queue_size: Requests that may wait beyond those.
+        infer_fn: `async (record) -> result`, called concurrently on the event loop.
+        max_in_flight: Concurrent requests.
+        max_queue_size: Requests that may wait in addition.
         cost_estimator: `(record) -> cost`, for statistics and for fairness between callers.
-        process_timeout_s: A request that takes longer is cancelled and fails, in seconds.
+        process_timeout_s: Time limit of a request, in seconds; a slower one is cancelled and fails.
         listener: Called on the event loop with each `headrace.events` event.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Who waits for a record's result, and the one place where such a wait ends."""
+"""Queue entries: the records that wait for a result, and how they receive it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ import copy
 import itertools
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import repeat
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 from headrace.batching.callables import unfinished
 from headrace.errors import BadResultError, ProcessError, text_of
 
-ResultT = TypeVar("ResultT")
 
+class EntryHolder(Protocol):
+    """Something that holds queue entries."""
 
-class Home(Protocol):
-    """A place where entries wait."""
-
-    def discard(self, entry: Any) -> None:
-        """Forget a waiting entry that nobody wants any more."""
+    def discard(self, entry: QueueEntry) -> None:
+        """Drop a cancelled entry."""
         ...
 
 
-class Entry(Protocol):
-    """One record, or a run of records of equal cost from one caller, and the reply owed for each."""
+class QueueEntry(Protocol):
+    """One record, or several of equal cost from one caller, with a pending result for each."""
 
     @property
     def count(self) -> int:
@@ -32,76 +30,76 @@ class Entry(Protocol):
         ...
 
     cost: float
-    """Of each of them."""
+    """Cost of each record."""
     arrival: float
-    home: Home | None
-    """Where the entry waits; None once it is in a batch, or has left."""
+    holder: EntryHolder | None
+    """What holds the entry; None once it is in a batch or has left."""
 
     @property
-    def records(self) -> Sequence[Any]:
+    def records(self) -> Sequence[object]:
         """The records, `count` of them."""
         ...
 
     def split(self, count: int) -> Self:
-        """Cut off the first `count` records, fewer than all, as an entry of their own in the same home."""
+        """Split off the first `count` records, fewer than all, as a new entry with the same holder."""
         ...
 
     def done(self) -> bool:
-        """Whether the reply has been given, or nobody wants it any more."""
+        """Whether the result has been set or the entry was cancelled."""
         ...
 
-    def set_result(self, result: Any, /) -> None:
-        """Give the one record's result; raises `InvalidStateError` if nobody wants it any more."""
+    def set_result(self, result: object, /) -> None:
+        """Set the single record's result; raises `InvalidStateError` if the entry is done."""
         ...
 
-    def set_results(self, results: Sequence[Any], /) -> None:
-        """Give each record its result, or an exception of its own."""
+    def set_results(self, results: Sequence[object], /) -> None:
+        """Set each record's result or exception."""
         ...
 
-    def set_exception(self, exception: Any, /) -> None:
-        """Give the one record an exception of its own; raises `InvalidStateError` if nobody wants it any more."""
+    def set_exception(self, exception: BaseException, /) -> None:
+        """Set the single record's exception; raises `InvalidStateError` if the entry is done."""
         ...
 
 
-class PendingResult(asyncio.Future[ResultT]):
-    """The future that `submit` returns. It carries its record, so that one object per record is enough.
+class PendingResult(asyncio.Future[Any]):
+    """The future that `submit` returns. It also holds the record, so each record needs only one object.
 
-    Cancelling it while its record waits gives the record's place back at once.
+    Cancelling it while the record waits frees its place in the queue immediately.
     """
 
-    __slots__ = ("arrival", "cost", "home", "record")
+    __slots__ = ("arrival", "cost", "holder", "record")
 
     count = 1
-    record: Any
+    record: object
     cost: float
     arrival: float
-    home: Home | None
+    holder: EntryHolder | None
 
     @property
-    def records(self) -> tuple[Any]:
-        """The one record."""
+    def records(self) -> tuple[object]:
+        """The single record."""
         return (self.record,)
 
     def split(self, count: int) -> Self:
-        """Never called: a ticket is one record."""
-        raise ValueError(f"a ticket holds one record, {count} cannot be cut off it")
+        """Never called: it holds one record."""
+        raise ValueError(f"a pending result holds one record: cannot split off {count}")
 
-    def set_results(self, results: Sequence[Any]) -> None:
-        """The one record's result."""
+    def set_results(self, results: Sequence[object]) -> None:
+        """Set the single record's result."""
         self.set_result(results[0])
 
-    def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the wait; a record that is not yet in a batch will not be run."""
+    def cancel(self, msg: object = None) -> bool:
+        """Cancel the future; a record that is not yet in a batch is not run."""
         if not super().cancel(msg):
             return False
-        if self.home is not None:
-            self.home.discard(self)
+        if self.holder is not None:
+            self.holder.discard(self)
         return True
 
 
-def records_of(entries: Iterable[Entry]) -> list[Any]:
-    """The records of a batch, as `process_fn` takes them."""
-    records: list[Any] = []
+def records_of(entries: Iterable[QueueEntry]) -> list[object]:
+    """The records of a batch, as a list for `process_fn`."""
+    records: list[object] = []
     for entry in entries:
         if entry.count == 1:
             records.append(entry.record if type(entry) is PendingResult else entry.records[0])
@@ -110,10 +108,10 @@ def records_of(entries: Iterable[Entry]) -> list[Any]:
     return records
 
 
-def give(entries: Iterable[Entry], results: list[Any]) -> tuple[int, int]:
-    """End each record's wait with its result, passing over those that nobody waits for any more.
+def resolve(entries: Iterable[QueueEntry], results: list[object]) -> tuple[int, int]:
+    """Set each record's result, skipping cancelled records.
 
-    An exception object in a result's place fails that record alone.
+    An exception object in a result's place fails only that record.
 
     Returns:
         How many records got a result, and how many an exception.
@@ -145,8 +143,8 @@ def give(entries: Iterable[Entry], results: list[Any]) -> tuple[int, int]:
     return at - failed - gone, failed
 
 
-def fail(entries: Iterable[Entry], cause: BaseException) -> int:
-    """End each record's wait with an exception of its own; returns how many records still waited."""
+def fail(entries: Iterable[QueueEntry], cause: BaseException) -> int:
+    """Fail each record with its own copy of the exception; returns how many records were still pending."""
     count = 0
     for entry in entries:
         if entry.done():
@@ -160,17 +158,17 @@ def fail(entries: Iterable[Entry], cause: BaseException) -> int:
 
 
 def own_copy(cause: BaseException) -> Exception:
-    """An exception for one caller: the same type as `cause` where it can be copied, with `cause` as its `__cause__`.
+    """An exception for one caller: a copy of `cause` if possible, with `cause` as its `__cause__`.
 
-    Callers that shared one object would write over each other's traceback. What must not be raised in a caller
-    (`KeyboardInterrupt`, `CancelledError`, `StopIteration`: the loop reads a meaning into them) or cannot be copied
-    arrives as a `ProcessError`.
+    Callers that shared one exception would overwrite each other's traceback. Exceptions with a special meaning for the
+    event loop (`KeyboardInterrupt`, `CancelledError`, `StopIteration`) and those that cannot be copied become a
+    `ProcessError`.
     """
     own: BaseException | None = None
     if isinstance(cause, Exception) and not isinstance(cause, StopIteration):
         try:
             own = copy.copy(cause)
-        except BaseException:  # noqa: BLE001  # whatever a user's own __init__ raises: the error itself must still arrive
+        except BaseException:  # noqa: BLE001  # a user's __init__ may raise anything; the caller must still receive an error
             own = None
     if not isinstance(own, Exception) or type(own) is not type(cause) or own is cause:
         own = ProcessError(f"process_fn raised {type(cause).__name__}: {text_of(cause)}")
@@ -179,19 +177,19 @@ def own_copy(cause: BaseException) -> Exception:
 
 
 def checked_results(results: Any, size: int, name: str = "process_fn") -> list[Any]:
-    """The `size` results of the function `name` as a list, whether they came as a list, tuple, array, tensor or series.
+    """The `size` results of the function `name` (a list, tuple, array, tensor or series) as a list.
 
     Raises:
-        BadResultError: it is something else; the message names its type, or both counts.
+        BadResultError: wrong type or count; the message names the type or both counts.
     """
     if type(results) is not list:
         if isinstance(results, (str, bytes, bytearray, Mapping, Set)) or not hasattr(results, "__len__"):
-            unfinished(name, results)  # which closes a coroutine
+            unfinished(name, results)  # closes a coroutine
             raise BadResultError(
                 f"{name} returned {type(results).__name__} for batch of {size} records: "
                 "return a list with one result per record, in the order of the batch"
             )
-        # By position: some index by label. And no further than one too many: some never end.
+        # Iterate instead of indexing, as some index by label; stop after one too many, as some never end.
         results = list(itertools.islice(results, size + 1)) if len(results) == size else results
     given: list[Any] = results
     if len(given) != size:

@@ -1,4 +1,4 @@
-"""`BatchStats`, and what it is computed from."""
+"""`BatchStats`, and the counters behind it."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from headrace.batching.policy.waiting_queue import Batch
 from headrace.events import CloseReason
 
 WINDOW_S = 60.0
-"""Length of the recent past that `window_utilization` speaks of, in seconds."""
+"""Length of the window of `window_utilization`, in seconds."""
 
 _BOUNDS = tuple(1e-6 * 2 ** (step / 4) for step in range(4 * 31))
 """Upper bounds of the histogram's buckets: four per doubling, 1 µs to 30 minutes."""
 
 _PAST_STEP_S = 0.1
-"""Least distance between two remembered points of the recent past, so that they are at most 600."""
+"""Minimum distance between two stored points, in seconds, so that there are at most 600."""
 
 _SAMPLED = 32
-"""Queue times taken of one batch at most; each stands for its share of the batch."""
+"""Maximum queue times sampled per batch; each represents an equal share of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """A distribution of durations that can be added to another: a percentile is at most 19 % (2 ** 0.25) too high."""
+    """A histogram of durations that can be added to another. Percentiles are at most 19 % (2 ** 0.25) too high."""
 
     counts: tuple[float, ...] = field(default=(), repr=False)
-    """Per bucket of the histogram, up to the last that is not empty."""
+    """Count of each bucket, up to the last non-empty one."""
     total_s: float = field(default=0.0, repr=False)
-    """All of them added up, in seconds."""
+    """Sum of all durations, in seconds."""
 
     @property
     def cumulative(self) -> tuple[tuple[float, float], ...]:
-        """For each doubling from 2 µs to 18 minutes, how many durations stay within it; the last bound is infinite."""
+        """(bound, count of durations within it) for each doubling from 2 µs to 18 minutes; the last is infinite."""
         counts = (*self.counts, *repeat(0.0, len(_BOUNDS) + 1 - len(self.counts)))
         sums = tuple(accumulate(counts))
         return (*((_BOUNDS[at], sums[at]) for at in range(4, len(_BOUNDS), 4)), (math.inf, sums[-1]))
 
     def percentile(self, share: float) -> float:
-        """The duration in seconds that `share` (0 to 1) of all stay within; 0 when there are none."""
+        """The duration in seconds that `share` (0 to 1) of all durations do not exceed; 0 if there are none."""
         left = share * sum(self.counts)
         for bound, count in zip(_BOUNDS, self.counts, strict=False):
             left -= count
@@ -73,9 +73,9 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class BatchStats:
-    """A batcher's counts at one moment.
+    """A snapshot of a batcher's counters.
 
-    The snapshots of several replicas add up with `BatchStats.merge`; utilization is then that of all of them together.
+    `BatchStats.merge` combines the snapshots of several replicas, with their joint utilization.
     """
 
     total_submitted: int = 0
@@ -85,25 +85,25 @@ class BatchStats:
     total_failed: int = 0
     """Records that got an exception from a batch."""
     total_batches: int = 0
-    """Batches handed to `process_fn`, the running ones included."""
+    """Batches passed to `process_fn`, including running ones."""
     total_batched: int = 0
     """Records in those batches."""
     total_batch_cost: float = 0
-    """Cost of those batches: the sum over their records."""
+    """Sum of those records' costs."""
     total_padded_cost: float = 0
-    """Cost of those batches as the engine computes them: records × the longest where it pads."""
+    """Cost of those batches including padding: records × the longest if the engine pads."""
     avg_batch_size: float = 0.0
     """Records per batch."""
     avg_batch_cost: float = 0.0
     """Cost per batch."""
     busy_time_s: float = 0.0
-    """Seconds during which at least one batch was being processed, up to now."""
+    """Seconds with at least one batch in `process_fn`."""
     idle_time_s: float = 0.0
-    """The other seconds between the first `start()` and now, those stopped not counted."""
+    """The remaining seconds between the first `start()` and now, except while stopped."""
     window_busy_s: float = 0.0
     """Busy seconds within the last `window_s`."""
     window_s: float = 0.0
-    """Length of the recent past, in seconds: 60, or less soon after the start."""
+    """Length of the window, in seconds: 60, or less soon after the start."""
     waiting: int = 0
     """Records waiting for a batch now."""
     waiting_cost: float = 0
@@ -111,11 +111,11 @@ class BatchStats:
     in_flight: int = 0
     """Records being processed now."""
     max_batch_size: int = 0
-    """The batcher's own limit (of replicas: the largest)."""
+    """The batcher's limit (of replicas: the largest)."""
     close_reasons: Mapping[CloseReason, int] = field(default_factory=dict)
-    """Batches by why they were closed."""
+    """Number of batches by close reason."""
     queue_times: Durations = Durations()
-    """How long records waited for their batch; sampled, at most 32 records of a batch."""
+    """How long records waited for their batch; at most 32 records per batch are sampled."""
     process_times: Durations = Durations()
     """How long batches took in `process_fn`."""
 
@@ -137,12 +137,12 @@ class BatchStats:
 
     @property
     def padding_efficiency(self) -> float:
-        """Real ÷ padded cost, 0 to 1; 1 before the first batch."""
+        """Cost without padding ÷ cost with padding, 0 to 1; 1 before the first batch."""
         return self.total_batch_cost / self.total_padded_cost if self.total_padded_cost else 1.0
 
     @staticmethod
     def merge(snapshots: Iterable[BatchStats]) -> BatchStats:
-        """The snapshots of several replicas as one: counts and times added up."""
+        """Merge the snapshots of several replicas: counts and times are added up."""
         every = list(snapshots)
         reasons: Counter[CloseReason] = Counter()
         for stats in every:
@@ -179,20 +179,20 @@ _SUMMED = (
 
 
 class Meter:
-    """What `BatchStats` is computed from. Every `now` is a reading of the batcher's own clock, in seconds."""
+    """The counters behind `BatchStats`. Every `now` is the batcher's clock, in seconds."""
 
     def __init__(self) -> None:
         self.completed = 0
         self.failed = 0
         self.batches = 0
         self.taken = 0
-        """Records that have left the waiting room for a batch, or for a slot of a step-wise engine."""
+        """Records that have left the queue for a batch or a slot."""
         self.batched = 0
         self.batch_cost: float = 0
         self.padded_cost: float = 0
         self.in_flight = 0
         self.left = 0
-        """Records that left before they were in a batch: cancelled, late, or stopped."""
+        """Records that left before they were in a batch: cancelled, expired or stopped."""
         self.reasons: Counter[CloseReason] = Counter()
         self._queue_times = [0.0] * (len(_BOUNDS) + 1)
         self._queued_s = 0.0
@@ -203,14 +203,14 @@ class Meter:
         self._busy_since = 0.0
         self._wall = 0.0
         self._started: float | None = None
-        self._past: deque[tuple[float, float]] = deque()  # (wall, busy) where it turned busy or idle
+        self._past: deque[tuple[float, float]] = deque()  # (wall, busy) at each change between busy and idle
 
     def start(self, now: float) -> None:
-        """The batcher runs from now."""
+        """The batcher has started."""
         self._started = now
 
     def stop(self, now: float) -> None:
-        """The batcher no longer runs; a batch that still does is left behind, and will not be reported as ended."""
+        """The batcher has stopped; a batch that still runs is abandoned and will not be reported as ended."""
         if self._started is not None:
             self._remember(now)
             self._busy = self._busy_at(now)
@@ -219,7 +219,7 @@ class Meter:
             self._started = None
 
     def began(self, now: float, batch: Batch, padded: float) -> None:
-        """A batch is handed to `process_fn`."""
+        """A batch was passed to `process_fn`."""
         self._begin(now, batch.size, batch.cost, padded)
         self.taken += batch.size
         self.in_flight += batch.size
@@ -231,28 +231,28 @@ class Meter:
             self._queued_s += waited * step * entry.count
 
     def ended(self, now: float, size: int, failed: int, completed: int, duration: float) -> None:
-        """That batch came back: `failed` got an exception, `completed` a result, the rest had left."""
+        """A batch ended: `failed` records got an exception, `completed` a result; the rest were cancelled."""
         self.in_flight -= size
         self.failed += failed
         self.completed += completed
         self._end(now, duration)
 
     def joined(self, now: float, arrival: float) -> None:
-        """A record got a slot of a step-wise engine, for the first time."""
+        """A record got a slot of a step-wise engine for the first time."""
         self.taken += 1
         self._queue_times[bisect_left(_BOUNDS, now - arrival)] += 1
         self._queued_s += now - arrival
 
     def step_began(self, now: float, size: int, cost: float) -> None:
-        """A step-wise engine takes one step with `size` records, which hold `cost`."""
+        """A step-wise engine began a step with `size` records of total `cost`."""
         self._begin(now, size, cost, cost)
 
     def step_ended(self, now: float, duration: float) -> None:
-        """That step came back."""
+        """The step ended."""
         self._end(now, duration)
 
     def snapshot(self, now: float, waiting: int, waiting_cost: float, max_batch_size: int) -> BatchStats:
-        """The counts at `now`."""
+        """The counters at `now`."""
         wall, busy = self._wall_at(now), self._busy_at(now)
         since = max(wall - WINDOW_S, 0.0)
         return BatchStats(
@@ -297,7 +297,7 @@ class Meter:
             self._remember(now)
 
     def _remember(self, now: float) -> None:
-        """Keep this point of the recent past, at which the batcher turns busy or idle."""
+        """Store the point at which the batcher turns busy or idle."""
         wall = self._wall_at(now)
         if self._past and wall - self._past[-1][0] < _PAST_STEP_S:
             return
@@ -312,7 +312,7 @@ class Meter:
         return self._busy + (now - self._busy_since if self._running else 0.0)
 
     def _busy_before(self, since: float, wall: float, busy: float) -> float:
-        """Busy seconds up to wall second `since`, read off the line through the known points around it."""
+        """Busy seconds up to wall second `since`, interpolated between stored points."""
         before = (0.0, 0.0)
         for point in (*self._past, (wall, busy)):
             if point[0] >= since:

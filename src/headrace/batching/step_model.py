@@ -1,4 +1,4 @@
-"""Engines that work in steps: what they offer, how a step function becomes one, and one turn of one."""
+"""Step-wise engines: their interface, an adapter for step functions, and one call on the engine's thread."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 class StepModel(Protocol[RecordT, ResultT_co]):
     """A model that takes many steps for one record, and many records in one step.
 
-    Every method but `span` is called on one thread of its own, never two at once.
+    Every method except `span` is called on one dedicated thread.
     """
 
     def span(self, record: RecordT) -> tuple[float, float]:
-        """What the record costs at first, and the most it may grow to. Called on the event loop: cheap."""
+        """The record's initial and maximum cost. Called on the event loop, so it must be fast."""
         ...
 
     def add(self, key: int, record: RecordT) -> None:
-        """Let a record join the next step, under a key that was never used before.
+        """Add a record to the next step, under a key that was never used before.
 
         Raises:
-            RecordError: this record cannot be taken; others are not touched.
+            RecordError: the record is refused; others are not affected.
         """
         ...
 
     def step(self) -> Sequence[tuple[int, ResultT_co | Exception]]:
-        """Take one step with every record that has joined; returns the keys and results of those that have finished.
+        """Take one step with all added records; returns (key, result) of each finished record.
 
-        These leave by it. An exception in a result's place fails that record alone; one that is raised fails all.
+        Finished records are removed. An exception in a result's place fails only that record; a raised one fails all.
         """
         ...
 
     def needs(self, key: int) -> float:
-        """What the record must hold to take its next step, in the unit of `span`."""
+        """The record's cost during its next step, in the unit of `span`."""
         ...
 
     def remove(self, key: int) -> RecordT | None:
-        """Take a record out, in whatever state; an unknown key is none.
+        """Remove a record in any state; an unknown key is ignored.
 
-        Returns what `add` takes to go on later from where it was, or None if it must begin anew.
+        Returns what `add` takes to resume it later, or None if it must restart.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[ResultT]):
-    """What a step function returns in the place of a state that has arrived."""
+    """What a step function returns in place of a finished state."""
 
     result: ResultT
 
 
 class StepFunction(Generic[RecordT, StateT, ResultT]):
-    """A plain step function as a `StepModel`: `(list of states) -> list of next states`, `Done(result)` for the last.
+    """Adapts a step function to `StepModel`: `(list of states) -> list of next states`, or `Done(result)`.
 
     Args:
-        step_fn: One step of every state; blocking. An exception object in a state's place fails that record alone.
+        step_fn: Advances every state by one step; blocking. An exception in a state's place fails only that record.
         start: `(record) -> first state`; without it, the record is the first state.
-        cost: `(record) -> cost`, what a record holds as long as it runs.
-        max_steps: A record that has not arrived after so many steps fails.
+        cost: `(record) -> cost`, constant while the record runs.
+        max_steps: A record that has not finished after this many steps fails.
 
     Raises:
         ConfigError: a parameter is out of range.
@@ -90,12 +90,12 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
         self._costs: dict[int, float] = {}
 
     def span(self, record: RecordT) -> tuple[float, float]:
-        """The record's cost, which does not grow."""
+        """The record's cost, which is constant."""
         cost = 1.0 if self._cost is None else self._cost(record)
         return cost, cost
 
     def add(self, key: int, record: RecordT) -> None:
-        """The record's first state joins."""
+        """Add the record's first state."""
         self._states[key] = record if self._start is None else self._start(record)
         self._steps[key] = 0
         self._costs[key] = self.span(record)[0]
@@ -112,7 +112,7 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
             elif isinstance(state, Exception):
                 finished.append((key, state))
             elif self._steps[key] == self._max_steps:
-                finished.append((key, RecordError(f"the record has not arrived after max_steps={self._max_steps}")))
+                finished.append((key, RecordError(f"the record has not finished after max_steps={self._max_steps}")))
             else:
                 self._states[key] = state
                 continue
@@ -120,11 +120,11 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
         return finished
 
     def needs(self, key: int) -> float:
-        """Its cost."""
+        """The record's cost."""
         return self._costs[key]
 
     def remove(self, key: int) -> RecordT | None:
-        """Forget a state."""
+        """Remove a state."""
         self._states.pop(key, None)
         self._steps.pop(key, None)
         self._costs.pop(key, None)
@@ -133,20 +133,20 @@ class StepFunction(Generic[RecordT, StateT, ResultT]):
 
 @dataclass(slots=True)
 class StepCall:
-    """One turn in the engine's thread: what is asked, and what came of it as far as it went."""
+    """One call on the engine's thread: its input, and its output as far as it got."""
 
     leaving: Sequence[int]
-    joining: Sequence[tuple[int, Any]]
+    joining: Sequence[tuple[int, object]]
     staying: set[int]
     refused: list[tuple[int, BaseException]] = field(default_factory=list)
-    """Records that could not join."""
-    resumes: dict[int, Any] = field(default_factory=dict)
-    """What those taken out go on with."""
-    finished: Sequence[tuple[int, Any]] = ()
+    """Records that the model refused."""
+    resumes: dict[int, object] = field(default_factory=dict)
+    """What removed records resume from, by key."""
+    finished: Sequence[tuple[int, object]] = ()
     needs: dict[int, float] = field(default_factory=dict)
 
-    def take(self, model: StepModel[Any, Any]) -> None:
-        """Let records out, let others in, take one step with these and those that stay."""
+    def run(self, model: StepModel[Any, Any]) -> None:
+        """Remove and add records, then take one step."""
         keys = self.staying
         for key in self.leaving:
             self.resumes[key] = model.remove(key)
@@ -155,7 +155,7 @@ class StepCall:
                 model.add(key, record)
             except EngineDeadError:
                 raise
-            except BaseException as exc:  # noqa: BLE001  # whatever it is, it is this record's: it came from adding it
+            except BaseException as exc:  # noqa: BLE001  # raised while adding this record: it fails only this record
                 self.refused.append((key, exc))
             else:
                 keys.add(key)
@@ -165,12 +165,12 @@ class StepCall:
             self.needs = {key: model.needs(key) for key in keys}
 
 
-def _checked(finished: Any, keys: set[int]) -> Sequence[tuple[int, Any]]:
+def _checked(finished: object, keys: set[int]) -> Sequence[tuple[int, object]]:
     if not isinstance(finished, (list, tuple)):
         raise BadResultError(f"step() returned {type(finished).__name__}: it must be a list of (key, result)")
     seen: set[int] = set()
     for pair in finished:
         if not (isinstance(pair, tuple) and len(pair) == 2) or pair[0] not in keys or pair[0] in seen:
-            raise BadResultError(f"step() returned {pair!r:.80}: it must be (key, result), once, of a key that runs")
+            raise BadResultError(f"step() returned {pair!r:.80}: it must be (key, result), once for each running key")
         seen.add(pair[0])
     return finished

@@ -1,29 +1,28 @@
-"""The running task: which one it is, and what is meant for it rather than for the code that it runs."""
+"""The running task, and exceptions meant for the task rather than for the code it runs."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections.abc import Callable
-from typing import Any
 
-current_task: Callable[[Any], Any] = (
+current_task: Callable[[asyncio.AbstractEventLoop], asyncio.Task[object] | None] = (
     asyncio.current_task if sys.version_info >= (3, 12) else asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
 )
-"""`asyncio.current_task` without its price on Python 3.11, where it is not yet written in C."""
+"""A faster `asyncio.current_task` for Python 3.11, where it is not yet written in C."""
 
 
-def ends_the_task(exc: BaseException) -> bool:
-    """Whether `exc`, caught around a user's code, comes from outside of that code and must go on.
+def must_propagate(exc: BaseException) -> bool:
+    """Whether `exc`, caught around user code, comes from outside that code and must be re-raised.
 
-    That is a cancellation of the task, the closing of a coroutine whose loop is gone, or the signal of Ctrl-C. The same
-    exceptions raised by the user's code itself are failures of that code. asyncio's handler of SIGINT is a Python
-    function, so its frame is the last of the traceback; a `raise KeyboardInterrupt` in user code has another.
+    True for a cancellation of the task, the closing of a coroutine whose loop is gone, and Ctrl-C. The same exceptions
+    raised by user code are failures of that code. asyncio handles SIGINT in a Python function, so for Ctrl-C its frame
+    is the last of the traceback; for a `raise KeyboardInterrupt` in user code it is not.
     """
     if isinstance(exc, (asyncio.CancelledError, GeneratorExit)):
         try:
             task = asyncio.current_task()
-        except RuntimeError:  # no loop runs here any more
+        except RuntimeError:  # no running loop
             return True
         return task is None or (isinstance(exc, asyncio.CancelledError) and task.cancelling() > 0)
     if not isinstance(exc, KeyboardInterrupt):

@@ -6,7 +6,7 @@ import asyncio
 import warnings
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.batching.options import function, number
@@ -27,7 +27,7 @@ class NoTokenEstimateWarning(RuntimeWarning):
 
 @dataclass
 class Prompt:
-    """A text for a language model, with a rough idea of its length."""
+    """A text for a language model, with an estimate of its length."""
 
     text: str
 
@@ -37,20 +37,20 @@ class Prompt:
 
 
 class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
-    """Collects prompts from many callers into batches of a limited number of tokens.
+    """Collects prompts from many callers into batches with a token budget.
 
     Args:
-        inference_fn: `process_fn` by another name.
-        token_estimator: `cost_estimator` by another name. Without either, a record's `estimate_tokens()` counts, then
+        inference_fn: alias of `process_fn`.
+        token_estimator: alias of `cost_estimator`. Without either, a record's `estimate_tokens()` is used, then
             its `estimate_cost()`, then `default_token_estimate`.
-        target_batch_tokens: `target_batch_cost` by another name; 32,000 without either.
-        default_token_estimate: `default_cost` by another name, which goes first where both are given.
+        target_batch_tokens: alias of `target_batch_cost`; 32,000 by default.
+        default_token_estimate: alias of `default_cost`; takes precedence if both are given.
 
-    All others are as `DynamicBatcher` has them.
+    The others are the same as `DynamicBatcher`'s.
 
     Raises:
         ConfigError: a parameter is out of range, or given under both of its names.
-        TypeError: there is neither `inference_fn` nor `process_fn`.
+        TypeError: neither `inference_fn` nor `process_fn` is given.
     """
 
     def __init__(  # noqa: PLR0913  # the drop-in's constructor, all but one of them keyword-only
@@ -123,7 +123,7 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
         deadline_s: float | None = None,
         caller: Hashable = None,
     ) -> asyncio.Future[ResultT]:
-        """`DynamicBatcher.submit`, with the cost in tokens: `estimated_tokens` before `estimated_cost`."""
+        """`DynamicBatcher.submit` with the cost in tokens; `estimated_tokens` overrides `estimated_cost`."""
         return await super().submit(
             record,
             estimated_cost=estimated_cost if estimated_tokens is None else estimated_tokens,
@@ -134,20 +134,20 @@ class TokenBatcher(DynamicBatcher[RecordT, ResultT]):
 
 
 def _only_one(name: str, value: AnyT | None, twin: str, other: AnyT | None) -> AnyT | None:
-    """The one of two parameters that is given."""
+    """Whichever of two aliases is given."""
     if value is not None and other is not None:
-        raise ConfigError(f"{name} and {twin} are two names of one thing: pass one of them")
+        raise ConfigError(f"{name} and {twin} are aliases: pass only one of them")
     return other if value is None else value
 
 
 class _WarnOnce:
-    """Says once that records have no token estimate."""
+    """Warns once that records have no token estimate."""
 
     def __init__(self, default: float, budget: float) -> None:
         self._text = f"each counts as {default} and target_batch_tokens={budget} limits nothing"
         self._warned = False
 
-    def __call__(self, record: Any) -> None:
+    def __call__(self, record: object) -> None:
         if self._warned:
             return
         self._warned = True

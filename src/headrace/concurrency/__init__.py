@@ -1,7 +1,7 @@
-"""Many calls at a time that form no batch.
+"""Concurrent calls without batching.
 
-- `fanout.map_concurrent`: one function over many items
-- `map_batches.map_batches`: a batcher for code without an event loop
+- `fanout.map_concurrent`: calls one function for many items
+- `map_batches.map_batches`: a batcher for synchronous code
 - `reusable.reusable`: one model and one batcher for a process
-- `loop_thread.LoopThread`: an event loop on a thread of its own
+- `loop_thread.LoopThread`: an event loop on a separate thread
 """

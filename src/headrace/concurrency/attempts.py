@@ -1,4 +1,4 @@
-"""One call, tried several times: time limits, waits that grow, plain functions on threads."""
+"""Calls with retries, time limits and backoff; plain functions run on threads."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from headrace.retry import RetryPolicy
 
 @dataclass(frozen=True, slots=True)
 class AttemptSettings:
-    """How often a call is tried, and how long one try may take."""
+    """How often to try a call, and how long each attempt may take."""
 
     policy: RetryPolicy
     retry_on: type[Exception] | tuple[type[Exception], ...] = Exception
     timeout_s: float | None = None
-    """Of one try; one that takes longer is cancelled and has failed with TimeoutError."""
+    """Time limit of one attempt; a slower one is cancelled and fails with TimeoutError."""
 
 
 class Attempts:
-    """Calls `fn` with one item, as often as it takes.
+    """Calls `fn` with one item, with retries.
 
-    A coroutine function runs on the event loop. A plain one runs on one of `threads` threads of its own, and what it
-    returns is awaited where that can be awaited (a Ray reference, a future).
+    A coroutine function runs on the event loop. A plain function runs on a pool of `threads` threads; an awaitable that
+    it returns (a Ray reference, a future) is awaited.
     """
 
     def __init__(self, fn: Callable[[Any], Any], settings: AttemptSettings, threads: int) -> None:
@@ -37,16 +37,16 @@ class Attempts:
         self._settings = settings
         on_loop = is_async(fn)
         self._pool = None if on_loop else ThreadPoolExecutor(threads, "headrace-map")
-        once: Callable[[Any], Awaitable[Any]] = fn if on_loop else self._threaded
+        once: Callable[[object], Awaitable[object]] = fn if on_loop else self._threaded
         if settings.timeout_s is not None:
             once = _limited(once, settings.timeout_s)
         self._once = once
 
-    async def call(self, item: Any) -> Any:
-        """The result of the first try that succeeds.
+    async def call(self, item: object) -> object:
+        """The result of the first successful attempt.
 
         Raises:
-            Exception: that of the last try.
+            Exception: raised by the last attempt.
             ProcessError: `fn` cancelled itself.
         """
         policy, attempt = self._settings.policy, 1
@@ -56,34 +56,34 @@ class Attempts:
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
-                    raise  # from outside: nobody wants the result any more
-                raise ProcessError("the call was cancelled from within") from error
+                    raise  # this task was cancelled
+                raise ProcessError("the call raised CancelledError although it was not cancelled") from error
             except self._settings.retry_on:
                 if not policy.allows(attempt):
                     raise
             await asyncio.sleep(policy.wait_s(attempt))
             attempt += 1
 
-    async def _threaded(self, item: Any) -> Any:
+    async def _threaded(self, item: object) -> object:
         context = contextvars.copy_context()
         result = await asyncio.get_running_loop().run_in_executor(self._pool, context.run, _plain, self._fn, item)
         return await result if inspect.isawaitable(result) else result
 
     def close(self) -> None:
-        """Let the threads go, without waiting for what they do."""
+        """Shut down the threads without waiting for running calls."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _plain(fn: Callable[[Any], Any], item: Any) -> Any:
+def _plain(fn: Callable[[Any], object], item: object) -> object:
     try:
         return fn(item)
-    except StopIteration as error:  # which no future can hold: its waiter would hang
+    except StopIteration as error:  # a future cannot hold it, so its caller would hang
         raise RuntimeError("the call raised StopIteration") from error
 
 
-def _limited(once: Callable[[Any], Awaitable[Any]], timeout_s: float) -> Callable[[Any], Awaitable[Any]]:
-    async def limited(item: Any) -> Any:
+def _limited(once: Callable[[object], Awaitable[object]], timeout_s: float) -> Callable[[object], Awaitable[object]]:
+    async def limited(item: object) -> object:
         async with asyncio.timeout(timeout_s):
             return await once(item)
 

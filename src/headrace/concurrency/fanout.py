@@ -1,4 +1,4 @@
-"""`map_concurrent`: one function over many items, a bounded number at a time."""
+"""`map_concurrent`: calls one function for many items with bounded concurrency."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def map_concurrent(  # noqa: PLR0913 - keyword-only settings, each one a line in
     return_exceptions: bool = False,
     look_ahead: int | None = None,
 ) -> FanOut[ResultT]:
-    """Results of `fn` for each item, `concurrency` calls at a time: `async for`, `await` (a list), or plain `for`.
+    """Call `fn` for each item, `concurrency` calls at a time; use `async for`, `await` (a list) or plain `for`.
 
         async for page in headrace.map_concurrent(fetch, urls, concurrency=20, retries=5): ...
         pages = await headrace.map_concurrent(fetch, urls)
@@ -41,19 +41,18 @@ def map_concurrent(  # noqa: PLR0913 - keyword-only settings, each one a line in
 
     Args:
         fn: `async def`, or a plain function, which runs on threads.
-        items: also a generator, an endless one too; the next is taken when a call is free for it. They are taken on
-            the event loop's thread.
-        concurrency: calls under way at a time.
-        retries: further tries of a call that failed with one of `retry_on`.
-        backoff_s: the n-th wait before a further try is drawn from 0 to `backoff_s` × 2ⁿ⁻¹ seconds, at most 60.
-        timeout_s: of one try; it fails with TimeoutError. A thread cannot be stopped: what runs there runs on unheard.
-        ordered: in the order of the items, or else as they complete.
-        return_exceptions: an exception stands in its result's place; otherwise the first ends it, once what is before
-            it (in the order asked for) has been handed out.
-        look_ahead: most items begun and not yet handed out, so that a slow one does not let the rest pile up;
-            4 × `concurrency` by default.
+        items: any iterable or async iterable, even endless; read on the event loop's thread, each item when a call is
+            free for it.
+        concurrency: maximum concurrent calls.
+        retries: extra attempts for a call that failed with one of `retry_on`.
+        backoff_s: the wait before the n-th retry is random, from 0 to `backoff_s` × 2ⁿ⁻¹ seconds, at most 60.
+        timeout_s: time limit of one attempt, which then fails with TimeoutError. A thread cannot be stopped: its call
+            continues, and its result is ignored.
+        ordered: yield results in the order of the items, otherwise as they complete.
+        return_exceptions: yield exceptions as results; otherwise the first one is raised after the results before it.
+        look_ahead: maximum items begun whose results are not yet yielded; 4 × `concurrency` by default.
 
-    What still runs is cancelled when the loop over the results is left, by an error too.
+    Leaving the loop over the results, also by an error, cancels the running calls.
 
     Raises:
         ConfigError: a parameter is out of range.
@@ -71,22 +70,22 @@ def map_concurrent(  # noqa: PLR0913 - keyword-only settings, each one a line in
 
 
 class FanOut(Generic[ResultT]):
-    """Calls to be made: they begin when the results are asked for."""
+    """Calls that begin when the results are read."""
 
-    def __init__(self, crew: Callable[[], _TaskPool], return_exceptions: bool) -> None:
-        self._crew = crew
+    def __init__(self, pool: Callable[[], _TaskPool], return_exceptions: bool) -> None:
+        self._make_pool = pool
         self._return_exceptions = return_exceptions
 
     async def __aiter__(self) -> AsyncIterator[ResultT]:
         """The results, on the running event loop."""
-        crew = self._crew()
+        pool = self._make_pool()
         try:
-            while await crew.wait():
-                while crew.ready:
-                    yield self._open(crew.take())
-                    crew.refill()
+            while await pool.wait():
+                while pool.ready:
+                    yield self._open(pool.take())
+                    pool.refill()
         finally:
-            await crew.stop()
+            await pool.stop()
 
     def __await__(self) -> Generator[Any, None, list[ResultT]]:
         """All results, as a list."""
@@ -96,17 +95,17 @@ class FanOut(Generic[ResultT]):
         return [result async for result in self]
 
     def __iter__(self) -> Iterator[ResultT]:
-        """The results, from an event loop on a thread of its own: also where this thread runs one already."""
-        crew = self._crew()
+        """The results, from an event loop on a separate thread; works even if this thread runs a loop."""
+        pool = self._make_pool()
         with closing(LoopThread("headrace-map-loop")) as loop:
             try:
-                while loop.run(crew.wait()):
-                    while crew.ready:
-                        yield self._open(crew.take())
-                        if crew.has_idle:
-                            loop.call_soon(crew.refill)
+                while loop.run(pool.wait()):
+                    while pool.ready:
+                        yield self._open(pool.take())
+                        if pool.has_idle:
+                            loop.call_soon(pool.refill)
             finally:
-                loop.run(crew.stop())
+                loop.run(pool.stop())
 
     def _open(self, result: Any) -> Any:
         if type(result) is _Failure:
@@ -122,7 +121,7 @@ class _Failure:
     def __init__(self, error: Exception, of_item: bool) -> None:
         self.error = error
         self.of_item = of_item
-        """False where it is the items' own: there is no next one."""
+        """False if the items themselves raised it, which ends them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +130,18 @@ class _Bounds:
     ahead: int
     ordered: bool
     fail_fast: bool
-    """Take no more items once one has failed."""
+    """Take no more items after a failure."""
 
 
 class _TaskPool:
-    """Tasks that take items and bring results: at most `ahead` items are begun and not handed out.
+    """Worker tasks that process items; at most `ahead` items are begun whose results are not yet taken.
 
-    Everything but `take` and `has_idle` belongs to the event loop's thread.
+    Only `take` and `has_idle` may be used outside the event loop's thread.
     """
 
-    def __init__(self, items: Iterable[Any] | AsyncIterable[Any], attempts: Attempts, bounds: _Bounds) -> None:
-        self.ready: deque[Any] = deque()
-        """Results to be handed out next."""
+    def __init__(self, items: Iterable[object] | AsyncIterable[object], attempts: Attempts, bounds: _Bounds) -> None:
+        self.ready: deque[object] = deque()
+        """Results to yield next."""
         self._attempts = attempts
         self._concurrency = bounds.concurrency
         self._ahead = bounds.ahead
@@ -157,49 +156,49 @@ class _TaskPool:
         else:
             self._next = iter(items).__next__
             self._lock = None
-        self._done: dict[int, Any] = {}
-        self._begun = self._placed = self._in_order = self._handed = 0
+        self._done: dict[int, object] = {}
+        self._begun = self._placed = self._in_order = self._taken = 0
         self._ended = False
         self._tasks: list[asyncio.Task[None]] = []
         self._idle: deque[asyncio.Future[None]] = deque()
-        self._hungry: asyncio.Future[None] | None = None
+        self._consumer: asyncio.Future[None] | None = None
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         self._tasks.append(asyncio.create_task(self._work(), name="headrace-map"))
 
-    # -- the caller's side -----------------------------------------------------------------------------------------
+    # -- called by the consumer -------------------------------------------------------------------------------------
 
     async def wait(self) -> bool:
-        """Wait until there is a result, having begun at the first call; False where none will come any more."""
+        """Wait for a result; the first call starts the work. False when there are no more results."""
         if not self._tasks:
-            self._hire()
+            self._start_worker()
         while not self.ready:
             if self._ended and self._placed == self._begun:
                 return False
             self.refill()
-            self._hungry = asyncio.get_running_loop().create_future()
-            await self._hungry
+            self._consumer = asyncio.get_running_loop().create_future()
+            await self._consumer
         return True
 
-    def take(self) -> Any:
-        """The next result, which there must be."""
-        self._handed += 1
+    def take(self) -> object:
+        """The next result; there must be one."""
+        self._taken += 1
         return self.ready.popleft()
 
     @property
     def has_idle(self) -> bool:
-        """Whether `refill` would find work for somebody. While half of the room is results, nobody is in a hurry."""
-        return bool(self._idle) and 2 * (self._begun - self._handed) <= self._ahead
+        """Whether idle workers can continue and less than half of the look-ahead is in use."""
+        return bool(self._idle) and 2 * (self._begun - self._taken) <= self._ahead
 
     def refill(self) -> None:
-        """Let those go on who waited for room that there is now."""
+        """Wake the idle workers for which there is room now."""
         if not self._idle or (self.ready and not self.has_idle):
             return
-        for _ in range(min(len(self._idle), self._ahead - (self._begun - self._handed))):
+        for _ in range(min(len(self._idle), self._ahead - (self._begun - self._taken))):
             _wake(self._idle.popleft())
 
     async def stop(self) -> None:
-        """Cancel what runs, and wait for its end."""
+        """Cancel the running calls and wait for them to end."""
         self._ended = True
         for task in self._tasks:
             task.cancel()
@@ -208,12 +207,12 @@ class _TaskPool:
             await self._aclose()
         self._attempts.close()
 
-    # -- the workers' side -----------------------------------------------------------------------------------------
+    # -- called by the workers -------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         call = self._attempts.call
         while True:
-            while self._begun - self._handed >= self._ahead and not self._ended:
+            while self._begun - self._taken >= self._ahead and not self._ended:
                 room = asyncio.get_running_loop().create_future()
                 self._idle.append(room)
                 await room
@@ -223,20 +222,20 @@ class _TaskPool:
                 item = self._next() if self._lock is None else await self._pull()
             except (StopIteration, StopAsyncIteration):
                 break
-            except Exception as error:  # noqa: BLE001 - the items' own error goes to whoever asked for the results
+            except Exception as error:  # noqa: BLE001 - an exception of the items is passed on to the consumer
                 self._place(self._begin(), _Failure(error, of_item=False))
                 break
             if item is _END:
                 break
             index = self._begin()
             try:
-                result = await call(item)
-            except Exception as error:  # noqa: BLE001 - the boundary between the caller's function and its results
+                result: object = await call(item)
+            except Exception as error:  # noqa: BLE001 - user code may raise anything
                 result = _Failure(error, of_item=True)
             self._place(index, result)
         self._end()
 
-    async def _pull(self) -> Any:
+    async def _pull(self) -> object:
         assert self._lock is not None
         async with self._lock:
             return _END if self._ended else await self._next()
@@ -245,13 +244,13 @@ class _TaskPool:
         index = self._begun
         self._begun += 1
         if len(self._tasks) < self._concurrency:
-            self._hire()
+            self._start_worker()
         return index
 
-    def _place(self, index: int, result: Any) -> None:
+    def _place(self, index: int, result: object) -> None:
         self._placed += 1
         if self._fail_fast and type(result) is _Failure:
-            self._ended = True  # what is under way may still bring what comes before it
+            self._ended = True  # running calls still finish, as their results may come first
         if not self._ordered:
             self.ready.append(result)
         else:
@@ -260,18 +259,18 @@ class _TaskPool:
                 self.ready.append(self._done.pop(self._in_order))
                 self._in_order += 1
         if self.ready:
-            self._feed()
+            self._wake_consumer()
 
     def _end(self) -> None:
-        """No item is left, for none of the others either."""
+        """No items are left: end the idle workers too."""
         self._ended = True
         while self._idle:
             _wake(self._idle.popleft())
-        self._feed()
+        self._wake_consumer()
 
-    def _feed(self) -> None:
-        if self._hungry is not None:
-            _wake(self._hungry)
+    def _wake_consumer(self) -> None:
+        if self._consumer is not None:
+            _wake(self._consumer)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

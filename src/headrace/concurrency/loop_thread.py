@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own: for one coroutine, or (`LoopThread`) for many."""
+"""Event loops on separate threads: for one coroutine, or (`LoopThread`) for many."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import contextvars
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 ResultT = TypeVar("ResultT")
 
 
 def run_on_thread(
-    main: Coroutine[Any, Any, object], name: str, context: contextvars.Context | None = None
+    main: Coroutine[object, None, object], name: str, context: contextvars.Context | None = None
 ) -> threading.Thread:
-    """Run a coroutine on an event loop of its own, on a daemon thread that ends with it.
+    """Run a coroutine on a new event loop in a daemon thread that ends with it.
 
     Args:
         main: the coroutine.
-        name: of the thread.
-        context: what the coroutine sees; a copy of the caller's by default.
+        name: the thread's name.
+        context: the coroutine's context variables; a copy of the caller's by default.
     """
     run = (context or contextvars.copy_context()).run
     thread = threading.Thread(target=run, args=(asyncio.run, main), name=name, daemon=True)
@@ -29,10 +29,10 @@ def run_on_thread(
 
 
 class LoopThread:
-    """An event loop on a daemon thread, in the context of whoever creates it.
+    """An event loop on a daemon thread, in the creator's context.
 
-    For what belongs to one loop (connections, an engine's tasks) while its callers come and go with loops of their
-    own or have none. Every method may be called from any thread but the loop's own.
+    For objects bound to one loop (connections, an engine's tasks) whose callers run on other loops or on none. Call its
+    methods from any thread except the loop's.
     """
 
     def __init__(self, name: str) -> None:
@@ -46,20 +46,20 @@ class LoopThread:
         started.set_result(asyncio.get_running_loop())
         await self._closing.wait()
 
-    def submit(self, coroutine: Coroutine[Any, Any, ResultT]) -> Future[ResultT]:
-        """Run a coroutine there. To cancel its future is to cancel the coroutine."""
+    def submit(self, coroutine: Coroutine[object, None, ResultT]) -> Future[ResultT]:
+        """Run a coroutine on the loop. Cancelling the future cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def run(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Run a coroutine there, and wait for its result here."""
+    def run(self, coroutine: Coroutine[object, None, ResultT]) -> ResultT:
+        """Run a coroutine on the loop and wait for its result."""
         return self.submit(coroutine).result()
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Call a function there."""
+        """Call a function on the loop."""
         self._loop.call_soon_threadsafe(callback)
 
     def cancel_all(self) -> None:
-        """Ask everything that runs there to end, and do not wait for it."""
+        """Cancel all tasks of the loop without waiting for them."""
         self.call_soon(self._cancel_all)
 
     def _cancel_all(self) -> None:
@@ -67,7 +67,7 @@ class LoopThread:
             task.cancel()
 
     def close(self) -> None:
-        """Cancel what still runs there, then end the loop and its thread. Safe to call twice."""
+        """Cancel the remaining tasks, then end the loop and its thread. Safe to call twice."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""`@reusable`: one model and one batcher for a whole process, whoever calls and from whichever thread or event loop."""
+"""`@reusable`: one model and one batcher per process, callable from any thread or event loop."""
 
 from __future__ import annotations
 
@@ -30,49 +30,49 @@ ResultT = TypeVar("ResultT")
 AnyT = TypeVar("AnyT")
 
 _LOCAL = "<locals>"
-_of_process: dict[str, Reusable[Any, Any]] = {}
-"""What this process holds, by name: a worker may unpickle the same one many times."""
-_guard = threading.Lock()
+_instances: dict[str, Reusable[Any, Any]] = {}
+"""This process's instances by name, because a worker may unpickle the same one many times."""
+_instances_lock = threading.Lock()
 
 
 class _LoadedModel:
-    """A model that is being loaded, at work or on its way out: a thread with an event loop, and the batcher on it."""
+    """A model that is loading, in use or shutting down: a thread with an event loop, and its batcher."""
 
     def __init__(
         self,
-        factory: Callable[[], Any],
-        before: threading.Thread | None,
+        factory: Callable[[], object],
+        previous: threading.Thread | None,
         idle_check: Callable[[_LoadedModel], float | None] | None,
     ) -> None:
         self.users = 0
         self.used_at = 0.0
-        """When the last of them left, on `time.monotonic()`'s scale."""
+        """When the last call ended, on `time.monotonic()`'s scale."""
         self.ready: Future[tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]] = Future()
-        self.ready.set_running_or_notify_cancel()  # a caller who leaves must not cancel it for the others
+        self.ready.set_running_or_notify_cancel()  # a cancelled caller must not cancel it for the others
         self._factory = factory
-        self._before = before
+        self._previous = previous
         self._idle_check = idle_check
-        self._left = threading.Event()
-        self._leave: Callable[[], object] = self._left.set
-        # The model serves all callers: it must not see the context variables of the first.
+        self._closing = threading.Event()
+        self._wake: Callable[[], object] = self._closing.set
+        # The model serves all callers and must not see the first caller's context variables.
         self.thread = run_on_thread(self._run(), "headrace-reusable", contextvars.Context())
 
     @property
     def is_ready(self) -> bool:
-        """Whether the model is there."""
+        """Whether the model is loaded."""
         return self.ready.done() and self.ready.exception() is None
 
-    def leave(self) -> None:
-        """Answer what waits, then end; from any thread."""
-        self._left.set()
-        self._leave()
+    def shut_down(self) -> None:
+        """Process the waiting records, then end. Thread-safe."""
+        self._closing.set()
+        self._wake()
 
     async def _run(self) -> None:
-        if self._before is not None:
-            self._before.join()  # there may be no room for two; nothing else runs on this loop
+        if self._previous is not None:
+            self._previous.join()  # two models may not fit in memory; nothing else runs on this loop
         try:
             await self._serve()
-        except BaseException as error:  # whoever waits for the model hears why
+        except BaseException as error:  # every waiting caller receives the error
             if self.ready.done():
                 raise
             self.ready.set_exception(error)
@@ -86,54 +86,54 @@ class _LoadedModel:
                 raise ConfigError(f"the function returned {made!r}; it must return or yield a batcher")
             if not made.is_running:
                 await made.start()
-            loop, left = asyncio.get_running_loop(), asyncio.Event()
-            self._leave = functools.partial(loop.call_soon_threadsafe, left.set)
+            loop, closing_event = asyncio.get_running_loop(), asyncio.Event()
+            self._wake = functools.partial(loop.call_soon_threadsafe, closing_event.set)
             self.ready.set_result((made, loop))
-            if not self._left.is_set():
-                await self._wait_to_leave(left)
+            if not self._closing.is_set():
+                await self._wait_to_close(closing_event)
             await made.stop()
             if closing is not None:
-                next(closing, None)  # what the function does after its yield
+                next(closing, None)  # run the code after the yield
         finally:
             if closing is not None:
                 closing.close()
 
-    async def _wait_to_leave(self, left: asyncio.Event) -> None:
-        """Wait until asked to leave, or until nobody has used it for long enough."""
-        look_in = None if self._idle_check is None else self._idle_check(self)
+    async def _wait_to_close(self, closing_event: asyncio.Event) -> None:
+        """Wait until asked to end or idle for long enough."""
+        check_in = None if self._idle_check is None else self._idle_check(self)
         while True:
             try:
-                async with asyncio.timeout(look_in):
-                    await left.wait()
+                async with asyncio.timeout(check_in):
+                    await closing_event.wait()
                 return
             except TimeoutError:
                 assert self._idle_check is not None
-                if (look_in := self._idle_check(self)) is None:
+                if (check_in := self._idle_check(self)) is None:
                     return
 
 
 class Reusable(Generic[RecordT, ResultT]):
-    """Calls share one batcher, which the first of them loads and the process keeps.
+    """Calls share one batcher, which the first call loads and the process keeps.
 
     `await it(record)` from any event loop, `it.blocking(record)` from any thread, `await it.map(records)` for many.
     """
 
-    def __init__(self, factory: Callable[[], Any], idle_timeout_s: float | None, name: str) -> None:
+    def __init__(self, factory: Callable[[], object], idle_timeout_s: float | None, name: str) -> None:
         functools.update_wrapper(self, factory)
         self._factory = factory
         self._idle_timeout_s = optional("idle_timeout_s", idle_timeout_s, above=0)
         self._name = name
         self._lock = threading.Lock()
-        self._held: _LoadedModel | None = None
-        self._last: threading.Thread | None = None
+        self._loaded_model: _LoadedModel | None = None
+        self._last_thread: threading.Thread | None = None
         self._ended = BatchStats()
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        """In another process it is that process's own one, however often it is sent there."""
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """Unpickling gives the receiving process's single instance."""
         module, name = self._factory.__module__, self.__qualname__  # type: ignore[attr-defined]
         if module != "__main__" and _LOCAL not in name:
             return str(name)
-        return _found, (self._name, self._factory, self._idle_timeout_s)
+        return _unpickle, (self._name, self._factory, self._idle_timeout_s)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -141,109 +141,111 @@ class Reusable(Generic[RecordT, ResultT]):
         """The result for one record; options are those of `Batcher.submit`.
 
         Raises:
-            Exception: what loading raised, for each who waited for it; the next call tries anew.
+            Exception: what loading raised; every waiting caller receives a copy, and the next call tries again.
         """
         options.setdefault("caller", current_task(asyncio.get_running_loop()))
-        with self._used() as held:
-            batcher, _ = await _loaded(held)
+        with self._use() as loaded:
+            batcher, _ = await _wait_loaded(loaded)
             result: ResultT = await asyncio.wrap_future(batcher.submit_threadsafe(record, **options))
             return result
 
     async def map(self, records: Iterable[RecordT], *, return_exceptions: bool = False) -> list[ResultT]:
-        """The results for many records, in order; with `return_exceptions`, exceptions in the place of some."""
-        with self._used() as held:
-            batcher, loop = await _loaded(held)
+        """The results for many records, in order; with `return_exceptions`, failed records give exceptions."""
+        with self._use() as loaded:
+            batcher, loop = await _wait_loaded(loaded)
             call = _collect(batcher, list(records), return_exceptions)
             return await asyncio.wrap_future(_on(loop, call))
 
     def blocking(self, record: RecordT, *, timeout: float | None = None, **options: Unpack[SubmitOptions]) -> ResultT:
-        """The result for one record, from a thread that may block; `timeout` seconds at most, loading included.
+        """The result for one record, from a thread that may block; waits at most `timeout` seconds with loading.
 
         Raises:
             ConfigError: called on an event loop.
         """
         if current_loop() is not None:
             raise ConfigError("blocking() would block the running event loop: await the call instead")
-        with self._used() as held:
+        with self._use() as loaded:
             ends = None if timeout is None else time.monotonic() + timeout
-            batcher, _ = held.ready.result(timeout)
+            batcher, _ = loaded.ready.result(timeout)
             left = None if ends is None else max(ends - time.monotonic(), 0.0)
             result: ResultT = batcher.submit_blocking(record, timeout=left, **options)
             return result
 
     @property
     def stats(self) -> BatchStats:
-        """The counts of this process, of models that were dropped too."""
+        """The counters of this process, including dropped models."""
         with self._lock:
-            held = self._held
-            now = [held.ready.result()[0].stats] if held is not None and held.is_ready else []
+            loaded = self._loaded_model
+            now = [loaded.ready.result()[0].stats] if loaded is not None and loaded.is_ready else []
             return BatchStats.merge([self._ended, *now])
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the model is there."""
+        """Whether the model is loaded."""
         with self._lock:
-            return self._held is not None and self._held.is_ready
+            return self._loaded_model is not None and self._loaded_model.is_ready
 
     def close(self) -> None:
-        """Answer what waits, drop the model, wait for that; the next call loads it anew. Safe to call twice."""
+        """Process the waiting records and drop the model; the next call loads it again. Safe to call twice."""
         with self._lock:
             self._drop()
-            last = self._last
+            last = self._last_thread
         if last is not None and last is not threading.current_thread():
             last.join()
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- lifecycle --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _used(self) -> Iterator[_LoadedModel]:
+    def _use(self) -> Iterator[_LoadedModel]:
         with self._lock:
-            if self._held is None:
-                self._held = _LoadedModel(self._factory, self._last, self._idle if self._idle_timeout_s else None)
-                self._last = self._held.thread
-            held = self._held
-            held.users += 1
+            if self._loaded_model is None:
+                self._loaded_model = _LoadedModel(
+                    self._factory, self._last_thread, self._idle if self._idle_timeout_s else None
+                )
+                self._last_thread = self._loaded_model.thread
+            loaded = self._loaded_model
+            loaded.users += 1
         try:
-            yield held
+            yield loaded
         finally:
             with self._lock:
-                held.users -= 1
-                held.used_at = time.monotonic()
-                if self._held is held and held.ready.done() and not held.is_ready:
-                    self._held = None  # it could not be loaded: the next call tries anew
+                loaded.users -= 1
+                loaded.used_at = time.monotonic()
+                if self._loaded_model is loaded and loaded.ready.done() and not loaded.is_ready:
+                    self._loaded_model = None  # loading failed: the next call tries again
 
-    def _idle(self, held: _LoadedModel) -> float | None:
-        """Drop the model if nobody has used it for long enough; else say in how many seconds to look again."""
+    def _idle(self, loaded: _LoadedModel) -> float | None:
+        """Drop the model if it was idle for long enough; otherwise return the seconds until the next check."""
         assert self._idle_timeout_s is not None
         with self._lock:
-            if held.users:
+            if loaded.users:
                 return self._idle_timeout_s
-            remaining = held.used_at + self._idle_timeout_s - time.monotonic()
+            remaining = loaded.used_at + self._idle_timeout_s - time.monotonic()
             if remaining > 0:
                 return remaining
-            if self._held is held:
+            if self._loaded_model is loaded:
                 self._drop()
             return None
 
     def _drop(self) -> None:
-        held, self._held = self._held, None
-        if held is None:
+        loaded, self._loaded_model = self._loaded_model, None
+        if loaded is None:
             return
-        if held.is_ready:
-            self._ended = BatchStats.merge([self._ended, held.ready.result()[0].stats])
-        held.leave()
+        if loaded.is_ready:
+            self._ended = BatchStats.merge([self._ended, loaded.ready.result()[0].stats])
+        loaded.shut_down()
 
-    def _forget(self) -> None:
-        """Threads do not come along into a forked child: it begins with nothing."""
+    def _reset(self) -> None:
+        """Reset in a forked child, which does not inherit threads."""
         self._lock = threading.Lock()
-        self._held = self._last = None
+        self._loaded_model = self._last_thread = None
 
 
 Factory: TypeAlias = Callable[
     [],
     Batcher[RecordT, ResultT] | Awaitable[Batcher[RecordT, ResultT]] | Iterator[Batcher[RecordT, ResultT]],
 ]
-"""What makes the batcher: plain, `async def`, or a generator that yields it and cleans up behind it."""
+"""Makes the batcher: a plain function, `async def`, or a generator that yields it and then cleans up."""
 
 
 @overload
@@ -256,8 +258,10 @@ def reusable(
 ) -> Callable[[Factory[RecordT, ResultT]], Reusable[RecordT, ResultT]]: ...
 
 
-def reusable(factory: Any = None, /, *, idle_timeout_s: float | None = None) -> Any:
-    """Keep what `factory` makes for all calls of the process: it loads a model and returns the batcher that feeds it.
+def reusable(
+    factory: Factory[RecordT, ResultT] | None = None, /, *, idle_timeout_s: float | None = None
+) -> Reusable[RecordT, ResultT] | Callable[[Factory[RecordT, ResultT]], Reusable[RecordT, ResultT]]:
+    """Share one batcher between all calls of the process; `factory` loads the model and returns the batcher.
 
         @headrace.reusable(idle_timeout_s=300)
         def embed():
@@ -266,9 +270,9 @@ def reusable(factory: Any = None, /, *, idle_timeout_s: float | None = None) -> 
 
         vector = await embed("one text")
 
-    `factory` may be plain, `async def`, or a generator that yields the batcher and cleans up behind it. It runs once,
-    on a thread of its own, however many call at once; what is left over idle for `idle_timeout_s` seconds is dropped.
-    Inside a Ray actor or a Flyte task the model is that of the worker process.
+    `factory` may be a plain function, `async def`, or a generator that yields the batcher and then cleans up. It runs
+    once, on a separate thread, even with concurrent calls. After `idle_timeout_s` idle seconds the model is dropped.
+    Inside a Ray actor or a Flyte task, each worker process has one model.
 
     Raises:
         ConfigError: a parameter is out of range.
@@ -278,53 +282,55 @@ def reusable(factory: Any = None, /, *, idle_timeout_s: float | None = None) -> 
     return _reusable(factory, idle_timeout_s)
 
 
-def _reusable(factory: Callable[[], Any], idle_timeout_s: float | None) -> Reusable[Any, Any]:
+def _reusable(factory: Factory[RecordT, ResultT], idle_timeout_s: float | None) -> Reusable[RecordT, ResultT]:
     if not callable(factory):
         raise ConfigError(f"the factory is {factory!r}; it must be a function that returns a batcher")
     place = getattr(factory, "__qualname__", _LOCAL)
-    # One that was made within a function differs from its namesakes by what it has closed over.
+    # Functions defined within a function may share a name but differ in their closures.
     name = uuid.uuid4().hex if _LOCAL in place else f"{factory.__module__}:{place}"
-    made: Reusable[Any, Any] = Reusable(factory, idle_timeout_s, name)
-    with _guard:
-        _of_process[name] = made  # a module that is loaded anew brings a new one
+    made: Reusable[RecordT, ResultT] = Reusable(factory, idle_timeout_s, name)
+    with _instances_lock:
+        _instances[name] = made  # reloading a module replaces it
     return made
 
 
-def _found(name: str, factory: Callable[[], Any], idle_timeout_s: float | None) -> Reusable[Any, Any]:
-    with _guard:
-        if name not in _of_process:
-            _of_process[name] = Reusable(factory, idle_timeout_s, name)
-        return _of_process[name]
+def _unpickle(name: str, factory: Callable[[], object], idle_timeout_s: float | None) -> Reusable[Any, Any]:
+    with _instances_lock:
+        if name not in _instances:
+            _instances[name] = Reusable(factory, idle_timeout_s, name)
+        return _instances[name]
 
 
-async def _loaded(held: _LoadedModel) -> tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]:
+async def _wait_loaded(loaded: _LoadedModel) -> tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]:
     try:
-        return await asyncio.wrap_future(held.ready)
+        return await asyncio.wrap_future(loaded.ready)
     except Exception as error:
-        if held.is_ready:
+        if loaded.is_ready:
             raise
-        raise own_copy(error) from error  # each who waited gets one of their own
+        raise own_copy(error) from error  # one copy per caller
 
 
-async def _collect(batcher: Batcher[Any, Any], records: list[Any], return_exceptions: bool) -> list[Any]:
+async def _collect(
+    batcher: Batcher[RecordT, ResultT], records: list[RecordT], return_exceptions: bool
+) -> list[ResultT]:
     return [result async for result in batcher.map(records, return_exceptions=return_exceptions)]
 
 
-def _on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, AnyT]) -> Future[AnyT]:
+def _on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[object, None, AnyT]) -> Future[AnyT]:
     return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
 
 @atexit.register
 def _close_all() -> None:
-    for held in list(_of_process.values()):
-        if held.is_loaded:
-            held.close()
+    for loaded in list(_instances.values()):
+        if loaded.is_loaded:
+            loaded.close()
 
 
-def _forget_all() -> None:
-    for held in _of_process.values():
-        held._forget()
+def _reset_all() -> None:
+    for loaded in _instances.values():
+        loaded._reset()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+    os.register_at_fork(after_in_child=_reset_all)

@@ -1,5 +1,5 @@
-"""Where records come from and where results go.
+"""Reads records and writes results.
 
-- `base.Source`: the seam at the beginning of a job
-- `base.PartWriter`: the seam at its end
+- `base.Source`: the interface of an input
+- `base.PartWriter`: the interface of an output format
 """

@@ -1,5 +1,5 @@
-"""User code and engines in processes of their own, where a crash or a hang does no harm.
+"""Runs user code and engines in separate processes, so that a crash or hang does not affect this one.
 
-- `child.ChildProcess`: one process that answers calls
-- `culprits.CrashIsolation`: which record ends the process
+- `child.ChildProcess`: a process that answers calls
+- `culprits.CrashIsolation`: finds the records that crash the process
 """

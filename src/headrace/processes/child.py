@@ -1,8 +1,8 @@
-"""One process of its own that answers calls, one after the other; it may crash or hang without harm to this one.
+"""A separate process that answers one call at a time; it may crash or hang without affecting this one.
 
-It is started anew from the interpreter, not forked (a fork of a process that has threads may hang), and does not import
-the main module of this process, so that a script needs no guard around its main code. It is in a session of its own:
-Ctrl-C is for the parent to handle. It ends when the parent does, whatever ended that.
+It starts a new interpreter instead of forking (forking a process with threads may hang) and does not import this
+process's main module, so scripts need no `__main__` guard. It runs in its own session, so that only the parent handles
+Ctrl-C. It ends when the parent ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ _CODE = (
     "from headrace.processes.child import serve; serve(int(sys.argv[1]))"
 )
 _LOOK_S = 0.2
-"""How often to see whether the process still lives: its end of the connection may be held by children of its own."""
+"""How often to check that the process lives, in seconds; its own children may keep the connection open."""
 _GRACE_S = 3.0
-"""How long a process that is asked to end may take."""
+"""How long to wait for a process that was asked to end, in seconds."""
 _HINTS: dict[int, str] = {
     signal.SIGKILL: ", which the system also uses when memory runs out",
     signal.SIGALRM: ", which ends a call that takes too long (--engine-timeout)",
 }
-"""What a signal most likely means."""
+"""Likely causes of a signal."""
 
 
 class ChildProcess:
-    """A process that calls what `make(*arguments)` returns, made there. Started by its first use; one caller at a time.
+    """A process that calls what `make(*arguments)` returns there. Starts on first use; not thread-safe.
 
     Args:
         make: importable by name; returns a callable `(request) -> list of results`, which may have `facts` and `close`.
         arguments: picklable.
     """
 
-    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
-        self._order = pickle.dumps((make, arguments))
+    def __init__(self, make: Callable[..., object], *arguments: object) -> None:
+        self._packed_make = pickle.dumps((make, arguments))
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._facts: Any = None
 
     def start(self) -> Any:
-        """Begin, unless it has begun; returns the `facts` of what was made there.
+        """Start the process if needed; returns the `facts` of the object made there.
 
         Raises:
             EngineDeadError: the process ended before it was ready.
@@ -73,7 +73,7 @@ class ChildProcess:
                 )
             self._connection = Connection(ours.detach())
             try:
-                answer = self._answer(self._order, None)
+                answer = self._answer(self._packed_make, None)
             except WorkerDiedError as error:
                 raise EngineDeadError(f"{error} before it was ready") from None
             if isinstance(answer, Portable):
@@ -82,14 +82,14 @@ class ChildProcess:
             self._facts = answer
         return self._facts
 
-    def call(self, request: Any, timeout_s: float | None = None) -> list[Any]:
-        """The results for a request; begins the process if there is none.
+    def call(self, request: object, timeout_s: float | None = None) -> list[Any]:
+        """The results for a request; starts the process if needed.
 
         Raises:
             WorkerDiedError: the process ended during the call.
-        UnsendableError: the request cannot be pickled; nothing was sent.
-            ProcessTimeoutError: the call took longer than `timeout_s`, and the process was killed.
-            Exception: what the call raised, or why the process cannot begin.
+            UnsendableError: the request cannot be pickled; nothing was sent.
+            ProcessTimeoutError: the call took longer than `timeout_s`; the process was killed.
+            Exception: what the call or the start of the process raised.
         """
         packed = pack_request(request)
         self.start()
@@ -99,7 +99,7 @@ class ChildProcess:
         return unpack(answer)
 
     def kill(self) -> None:
-        """End the process at once; the next call begins another."""
+        """Kill the process; the next call starts another."""
         process, connection = self._process, self._connection
         self._process = self._connection = None
         if process is not None:
@@ -109,7 +109,7 @@ class ChildProcess:
             connection.close()
 
     def close(self) -> None:
-        """Ask the process to end, and end it if it takes too long. Safe to call twice."""
+        """Ask the process to end; kill it if it takes too long. Safe to call twice."""
         if self._process is not None and self._connection is not None:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 self._connection.send_bytes(b"")
@@ -129,16 +129,16 @@ class ChildProcess:
                 process.wait(_GRACE_S)
             code = process.poll()
             self.kill()
-            raise WorkerDiedError(_obituary(code)) from None
+            raise WorkerDiedError(_exit_text(code)) from None
         self.kill()
         raise ProcessTimeoutError(f"there was no result after {timeout_s:g} s, and the process was killed")
 
 
 def _wait(process: subprocess.Popen[bytes], connection: Connection, timeout_s: float | None) -> bool:
-    """Wait for an answer; False if the time is over.
+    """Wait for an answer; False on timeout.
 
     Raises:
-        EOFError: the process has ended, and will not answer.
+        EOFError: the process has ended.
     """
     ends = float("inf") if timeout_s is None else time.monotonic() + timeout_s
     while not connection.poll(max(min(_LOOK_S, ends - time.monotonic()), 0)):
@@ -149,7 +149,7 @@ def _wait(process: subprocess.Popen[bytes], connection: Connection, timeout_s: f
     return True
 
 
-def _obituary(code: int | None) -> str:
+def _exit_text(code: int | None) -> str:
     if code is None:
         return "the process closed its connection"
     if code >= 0:
@@ -162,7 +162,7 @@ def _obituary(code: int | None) -> str:
 
 
 def serve(fd: int) -> NoReturn:
-    """The life of such a process: make what was ordered, then answer."""
+    """The child's main function: make the object, then answer calls."""
     os.set_inheritable(fd, False)
     _end_with_parent(fd)
     connection = Connection(fd)
@@ -171,10 +171,10 @@ def serve(fd: int) -> NoReturn:
         make, arguments = pickle.loads(connection.recv_bytes())
         try:
             answer = make(*arguments)
-            told: Any = getattr(answer, "facts", None)
-        except BaseException as error:  # noqa: BLE001 - the edge of the process: whoever started it hears why
-            told = Portable.of(error)
-        connection.send_bytes(pickle.dumps(told))
+            outcome: object = getattr(answer, "facts", None)
+        except BaseException as error:  # noqa: BLE001 - process boundary: the parent receives the error
+            outcome = Portable.of(error)
+        connection.send_bytes(pickle.dumps(outcome))
         while request := connection.recv_bytes():
             connection.send_bytes(pickle.dumps(_called(answer, request), protocol=5))
         getattr(answer, "close", int)()
@@ -182,7 +182,7 @@ def serve(fd: int) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        os._exit(0)  # threads that a user's code has left are not waited for
+        os._exit(0)  # do not wait for threads of user code
 
 
 def _called(answer: Callable[[Any], Any], request: bytes) -> bytes | Portable:
@@ -193,9 +193,9 @@ def _called(answer: Callable[[Any], Any], request: bytes) -> bytes | Portable:
 
 
 def _end_with_parent(fd: int) -> None:
-    """End this process once the other end of the connection is gone."""
+    """End this process when the other end of the connection closes."""
     poller = select.poll()
-    poller.register(fd, 0)  # hang-ups alone
+    poller.register(fd, 0)  # hang-ups only
 
     def watch() -> None:
         poller.poll()

@@ -1,4 +1,4 @@
-"""Which records end the process that works on them: a group whose process died is tried again in smaller groups."""
+"""Finds the records that crash their process: a group whose process died is retried in smaller groups."""
 
 from __future__ import annotations
 
@@ -14,77 +14,77 @@ from headrace.processes.portable import UnsendableError
 ItemT = TypeVar("ItemT")
 
 _DEATHS = 3
-"""Processes that must have died with a record before it is given up, the last of them with this record alone."""
+"""Crashes before a record is given up, the last of them with this record alone."""
 MOST_IN_A_ROW = 16
-"""If so many records are given up and none succeeds in between, the records are not the cause."""
+"""If this many records are given up in a row, the records are not the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkUnit(Generic[ItemT]):
-    """Records that go to a process together."""
+    """Records sent to a process together."""
 
     work: Sequence[ItemT]
     deaths: int = 0
-    """Processes that died while they had it. From the first on, it is given to a process that has nothing else."""
+    """Processes that died with it. After the first, it is sent to a process with no other work."""
     cut: bool = False
-    """Whether it is a portion of one that killed a process alone."""
+    """Whether it is part of a unit that killed a process alone."""
 
 
-def after_death(piece: WorkUnit[ItemT], *, alone: bool) -> list[WorkUnit[ItemT]]:
-    """What is to be tried now that a process has died with this piece; nothing if its one record is to be given up.
+def after_death(unit: WorkUnit[ItemT], *, alone: bool) -> list[WorkUnit[ItemT]]:
+    """What to retry after a process died with this unit; empty if its single record is given up.
 
-    A piece that had company may be innocent: it is tried as it is, alone. One that was alone holds the culprit, if
-    there is one: it is cut up, first into about as many portions as these have records, then into single records. So
-    one bad record costs at most four processes, whatever the size of the piece.
+    A unit that was not alone may not be the cause: retry it alone. One that was alone contains the bad record, if any:
+    split it into about √n units of √n records, then into single records. So one bad record costs at most four
+    processes, whatever the size of the unit.
     """
-    deaths = piece.deaths + 1
-    count = len(piece.work)
+    deaths = unit.deaths + 1
+    count = len(unit.work)
     if not alone:
-        return [replace(piece, deaths=deaths)]
+        return [replace(unit, deaths=deaths)]
     if count == 1:
-        return [] if deaths >= _DEATHS else [replace(piece, deaths=deaths)]
-    size = 1 if piece.cut else math.isqrt(count)
-    return [WorkUnit(piece.work[start : start + size], deaths, cut=True) for start in range(0, count, size)]
+        return [] if deaths >= _DEATHS else [replace(unit, deaths=deaths)]
+    size = 1 if unit.cut else math.isqrt(count)
+    return [WorkUnit(unit.work[start : start + size], deaths, cut=True) for start in range(0, count, size)]
 
 
 class CrashIsolation:
-    """Runs groups of records in a process that some of them may kill or block; these alone fail.
+    """Runs groups of records in a process; only the records that kill or block it fail.
 
     Args:
-        run: gives the results of some records, in order; it starts a new process if the one before is gone.
+        run: returns the results of records in order; starts a new process if the previous one is gone.
     """
 
-    def __init__(self, run: Callable[[list[Any]], Sequence[Any]]) -> None:
+    def __init__(self, run: Callable[[list[object]], Sequence[object]]) -> None:
         self._run = run
         self._in_a_row = 0
 
-    def results(self, items: Sequence[Any]) -> list[Any]:
-        """Each record's result; a WorkerDiedError or ProcessTimeoutError for those that ended their process.
+    def results(self, items: Sequence[object]) -> list[Any]:
+        """Each record's result; a WorkerDiedError or ProcessTimeoutError for those that killed their process.
 
         Raises:
-            EngineDeadError: record after record ended its process, and none succeeded.
+            EngineDeadError: many records in a row killed their process, and none succeeded.
         """
-        results: list[Any] = [None] * len(items)
+        results: list[object] = [None] * len(items)
         todo: deque[WorkUnit[int]] = deque([WorkUnit(range(len(items)))] if items else [])
         while todo:
-            piece = todo.popleft()
+            unit = todo.popleft()
             try:
-                found = self._run([items[index] for index in piece.work])
+                found = self._run([items[index] for index in unit.work])
             except UnsendableError as error:
-                half = len(piece.work) // 2
+                half = len(unit.work) // 2
                 if half:
-                    todo.extendleft([replace(piece, work=piece.work[half:]), replace(piece, work=piece.work[:half])])
+                    todo.extendleft([replace(unit, work=unit.work[half:]), replace(unit, work=unit.work[:half])])
                 else:
-                    results[piece.work[0]] = RecordError(str(error))
+                    results[unit.work[0]] = RecordError(str(error))
             except (WorkerDiedError, ProcessTimeoutError) as error:
                 late = isinstance(error, ProcessTimeoutError)
-                again = [] if late and len(piece.work) == 1 else after_death(piece, alone=True)
+                again = [] if late and len(unit.work) == 1 else after_death(unit, alone=True)
                 todo.extendleft(reversed(again))
                 if not again:
-                    results[piece.work[0]] = self._given_up(error, piece.deaths + 1)
+                    results[unit.work[0]] = self._given_up(error, unit.deaths + 1)
             else:
                 self._in_a_row = 0
-                for index, result in zip(piece.work, found, strict=True):
+                for index, result in zip(unit.work, found, strict=True):
                     results[index] = result
         return results
 

@@ -1,4 +1,4 @@
-"""Results and exceptions on their way to another process."""
+"""Pickling of results and exceptions for another process."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from headrace.errors import HeadraceError, ProcessError, RecordError, text_of
 
 
 class UnsendableError(RecordError):
-    """What is to go to another process cannot be pickled."""
+    """A record cannot be pickled for another process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Portable:
-    """An exception on its way to another process, which may not have its class."""
+    """An exception in picklable form, for a process that may lack its class."""
 
     pickled: bytes
     kind: str
     text: str
     own: bool = field(default=False)
-    """Whether it is one of Headrace's: then its nearest known class will do."""
+    """Whether it is a Headrace exception, which can be rebuilt from its class name."""
 
     @classmethod
     def of(cls, error: BaseException) -> Portable:
-        """What can be sent of an exception."""
+        """The portable form of an exception."""
         try:
             pickled = pickle.dumps(error)
             if type(pickle.loads(pickled)) is not type(error):
                 pickled = b""
-        except BaseException:  # noqa: BLE001 - whatever a user's class does when it is pickled: the error must still arrive
+        except BaseException:  # noqa: BLE001 - pickling a user's class may raise anything; the error must still arrive
             pickled = b""
         return cls(pickled, type(error).__name__, text_of(error), isinstance(error, HeadraceError))
 
     def unpacked(self) -> Exception:
-        """The exception, or one with its name and words."""
+        """The exception, or one with the same name and message."""
         if self.pickled:
             try:
                 error = pickle.loads(self.pickled)
-            except BaseException:  # noqa: BLE001 - the class is not here, or cannot be made here
+            except BaseException:  # noqa: BLE001 - the class is missing or cannot be created here
                 error = None
             if isinstance(error, Exception):
                 return error
@@ -52,18 +52,18 @@ class Portable:
         return alike(self.text)
 
 
-def pack(results: Sequence[Any]) -> bytes:
-    """Results as bytes; exceptions travel as `Portable`, and a result that cannot travel is its record's error."""
+def pack(results: Sequence[object]) -> bytes:
+    """Results as bytes; exceptions become `Portable`, and an unpicklable result becomes its record's error."""
     sent = [Portable.of(result) if isinstance(result, BaseException) else result for result in results]
     try:
         packed = pickle.dumps(sent, protocol=5)
         pickle.loads(packed)
-    except BaseException:  # noqa: BLE001 - whatever a user's class does when it is pickled
+    except BaseException:  # noqa: BLE001 - pickling a user's class may raise anything
         packed = pickle.dumps([_movable(result) for result in sent], protocol=5)
     return packed
 
 
-def pack_request(request: Any) -> bytes:
+def pack_request(request: object) -> bytes:
     """A request as bytes.
 
     Raises:
@@ -71,16 +71,16 @@ def pack_request(request: Any) -> bytes:
     """
     try:
         return pickle.dumps(request, protocol=5)
-    except BaseException as error:  # whatever a user's class does when it is pickled
+    except BaseException as error:  # pickling a user's class may raise anything
         raise UnsendableError(f"the record cannot be sent to another process: {text_of(error)}") from error
 
 
 def unpack(packed: bytes) -> list[Any]:
-    """What `pack` was given, on the other side."""
+    """The results passed to `pack` in the other process."""
     return [item.unpacked() if isinstance(item, Portable) else item for item in pickle.loads(packed)]
 
 
-def _movable(result: Any) -> Any:
+def _movable(result: object) -> object:
     try:
         pickle.loads(pickle.dumps(result, protocol=5))
     except BaseException as error:  # noqa: BLE001 - as above

@@ -20,7 +20,7 @@ class Waiting:
         self.records = list(range(first, first + count))
         self.cost = cost
         self.arrival = arrival
-        self.home: Any = "waiting"
+        self.holder: Any = "waiting"
         self.every = [] if every is None else every
         """A list to which each entry and whatever is cut off it is added."""
         self.every.append(self)

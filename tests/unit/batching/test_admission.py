@@ -85,18 +85,18 @@ def test_a_cancelled_wait_for_room_leaves_nothing_behind(virtual: VirtualTime) -
 
 
 def room(capacity: int = 3, max_cost: float | None = None) -> tuple[WaitingQueue, Admission]:
-    lineup = WaitingQueue(Limits(target_batch_cost=1000, max_batch_size=1000))
-    return lineup, Admission(lineup, Wakeup(), capacity, max_cost)
+    queue = WaitingQueue(Limits(target_batch_cost=1000, max_batch_size=1000))
+    return queue, Admission(queue, Wakeup(), capacity, max_cost)
 
 
 def test_who_is_cancelled_just_after_being_let_in_passes_the_place_on(virtual: VirtualTime) -> None:
     async def main() -> None:
-        lineup, admission = room(capacity=1)
-        lineup.add(Waiting(0))
+        queue, admission = room(capacity=1)
+        queue.add(Waiting(0))
         first, second = asyncio.ensure_future(admission.enter(1)), asyncio.ensure_future(admission.enter(1))
         await asyncio.sleep(0)
-        lineup.take("idle")
-        admission.let_in()
+        queue.take("idle")
+        admission.admit_waiting()
         first.cancel()  # its place is reserved, it has not come to take it
         await second
         assert first.cancelled()
@@ -107,12 +107,12 @@ def test_who_is_cancelled_just_after_being_let_in_passes_the_place_on(virtual: V
 
 def test_who_was_let_in_and_then_refused_does_not_enter_an_empty_house(virtual: VirtualTime) -> None:
     async def main() -> None:
-        lineup, admission = room(capacity=1)
-        lineup.add(Waiting(0))
+        queue, admission = room(capacity=1)
+        queue.add(Waiting(0))
         waiters = [asyncio.ensure_future(admission.enter(1)) for _ in range(3)]
         await asyncio.sleep(0)
-        lineup.take("idle")
-        admission.let_in()
+        queue.take("idle")
+        admission.admit_waiting()
         admission.refuse_all(StoppedError("the end"))
         results = await outcomes(waiters)
         assert [type(result) for result in results] == [StoppedError] * 3
@@ -165,16 +165,16 @@ def test_places_are_counted_right_under_any_traffic(
     """Submitters come, leave and are let in at random; at the end the room is as empty as it was."""
 
     async def main() -> None:
-        lineup, admission = room(capacity, max_cost)
+        queue, admission = room(capacity, max_cost)
         inside: list[Waiting] = []
         tasks: list[asyncio.Task[None]] = []
 
         async def visit(cost: float) -> None:
             await admission.enter(cost)
             inside.append(Waiting(0, cost))
-            lineup.add(inside[-1])
-            assert lineup.size <= capacity
-            assert max_cost is None or lineup.cost <= max_cost + 1e-9 or lineup.size == 1
+            queue.add(inside[-1])
+            assert queue.size <= capacity
+            assert max_cost is None or queue.cost <= max_cost + 1e-9 or queue.size == 1
 
         for _ in range(60):
             what = chance.random()
@@ -184,19 +184,19 @@ def test_places_are_counted_right_under_any_traffic(
                 chance.choice(tasks).cancel()
             elif what < 0.9 and inside:
                 entry = inside.pop(chance.randrange(len(inside)))
-                lineup.discard(entry)
-                admission.let_in()
+                queue.discard(entry)
+                admission.admit_waiting()
             if chance.random() < 0.5:
                 await asyncio.sleep(0)
         while not all(task.done() for task in tasks) or inside:
             await asyncio.sleep(0)
             if inside:
-                lineup.discard(inside.pop())
-                admission.let_in()
+                queue.discard(inside.pop())
+                admission.admit_waiting()
         assert admission.waiting == 0
         assert admission.room(0) == capacity
         assert admission.open_below == (capacity if max_cost is None else 0)
-        assert lineup.cost == 0
+        assert queue.cost == 0
         await asyncio.gather(*tasks, return_exceptions=True)
 
     VirtualTime()(main())

@@ -108,7 +108,7 @@ def test_those_sent_back_return_in_the_order_in_which_they_came(virtual: Virtual
 def test_the_budget_is_kept(virtual: VirtualTime) -> None:
     engine = FakeStepEngine(max_slots=50, max_cost=100, most=30)
     held: list[float] = []
-    engine._before_step = lambda: held.append(sum(engine.needs(key) for key in engine._asks))
+    engine._before_step = lambda: held.append(sum(engine.needs(key) for key in engine._requests))
 
     async def main() -> None:
         async with batcher_of(engine) as batcher:
@@ -163,7 +163,7 @@ def test_turning_away_from_a_mapped_stream_empties_the_engine(virtual: VirtualTi
                 break
             await asyncio.sleep(0.01)
             assert batcher.stats.in_flight == batcher.stats.waiting == 0
-            assert engine._asks == {}
+            assert engine._requests == {}
 
     virtual(main())
 
@@ -218,7 +218,7 @@ def test_a_step_that_raises_fails_those_in_it_and_nobody_else(virtual: VirtualTi
     assert type(one) is type(two)
     assert one is not two
     assert (three, four) == ("w1", "w1")
-    assert engine._asks == {}
+    assert engine._requests == {}
 
 
 def test_isolation_leaves_only_the_bad_record_failed(virtual: VirtualTime) -> None:
@@ -235,7 +235,7 @@ def test_isolation_leaves_only_the_bad_record_failed(virtual: VirtualTime) -> No
     results = virtual(main())
     assert [isinstance(result, ValueError) for result in results] == [False, False, False, True, False, False]
     assert sum(isinstance(event, BatchSplit) for event in events) <= 3  # log2 of six, rounded up
-    assert engine._asks == {}
+    assert engine._requests == {}
 
 
 def test_newcomers_do_not_join_a_group_that_has_failed(virtual: VirtualTime) -> None:
@@ -370,7 +370,7 @@ def test_an_engine_that_outlives_its_batcher_is_left_empty(virtual: VirtualTime)
 
     virtual(main())
     assert first(engine.removed)[0] == "w900"
-    assert engine._asks == {}
+    assert engine._requests == {}
 
 
 def test_stopping_finishes_what_is_there_or_fails_what_waits(virtual: VirtualTime) -> None:

@@ -244,9 +244,9 @@ def test_the_dispatcher_sleeps_while_nothing_can_change(virtual: VirtualTime, mo
 
     async def main() -> int:
         async with DynamicBatcher(Engine(), batch_timeout_s=60, max_batch_size=2000) as batcher:
-            lineup = batcher._intake.lineup  # type: ignore[union-attr]  # it runs
-            counted, looks = count_calls(lineup.oldest_arrival)
-            monkeypatch.setattr(lineup, "oldest_arrival", counted)
+            queue = batcher._submission.queue  # type: ignore[union-attr]  # it runs
+            counted, looks = count_calls(queue.oldest_arrival)
+            monkeypatch.setattr(queue, "oldest_arrival", counted)
             for record in range(1000):
                 await batcher.submit(record)
                 await asyncio.sleep(0.01)

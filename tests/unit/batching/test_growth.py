@@ -76,16 +76,16 @@ def test_the_last_to_join_are_sent_back_until_the_others_fit() -> None:
     slots = Slots(8, 100)
     a, b, c, d = seats(slots, (10, 99), (10, 99), (10, 99), (10, 99))
     slots.update({a.key: 60, b.key: 35, c.key: 5, d.key: 20, 10**9: 7})
-    assert slots.send_back() == [d]
+    assert slots.evict() == [d]
     slots.update({b.key: 50})
-    assert slots.send_back() == [c, b]
+    assert slots.evict() == [c, b]
     slots.update({a.key: 1_000})
-    assert slots.send_back() == []  # never the last
+    assert slots.evict() == []  # never the last
     assert list(slots) == [a]
 
 
 def test_no_key_is_used_twice() -> None:
-    keys = [seat.key for slots in (Slots(4, 9), Slots(4, 9)) for seat in seats(slots, (1, 1), (1, 1))]
+    keys = [slot.key for slots in (Slots(4, 9), Slots(4, 9)) for slot in seats(slots, (1, 1), (1, 1))]
     assert len(set(keys)) == 4
 
 

@@ -53,7 +53,7 @@ def test_stop_processes_what_waits_and_refuses_what_comes(virtual: VirtualTime) 
         await asyncio.sleep(1)
         stopping = asyncio.ensure_future(batcher.stop())
         await asyncio.sleep(1)
-        with pytest.raises(NotRunningError, match="not running any more: it takes no new records"):
+        with pytest.raises(NotRunningError, match="not running any more: it accepts no new records"):
             await batcher.submit(5)
         await stopping
         assert now() == 50
@@ -319,13 +319,13 @@ def test_a_fault_of_the_batcher_itself_fails_every_waiter_with_its_cause(
         def broken(reason: str) -> None:
             raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr(batcher._intake.lineup, "take", broken)  # type: ignore[union-attr]  # it runs
+        monkeypatch.setattr(batcher._submission.queue, "take", broken)  # type: ignore[union-attr]  # it runs
         results = await outcomes([*futures, waiter])
         assert results[0] == 0
         assert [type(result) for result in results[1:]] == [ZeroDivisionError] * 3
         assert len({id(result) for result in results}) == 4
         assert not batcher.is_running
-        assert "DynamicBatcher failed, and its waiting records with it" in caplog.text
+        assert "DynamicBatcher failed; all its waiting records fail too" in caplog.text
 
     virtual(main())
 
@@ -340,14 +340,14 @@ def test_what_a_waiter_does_at_the_end_cannot_keep_the_batcher_from_ending(virtu
         leaving = asyncio.ensure_future(batcher.submit(3))
         await asyncio.sleep(0)
         stopping = asyncio.ensure_future(batcher.stop())
-        intake: Any = batcher._intake
-        let_in = intake.admission.let_in
+        submission: Any = batcher._submission
+        admit_waiting = submission.admission.admit_waiting
 
         def let_in_and_leave() -> None:
-            let_in()
+            admit_waiting()
             leaving.cancel()
 
-        intake.admission.let_in = let_in_and_leave
+        submission.admission.admit_waiting = let_in_and_leave
         await stopping
         assert leaving.cancelled()
 

@@ -44,54 +44,54 @@ def check_limits(batch: Batch, limits: Limits) -> None:
 def test_any_history_of_arrivals_and_departures_is_served_whole_and_within_the_limits(
     limits: Limits, history: list[tuple[Any, ...]]
 ) -> None:
-    lineup = WaitingQueue(limits)
+    queue = WaitingQueue(limits)
     every: list[Waiting] = []
     homes: list[tuple[int, str]] = []  # by number: priority and caller
     left: list[int] = []
     served: list[int] = []
 
     def take() -> None:
-        batch = lineup.take("idle")
+        batch = queue.take("idle")
         check_limits(batch, limits)
-        assert all(entry.home is None for entry in batch.entries)
+        assert all(entry.holder is None for entry in batch.entries)
         served.extend(numbers(batch.entries))
 
     for step, (what, *how) in enumerate(history):
-        waiting = [entry for entry in every if entry.home is not None]
+        waiting = [entry for entry in every if entry.holder is not None]
         if what == "add":
             cost, count, priority, caller = how
-            lineup.add(Waiting(len(homes), cost, count, arrival=step, every=every), priority, caller)
+            queue.add(Waiting(len(homes), cost, count, arrival=step, every=every), priority, caller)
             homes += [(priority, caller)] * count
         elif what == "discard" and waiting:
             entry = waiting[how[0] % len(waiting)]
-            lineup.discard(entry)
+            queue.discard(entry)
             left += entry.records
         elif what == "take" and waiting:
             take()
-        waiting = [entry for entry in every if entry.home is not None]
-        assert set(lineup) == set(waiting)
-        assert lineup.size == sum(entry.count for entry in waiting)
-        assert lineup.cost == pytest.approx(sum(entry.cost * entry.count for entry in waiting))
-        assert waiting or lineup.cost == 0, "no drift is left over"
-        assert lineup.oldest_arrival() == min((entry.arrival for entry in waiting), default=float("inf"))
-        assert lineup.longest() == max((entry.cost for entry in waiting), default=0)
-    while lineup.size:
+        waiting = [entry for entry in every if entry.holder is not None]
+        assert set(queue) == set(waiting)
+        assert queue.size == sum(entry.count for entry in waiting)
+        assert queue.cost == pytest.approx(sum(entry.cost * entry.count for entry in waiting))
+        assert waiting or queue.cost == 0, "no drift is left over"
+        assert queue.oldest_arrival() == min((entry.arrival for entry in waiting), default=float("inf"))
+        assert queue.longest() == max((entry.cost for entry in waiting), default=0)
+    while queue.size:
         take()
     assert sorted(served + left) == list(range(len(homes)))
     if not limits.window:
-        for home in set(homes):
-            of_home = [number for number in served if homes[number] == home]
+        for holder in set(homes):
+            of_home = [number for number in served if homes[number] == holder]
             assert of_home == sorted(of_home), "first in, first out for each caller"
 
 
 @given(limits, st.lists(costs, min_size=1, max_size=30))
 def test_no_batch_stops_while_the_next_record_would_fit(limits: Limits, costs: list[float]) -> None:
     """Of one caller without bucketing: the next record in line is left behind only where a limit demands it."""
-    lineup = WaitingQueue(Limits(limits.target_batch_cost, limits.max_batch_size, padded=limits.padded))
+    queue = WaitingQueue(Limits(limits.target_batch_cost, limits.max_batch_size, padded=limits.padded))
     for number, cost in enumerate(costs):
-        lineup.add(Waiting(number, cost))
-    while lineup.size:
-        batch = lineup.take("idle")
+        queue.add(Waiting(number, cost))
+    while queue.size:
+        batch = queue.take("idle")
         last = batch.entries[-1].records[-1]
         spent = batch.padded_cost() if limits.padded else batch.cost
         if batch.size == limits.max_batch_size:
@@ -106,24 +106,24 @@ def test_no_batch_stops_while_the_next_record_would_fit(limits: Limits, costs: l
 
 
 def test_a_record_that_alone_costs_too_much_goes_alone() -> None:
-    lineup = WaitingQueue(Limits(target_batch_cost=10, max_batch_size=8))
+    queue = WaitingQueue(Limits(target_batch_cost=10, max_batch_size=8))
     for number, cost in enumerate([4, 50, 4]):
-        lineup.add(Waiting(number, cost))
-    assert [numbers(lineup.take("idle").entries) for _ in range(3)] == [[0], [1], [2]]
+        queue.add(Waiting(number, cost))
+    assert [numbers(queue.take("idle").entries) for _ in range(3)] == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize(("padded", "sizes"), [(False, [4, 1]), (True, [2, 3])])
 def test_what_a_batch_costs_depends_on_whether_the_engine_pads(padded: bool, sizes: list[int]) -> None:
-    lineup = WaitingQueue(Limits(target_batch_cost=10, max_batch_size=8, padded=padded))
+    queue = WaitingQueue(Limits(target_batch_cost=10, max_batch_size=8, padded=padded))
     for number, cost in enumerate([4, 3, 1, 2, 1]):
-        lineup.add(Waiting(number, cost))
-    assert [lineup.take("idle").size for _ in sizes] == sizes
+        queue.add(Waiting(number, cost))
+    assert [queue.take("idle").size for _ in sizes] == sizes
 
 
-def batches_until(lineup: WaitingQueue, number: int) -> int:
+def batches_until(queue: WaitingQueue, number: int) -> int:
     """How many batches it takes until this record is in one."""
     for count in range(1, 1000):
-        if number in numbers(lineup.take("idle").entries):
+        if number in numbers(queue.take("idle").entries):
             return count
     raise AssertionError(f"{number} was not served")
 
@@ -131,37 +131,37 @@ def batches_until(lineup: WaitingQueue, number: int) -> int:
 @pytest.mark.parametrize("window", [0, 64])
 @pytest.mark.parametrize("count", [1, 2000])
 def test_one_caller_with_2000_records_does_not_hold_up_another_with_one(window: int, count: int) -> None:
-    lineup = WaitingQueue(Limits(target_batch_cost=32, max_batch_size=32, window=window))
+    queue = WaitingQueue(Limits(target_batch_cost=32, max_batch_size=32, window=window))
     for first in range(0, 2000, count):
-        lineup.add(Waiting(first, count=count), caller="bulk")
-    lineup.take("idle")
-    lineup.add(Waiting(5000), caller="one")
-    assert batches_until(lineup, 5000) <= 2
+        queue.add(Waiting(first, count=count), caller="bulk")
+    queue.take("idle")
+    queue.add(Waiting(5000), caller="one")
+    assert batches_until(queue, 5000) <= 2
 
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_callers_share_by_cost_not_by_records(window: int) -> None:
-    lineup = WaitingQueue(Limits(target_batch_cost=30, max_batch_size=30, window=window))
+    queue = WaitingQueue(Limits(target_batch_cost=30, max_batch_size=30, window=window))
     for number in range(300):
-        lineup.add(Waiting(number, cost=10), caller="long")
-        lineup.add(Waiting(1000 + number, cost=1), caller="short")
+        queue.add(Waiting(number, cost=10), caller="long")
+        queue.add(Waiting(1000 + number, cost=1), caller="short")
     served = {"long": 0.0, "short": 0.0}
     for _ in range(18):
-        for entry in lineup.take("idle").entries:
+        for entry in queue.take("idle").entries:
             served["short" if entry.records[0] >= 1000 else "long"] += entry.cost
     assert served["long"] == pytest.approx(served["short"], rel=0.25)
 
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_an_endless_stream_of_newcomers_does_not_starve_a_caller_with_many_records(window: int) -> None:
-    lineup = WaitingQueue(Limits(target_batch_cost=8, max_batch_size=8, window=window))
+    queue = WaitingQueue(Limits(target_batch_cost=8, max_batch_size=8, window=window))
     for number in range(100):
-        lineup.add(Waiting(number), caller="bulk")
+        queue.add(Waiting(number), caller="bulk")
     served: list[int] = []
     for at in range(1, 60):
         for newcomer in range(8):  # as many as a batch takes: there is always somebody new
-            lineup.add(Waiting(1000 * at + newcomer, arrival=at), caller=object())
-        served += [number for number in numbers(lineup.take("idle").entries) if number < 1000]
+            queue.add(Waiting(1000 * at + newcomer, arrival=at), caller=object())
+        served += [number for number in numbers(queue.take("idle").entries) if number < 1000]
     assert len(served) >= 100 / 2
 
 
@@ -171,28 +171,28 @@ def test_callers_that_have_been_served_are_forgotten_while_others_still_wait(siz
     class Caller:
         pass
 
-    lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=size, window=window))
+    queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=size, window=window))
     callers: list[weakref.ref[Caller]] = []
     for at in range(400):
         for number in range(size + (at < 5)):  # a few are always left waiting
             caller = Caller()
             callers.append(weakref.ref(caller))
-            lineup.add(Waiting(number, arrival=at), caller=caller)
+            queue.add(Waiting(number, arrival=at), caller=caller)
             del caller
-        lineup.take("idle")
+        queue.take("idle")
     gc.collect()
-    assert lineup.size == 5
+    assert queue.size == 5
     assert sum(ref() is not None for ref in callers) <= 64 + 5 + size
 
 
 def test_a_record_that_left_is_forgotten_while_others_still_wait() -> None:
-    lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4))
+    queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4))
     left: list[weakref.ref[Waiting]] = []
     for number in range(1000):
         entry = Waiting(number)
-        lineup.add(entry)
+        queue.add(entry)
         if number >= 10:
-            lineup.discard(entry)
+            queue.discard(entry)
             left.append(weakref.ref(entry))
         del entry
     gc.collect()
@@ -201,10 +201,10 @@ def test_a_record_that_left_is_forgotten_while_others_still_wait() -> None:
 
 def test_a_higher_priority_goes_first_until_the_lower_has_waited_long_enough() -> None:
     def order(gap_s: float) -> list[int]:
-        lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=1))
-        lineup.add(Waiting(1, arrival=0), priority=0)
-        lineup.add(Waiting(2, arrival=gap_s), priority=3)
-        return [*numbers(lineup.take("idle").entries), *numbers(lineup.take("idle").entries)]
+        queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=1))
+        queue.add(Waiting(1, arrival=0), priority=0)
+        queue.add(Waiting(2, arrival=gap_s), priority=3)
+        return [*numbers(queue.take("idle").entries), *numbers(queue.take("idle").entries)]
 
     assert order(3 * PRIORITY_AGE_S - 1) == [2, 1]
     assert order(3 * PRIORITY_AGE_S + 1) == [1, 2]
@@ -212,34 +212,34 @@ def test_a_higher_priority_goes_first_until_the_lower_has_waited_long_enough() -
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_an_endless_stream_of_high_priority_does_not_starve_the_low(window: int) -> None:
-    lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4, window=window))
-    lineup.add(Waiting(0, arrival=0), priority=0)
+    queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4, window=window))
+    queue.add(Waiting(0, arrival=0), priority=0)
     for second in range(40):
         for number in range(4):
-            lineup.add(Waiting(100 * second + number + 1, arrival=second), priority=2)
-        if 0 in numbers(lineup.take("idle").entries):
+            queue.add(Waiting(100 * second + number + 1, arrival=second), priority=2)
+        if 0 in numbers(queue.take("idle").entries):
             assert second > 10, "priority counts for something"
             return
     raise AssertionError("the low priority was never served")
 
 
 def test_a_batch_mixes_priorities_rather_than_go_half_empty() -> None:
-    lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4))
+    queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4))
     for number in range(3):
-        lineup.add(Waiting(number), priority=-number)
-    assert numbers(lineup.take("idle").entries) == [0, 1, 2]
+        queue.add(Waiting(number), priority=-number)
+    assert numbers(queue.take("idle").entries) == [0, 1, 2]
 
 
 def test_taking_from_nobody_is_an_error() -> None:
-    lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4))
+    queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=4))
     with pytest.raises(IndexError, match="no record waits"):
-        lineup.take("idle")
+        queue.take("idle")
 
 
 def test_clear_gives_back_everything_that_waits_once() -> None:
-    lineup = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=2, window=3))
+    queue = WaitingQueue(Limits(target_batch_cost=100, max_batch_size=2, window=3))
     for number in range(5):
-        lineup.add(Waiting(number, count=2 if number == 4 else 1), priority=number % 2, caller=number)
-    taken = numbers(lineup.take("idle").entries)
-    assert sorted(taken + numbers(lineup.clear())) == [0, 1, 2, 3, 4, 5]
-    assert (lineup.size, lineup.cost, list(lineup)) == (0, 0, [])
+        queue.add(Waiting(number, count=2 if number == 4 else 1), priority=number % 2, caller=number)
+    taken = numbers(queue.take("idle").entries)
+    assert sorted(taken + numbers(queue.clear())) == [0, 1, 2, 3, 4, 5]
+    assert (queue.size, queue.cost, list(queue)) == (0, 0, [])

@@ -130,16 +130,16 @@ def test_the_budget_is_in_tokens_by_either_name(virtual: VirtualTime) -> None:
     ("given", "error", "message"),
     [
         ({}, TypeError, "requires either 'inference_fn' or 'process_fn'"),
-        ({"inference_fn": echo, "process_fn": echo}, ConfigError, "two names of one thing"),
+        ({"inference_fn": echo, "process_fn": echo}, ConfigError, "aliases"),
         (
             {"inference_fn": echo, "token_estimator": len, "cost_estimator": len},
             ConfigError,
-            "token_estimator and cost_estimator are two names of one thing",
+            "token_estimator and cost_estimator are aliases",
         ),
         (
             {"inference_fn": echo, "target_batch_tokens": 60, "target_batch_cost": 20},
             ConfigError,
-            "target_batch_tokens and target_batch_cost are two names of one thing",
+            "target_batch_tokens and target_batch_cost are aliases",
         ),
         ({"inference_fn": echo, "target_batch_tokens": 0}, ConfigError, "target_batch_tokens is 0: .*> 0"),
         ({"inference_fn": echo, "default_token_estimate": -1}, ConfigError, "default_token_estimate is -1: .*>= 0"),

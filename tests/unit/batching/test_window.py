@@ -90,7 +90,7 @@ def test_what_left_is_neither_served_nor_counted_once_swept() -> None:
     entries = [Waiting(number) for number in range(3)]
     for entry in entries:
         window.add(entry, "caller")
-    entries[0].home = None
+    entries[0].holder = None
     assert not window.has_room
     window.sweep()
     assert window.has_room
@@ -105,7 +105,7 @@ def test_what_was_taken_is_not_found_again_though_it_has_another_home() -> None:
     served = []
     for _ in range(6):
         [entry], _ = window.take()
-        entry.home = "a batch"  # type: ignore[assignment]  # any object will do
+        entry.holder = "a batch"  # type: ignore[assignment]  # any object will do
         served += numbers([entry])
     assert sorted(served) == [0, 1, 2, 3, 4, 5]
     assert window.oldest() is None

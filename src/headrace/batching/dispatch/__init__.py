@@ -1,5 +1,5 @@
-"""The machinery of a batcher: records in, batches to the engine, results back.
+"""The internals of a batcher: accept records, dispatch batches to the engine, return results.
 
 - `dispatcher.Dispatcher`: forms a batch whenever the engine has a free slot
-- `step_scheduler.StepScheduler`: the same for engines that work in steps
+- `step_scheduler.StepScheduler`: the same for step-wise engines
 """

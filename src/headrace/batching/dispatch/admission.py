@@ -1,4 +1,4 @@
-"""The bounded waiting room, in records and in cost: whoever comes when it is full waits, or is refused."""
+"""Backpressure: bounds the waiting queue in records and cost. Callers wait or are refused while it is full."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _UNLIMITED = float("inf")
 
 
 class Admission:
-    """Lets records into a `WaitingQueue` as far as it has room; those that wait enter in the order they came.
+    """Admits records to a `WaitingQueue` while it has room; waiting submitters are admitted in arrival order.
 
-    A record that alone costs more than the whole room enters once the room is empty. The dispatcher is woken when
-    somebody begins to wait for room, or gives up a place without using it.
+    A record that exceeds the cost limit is admitted once the queue is empty. The dispatcher is woken when a submitter
+    starts to wait or releases a reservation without using it.
     """
 
-    def __init__(self, lineup: WaitingQueue, wakeup: Wakeup, capacity: int, max_cost: float | None) -> None:
-        self._lineup = lineup
+    def __init__(self, queue: WaitingQueue, wakeup: Wakeup, capacity: int, max_cost: float | None) -> None:
+        self._queue = queue
         self._wakeup = wakeup
         self.capacity = capacity
         self.max_cost = _UNLIMITED if max_cost is None else max_cost
@@ -30,11 +30,11 @@ class Admission:
         self._refusal: BaseException | None = None
         self._inspects = max_cost is not None
         self.open_below = 0
-        """While fewer records than this wait, a record may enter without asking `admits`."""
+        """While fewer records than this wait, a record may enter without calling `admits`."""
         self._set_open()
 
     def inspect_all(self) -> None:
-        """From now on every record asks: some must be refused for reasons that are not the room's."""
+        """Require `admits` for every record from now on, because some must be refused for other reasons."""
         self._inspects = True
         self._set_open()
 
@@ -43,57 +43,57 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Submitters that wait for room, those just let in included."""
+        """Submitters that wait for room, including those just admitted."""
         return len(self._waiters) + self._reserved
 
     def admits(self, cost: float) -> bool:
-        """Whether a record of this cost may enter now, without overtaking anyone."""
-        lineup = self._lineup
-        if self._waiters or lineup.size + self._reserved >= self.capacity:
+        """Whether a record of this cost may enter now without overtaking a waiting submitter."""
+        queue = self._queue
+        if self._waiters or queue.size + self._reserved >= self.capacity:
             return False
         return self.max_cost == _UNLIMITED or self._has_room(cost)
 
     def room(self, cost: float) -> int:
-        """How many records of this cost may enter now, without overtaking anyone."""
+        """How many records of this cost may enter now without overtaking a waiting submitter."""
         if not self.admits(cost):
             return 0
-        free = self.capacity - self._lineup.size - self._reserved
+        free = self.capacity - self._queue.size - self._reserved
         if cost and self.max_cost != _UNLIMITED:
-            free = int(min(free, (self.max_cost - self._lineup.cost - self._reserved_cost) // cost))
+            free = int(min(free, (self.max_cost - self._queue.cost - self._reserved_cost) // cost))
         return max(free, 1)
 
     async def enter(self, cost: float) -> None:
-        """Wait until a record of this cost may enter; the caller adds it before it awaits anything.
+        """Wait until a record of this cost may enter; the caller must add it before its next await.
 
         Raises:
-            Exception: what `refuse_all` was given.
+            Exception: a copy of what was passed to `refuse_all`.
         """
         if self.admits(cost):
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place = (turn, cost)
-        self._waiters.append(place)
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = (admitted, cost)
+        self._waiters.append(waiter)
         self._set_open()
         self._wakeup.wake()
         try:
-            await turn
+            await admitted
         except BaseException:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._give_back(cost)  # cancelled just after it was let in
-            elif place in self._waiters:
-                self._waiters.remove(place)
-            self.let_in()
+            if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
+                self._release(cost)  # cancelled just after it was admitted
+            elif waiter in self._waiters:
+                self._waiters.remove(waiter)
+            self.admit_waiting()
             self._wakeup.wake()
             raise
-        self._give_back(cost)
-        if self._refusal is not None:  # since it was let in
+        self._release(cost)
+        if self._refusal is not None:  # refused since it was admitted
             raise own_copy(self._refusal)
 
-    def let_in(self) -> None:
-        """Room has been made: let in whoever fits, in order."""
+    def admit_waiting(self) -> None:
+        """Admit waiting submitters in order, as far as there is room."""
         while self._waiters:
-            turn, cost = self._waiters[0]
-            if turn.done():  # cancelled
+            admitted, cost = self._waiters[0]
+            if admitted.done():  # cancelled
                 self._waiters.popleft()
                 continue
             if not self._has_room(cost):
@@ -101,30 +101,30 @@ class Admission:
             self._waiters.popleft()
             self._reserved += 1
             self._reserved_cost += cost
-            turn.set_result(None)
+            admitted.set_result(None)
         self._set_open()
 
     def refuse_all(self, cause: BaseException) -> None:
-        """Fail everyone who still waits for room, now and from now on, each with an exception of its own."""
+        """Fail every waiting and future submitter with its own copy of `cause`."""
         self._refusal = cause
-        for turn, _ in self._waiters:
-            if not turn.done():
-                turn.set_exception(own_copy(cause))
+        for admitted, _ in self._waiters:
+            if not admitted.done():
+                admitted.set_exception(own_copy(cause))
         self._waiters.clear()
         self._set_open()
 
     @property
     def is_full(self) -> bool:
-        """Whether somebody waits for room, so that nothing more can come in before a batch leaves."""
+        """Whether submitters wait, so that no record can enter before a batch leaves."""
         return bool(self._waiters) and not self._reserved
 
     def _has_room(self, cost: float) -> bool:
-        taken = self._lineup.size + self._reserved
+        taken = self._queue.size + self._reserved
         if taken >= self.capacity:
             return False
-        return self._lineup.cost + self._reserved_cost + cost <= self.max_cost or not taken
+        return self._queue.cost + self._reserved_cost + cost <= self.max_cost or not taken
 
-    def _give_back(self, cost: float) -> None:
+    def _release(self, cost: float) -> None:
         self._reserved -= 1
         self._reserved_cost -= cost
         self._set_open()

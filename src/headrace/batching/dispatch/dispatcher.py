@@ -1,88 +1,87 @@
-"""The loop that turns what waits into batches: take a slot, then form the batch, then let the next records in."""
+"""The dispatch loop: acquire a slot, form a batch, admit the next records."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from headrace.batching.dispatch import isolation
 from headrace.batching.dispatch.isolation import MemoryLimit
 from headrace.batching.dispatch.offload import ProcessCaller
-from headrace.batching.dispatch.submission import WaitingRoom
+from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.options import BatchOptions
-from headrace.batching.pending import Entry, fail
+from headrace.batching.pending import QueueEntry, fail
 from headrace.batching.policy.cost import batch_cost
 from headrace.batching.policy.waiting_queue import Batch
 from headrace.errors import ProcessTimeoutError, StoppedError
-from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason
+from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason, Event
 
 logger = logging.getLogger("headrace")
 
 
-class _Running:
-    """Where a record is that is a batch of its own: leaving it ends the call, for nobody else waits for it."""
+class _SingleRecordBatch:
+    """Holds the only record of a running batch: cancelling the record cancels the call."""
 
     __slots__ = ("_task",)
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task
 
-    def discard(self, entry: Entry) -> None:
-        """The record is wanted no more."""
-        entry.home = None
+    def discard(self, entry: QueueEntry) -> None:
+        """Cancel the batch of a cancelled record."""
+        entry.holder = None
         self._task.cancel()
 
 
 class Dispatcher:
-    """Owns every batch from its forming until each of its records has a reply."""
+    """Owns every batch until each of its records has a result."""
 
-    def __init__(self, room: WaitingRoom, options: BatchOptions) -> None:
-        self._lineup = room.lineup
-        self._admission = room.admission
-        self._wakeup = room.wakeup
-        self._meter = room.meter
-        self._options = room.options
+    def __init__(self, context: DispatchContext, options: BatchOptions) -> None:
+        self._queue = context.queue
+        self._admission = context.admission
+        self._wakeup = context.wakeup
+        self._meter = context.meter
+        self._options = context.options
         self._batch_timeout_s = options.batch_timeout_s
-        self._caller = ProcessCaller(options.process_fn, offload=options.offload, name=f"{room.options.name}-worker")
+        self._caller = ProcessCaller(options.process_fn, offload=options.offload, name=f"{context.options.name}-worker")
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
         self._slots = asyncio.Semaphore(options.max_concurrent_batches)
-        self._runs: dict[asyncio.Task[None], list[Entry]] = {}
-        self._given_up: set[asyncio.Task[Any]] = set()
+        self._runs: dict[asyncio.Task[None], list[QueueEntry]] = {}
+        self._cancelled_calls: set[asyncio.Task[object]] = set()
         self._memory = MemoryLimit()
         self._draining = False
         self._ended = False
-        self._hurry = 0
+        self._flush_count = 0
         self._enough = 1
-        """Records for which a sleeping dispatcher is woken."""
+        """Queue size at which to wake a sleeping dispatcher."""
         self._longest = 0.0
 
     def arrived(self, cost: float) -> None:
-        """A record has joined the lineup while the dispatcher slept."""
+        """A record was queued while the dispatcher slept."""
         if cost > self._longest:
             self._longest = cost
-        if self._lineup.size >= self._enough or self._is_full():
+        if self._queue.size >= self._enough or self._is_full():
             self._wakeup.wake()
 
     def flush(self) -> None:
-        """No more is coming for a while: close batches without waiting until what waits now has gone."""
-        self._hurry = self._lineup.size
+        """Dispatch the records that wait now without waiting for more."""
+        self._flush_count = self._queue.size
         self._wakeup.wake()
 
     def set_budget(self, cost: float) -> None:
         """From the next batch on, a batch may cost so much, and never more than what ran out of memory left."""
-        self._lineup.set_budget(min(cost, self._memory.cost))
+        self._queue.set_budget(min(cost, self._memory.cost))
         self._wakeup.wake()
 
     def drain(self) -> None:
-        """End once nothing waits."""
+        """End once the queue is empty."""
         self._draining = True
         self._wakeup.wake()
 
     def end(self) -> None:
-        """Let go of everything: batches that still run are left behind, and neither counted nor told of."""
+        """Release everything; batches that still run are abandoned and not reported."""
         self._ended = True
         self._caller.close()
 
@@ -91,7 +90,7 @@ class Dispatcher:
         return self._ended or self._loop.is_closed()
 
     async def run(self) -> None:
-        """Serve until drained. Whatever ends this task, nobody is left waiting."""
+        """Serve until drained. However this task ends, no caller is left waiting."""
         cause: BaseException = StoppedError(f"{self._options.name} stopped before this record was processed")
         try:
             await self._serve()
@@ -100,7 +99,7 @@ class Dispatcher:
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as exc:
-            logger.critical("%s failed, and its waiting records with it", self._options.name, exc_info=exc)
+            logger.critical("%s failed; all its waiting records fail too", self._options.name, exc_info=exc)
             cause = exc
             raise
         finally:
@@ -113,38 +112,38 @@ class Dispatcher:
             reason = await self._until_ready()
             if reason is None:
                 return
-            self._begin(self._lineup.take(reason), free_since)
-            self._admission.let_in()
+            self._begin(self._queue.take(reason), free_since)
+            self._admission.admit_waiting()
 
     async def _until_ready(self) -> CloseReason | None:
-        """Why to close a batch now; None when drained. Called with a slot free."""
-        lineup, timeout = self._lineup, self._batch_timeout_s
+        """Wait for a reason to close a batch and return it; None when drained. Called with a free slot."""
+        queue, timeout = self._queue, self._batch_timeout_s
         while True:
-            self._hurry = min(self._hurry, lineup.size)  # those it was for may have left
-            if not lineup.size:
+            self._flush_count = min(self._flush_count, queue.size)  # some of those records may have left
+            if not queue.size:
                 if self._draining and not self._admission.waiting:
                     return None
                 await self._sleep(1, None)
                 continue
-            self._longest = lineup.longest() if lineup.limits.padded else 0.0
+            self._longest = queue.longest() if queue.limits.padded else 0.0
             if self._is_full():
-                return "boundary"  # unless it meets the limit that makes it full, which `take` finds out
-            if self._draining or self._hurry:
+                return "boundary"  # `take` replaces it with the limit that the batch meets
+            if self._draining or self._flush_count:
                 return "drain"
             if not timeout or self._admission.is_full:
                 return "idle"
-            deadline = lineup.oldest_arrival() + timeout
+            deadline = queue.oldest_arrival() + timeout
             if self._clock() >= deadline:
                 return "timeout"
-            await self._sleep(lineup.limits.max_batch_size, deadline)
+            await self._sleep(queue.limits.max_batch_size, deadline)
 
     def _is_full(self) -> bool:
-        """Whether more company would not change the next batch."""
-        lineup = self._lineup
-        size, limits = lineup.size, lineup.limits
+        """Whether more records would not change the next batch."""
+        queue = self._queue
+        size, limits = queue.size, queue.limits
         return (
             size >= limits.max_batch_size
-            or lineup.cost >= limits.target_batch_cost
+            or queue.cost >= limits.target_batch_cost
             or (limits.padded and size * self._longest >= limits.target_batch_cost)
         )
 
@@ -154,23 +153,23 @@ class Dispatcher:
         await self._wakeup.sleep(deadline)
 
     def _begin(self, batch: Batch, free_since: float) -> None:
-        """Start a batch. Its entries are kept by its task alone, so that nothing outlives the batch."""
-        self._hurry = max(self._hurry - batch.size, 0)
+        """Start a batch. Only its task references its entries, so nothing outlives the batch."""
+        self._flush_count = max(self._flush_count - batch.size, 0)
         now, number = self._clock(), self._meter.batches
-        padded = batch.padded_cost() if self._lineup.limits.padded else batch.cost
+        padded = batch.padded_cost() if self._queue.limits.padded else batch.cost
         self._meter.began(now, batch, padded)
         self._emit(BatchFormed, number, batch.size, batch.cost, padded, batch.reason, now - free_since, now)
         run = self._run(number, batch, padded)
         task = asyncio.get_running_loop().create_task(run, name=f"{self._options.name}-batch-{number}")
         self._runs[task] = batch.entries
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._on_batch_done)
 
     async def _run(self, number: int, batch: Batch, padded: float) -> None:
         started = self._clock()
         completed = failed = stopped = 0
         try:
             if batch.size == 1 and self._caller.cancellable:
-                self._let_leave(batch.entries[0])
+                self._make_cancellable(batch.entries[0])
             completed, failed, stopped = await isolation.process(
                 batch.entries, self._call, self._options.on_error, self._on_split(number)
             )
@@ -183,21 +182,21 @@ class Dispatcher:
                 self._emit(BatchDone, number, batch.size, failed, batch.cost, padded, now - started, now, stopped)
                 self._slots.release()
 
-    def _let_leave(self, entry: Entry) -> None:
-        """From the running batch of its own, if the record is not gone already."""
+    def _make_cancellable(self, entry: QueueEntry) -> None:
+        """Let the only record of the running batch cancel it; at once if the record is done already."""
         task = asyncio.current_task()
         assert task is not None  # each batch is one
-        entry.home = _Running(task)
+        entry.holder = _SingleRecordBatch(task)
         if entry.done():
-            entry.home.discard(entry)
+            entry.holder.discard(entry)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _on_batch_done(self, task: asyncio.Task[None]) -> None:
         entries = self._runs.pop(task)
         if not task.cancelled() and (exc := task.exception()) is not None:
-            fail(entries, exc)  # this is a bug: the records must not wait for its repair
+            fail(entries, exc)  # a bug, but the callers must not hang
             logger.error("%s: %s ended unexpectedly", self._options.name, task.get_name(), exc_info=exc)
 
-    async def _call(self, records: list[Any]) -> Any:
+    async def _call(self, records: list[object]) -> object:
         timeout = self._options.process_timeout_s
         if timeout is None:
             return await self._caller.call(records)
@@ -205,51 +204,51 @@ class Dispatcher:
         try:
             done, _ = await asyncio.wait({call}, timeout=timeout)
         except BaseException:
-            self._give_up(call)
+            self._cancel_call(call)
             raise
         if not done:
-            self._give_up(call)
+            self._cancel_call(call)
             raise ProcessTimeoutError(
-                f"process_fn has not returned a batch of {len(records)} records within process_timeout_s={timeout}; "
-                "its result will be ignored. Raise the limit or make batches smaller"
+                f"process_fn did not return a batch of {len(records)} records within process_timeout_s={timeout}; "
+                "its result is ignored. Raise the limit or use smaller batches"
             )
         return call.result()
 
-    def _give_up(self, call: asyncio.Task[Any]) -> None:
-        """Cancel a call without waiting for it to agree; its end is still owned here."""
+    def _cancel_call(self, call: asyncio.Task[object]) -> None:
+        """Cancel a call without waiting for its end, which is still tracked here."""
         call.cancel()
-        self._given_up.add(call)
+        self._cancelled_calls.add(call)
         call.add_done_callback(self._forget)
 
-    def _forget(self, call: asyncio.Task[Any]) -> None:
-        self._given_up.discard(call)
+    def _forget(self, call: asyncio.Task[object]) -> None:
+        self._cancelled_calls.discard(call)
         if not call.cancelled():
-            call.exception()  # read, so that the loop does not report what nobody waits for
+            call.exception()  # mark as retrieved, so that the loop does not report it
 
-    def _on_split(self, number: int) -> Callable[[list[Entry], BaseException], None]:
-        def split(part: list[Entry], cause: BaseException) -> None:
+    def _on_split(self, number: int) -> Callable[[list[QueueEntry], BaseException], None]:
+        def split(part: list[QueueEntry], cause: BaseException) -> None:
             out_of_memory = isolation.is_out_of_memory(cause)
             if out_of_memory:
-                limits = self._lineup.limits
+                limits = self._queue.limits
                 costs = [entry.cost for entry in part for _ in range(entry.count)]
                 self._memory.failed(batch_cost(costs, padded=limits.padded))
-                self._lineup.set_budget(min(limits.target_batch_cost, self._memory.cost))
+                self._queue.set_budget(min(limits.target_batch_cost, self._memory.cost))
             self._emit(BatchSplit, number, sum(entry.count for entry in part), cause, out_of_memory, self._clock())
 
         return split
 
     def _abandon(self, cause: BaseException) -> None:
-        """Fail whoever still waits, and let go of what still runs."""
+        """Fail all waiting records and cancel running batches."""
         if self._left_behind:
-            return  # the loop is gone, and with it whoever waited
+            return  # the loop is gone, and its callers with it
         self._admission.refuse_all(cause)
-        self._meter.left += self._lineup.size
-        fail(self._lineup.clear(), cause)
+        self._meter.left += self._queue.size
+        fail(self._queue.clear(), cause)
         for task, entries in self._runs.items():
             fail(entries, cause)
             task.cancel()
 
-    def _emit(self, event: type[Any], *fields: Any) -> None:
-        """Tell the listener, from the event loop itself: if it raises, the loop reports it and no batch bears it."""
+    def _emit(self, event: Callable[..., Event], *fields: object) -> None:
+        """Schedule the listener on the event loop; if it raises, the loop reports it and no batch fails."""
         if self._options.listener is not None and not self._left_behind:
             self._loop.call_soon(self._options.listener, event(*fields))

@@ -1,20 +1,19 @@
-"""What becomes of a failed batch: its records fail with it, or it is run again in halves."""
+"""Failed batches: fail all records, or run the batch again in halves."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from headrace.batching.options import OnError
-from headrace.batching.pending import Entry, checked_results, fail, give, records_of
-from headrace.batching.tasks import ends_the_task
+from headrace.batching.pending import QueueEntry, checked_results, fail, records_of, resolve
+from headrace.batching.tasks import must_propagate
 from headrace.errors import EngineDeadError, EngineOutOfMemoryError, StoppedError
 
 
 def is_out_of_memory(exc: BaseException) -> bool:
-    """Whether a smaller batch may succeed where this one did not.
+    """Whether `exc` means out of memory, so that a smaller batch may succeed.
 
-    torch's own error is known by its class name, so that torch need not be imported.
+    torch's error is recognized by class name, to avoid importing torch.
     """
     return isinstance(exc, (MemoryError, EngineOutOfMemoryError)) or any(
         base.__name__ == "OutOfMemoryError" for base in type(exc).__mro__
@@ -29,7 +28,7 @@ def should_split(exc: BaseException, on_error: OnError) -> bool:
 
 
 class MemoryLimit:
-    """Learns from out-of-memory errors how large a batch the engine can take."""
+    """Learns from out-of-memory errors how large a batch may be."""
 
     def __init__(self) -> None:
         self.cost = float("inf")
@@ -42,21 +41,21 @@ class MemoryLimit:
             self._largest_ok = cost
 
     def failed(self, cost: float) -> None:
-        """A batch of this cost did not fit: half of it, or what is known to fit, is the new limit."""
+        """A batch of this cost did not fit: the new limit is half of it, or what is known to fit."""
         if self._largest_ok >= cost:
-            self._largest_ok = 0.0  # fitted once, but the device has less room now
+            self._largest_ok = 0.0  # it fitted before, but the device has less memory now
         self.cost = min(self.cost, max(cost / 2, self._largest_ok))
 
 
 async def process(
-    batch: list[Entry],
-    call: Callable[[list[Any]], Awaitable[Any]],
+    batch: list[QueueEntry],
+    call: Callable[[list[object]], Awaitable[object]],
     on_error: OnError,
-    on_split: Callable[[list[Entry], BaseException], None],
+    on_split: Callable[[list[QueueEntry], BaseException], None],
 ) -> tuple[int, int, int]:
-    """Run `batch` and end each record's wait as soon as its outcome is known.
+    """Run `batch` and resolve each record as soon as its outcome is known.
 
-    A batch split down to one bad record costs at most 2·log2(records) calls more than a batch without.
+    Isolating one bad record takes at most 2·log2(records) extra calls.
 
     Returns:
         How many records got a result, how many an exception, and how many of those a `StoppedError`.
@@ -72,27 +71,27 @@ async def process(
             continue
         try:
             results = checked_results(await call(records), len(records))
-        except BaseException as exc:  # an engine may raise anything; it is its records' to bear
-            if ends_the_task(exc):
+        except BaseException as exc:  # an engine may raise anything; it fails only its records
+            if must_propagate(exc):
                 raise
             if len(records) == 1 or not should_split(exc, on_error):
                 failed += fail(part, exc)
                 continue
             on_split(part, exc)
             first, second = halves(part, len(records))
-            if first[-1] not in part:  # cut off a run: it belongs to the batch as what it was cut off does
+            if first[-1] not in part:  # split off an entry: it belongs to the batch too
                 batch.append(first[-1])
             parts += [second, first]
         else:
-            good, bad = give(part, results)
+            good, bad = resolve(part, results)
             completed += good
             failed += bad
             stopped += sum(isinstance(result, StoppedError) for result in results) if bad else 0
     return completed, failed, stopped
 
 
-def halves(entries: list[Entry], size: int) -> tuple[list[Entry], list[Entry]]:
-    """Cut entries of `size` records, at least 2, into two halves in order."""
+def halves(entries: list[QueueEntry], size: int) -> tuple[list[QueueEntry], list[QueueEntry]]:
+    """Split entries of `size` records, at least 2, into two halves in order."""
     left = size // 2
     for index, entry in enumerate(entries):
         if entry.count > left:

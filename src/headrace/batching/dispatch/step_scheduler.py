@@ -1,4 +1,4 @@
-"""The loop that keeps a step-wise engine full: whoever leaves after a step makes room for the next before the next."""
+"""The loop that keeps a step-wise engine full: finished records free their slots before the next step."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from collections import deque
 from typing import Any
 
 from headrace.batching.dispatch.isolation import is_out_of_memory, should_split
-from headrace.batching.dispatch.offload import Raised, WorkerThread
-from headrace.batching.dispatch.submission import WaitingRoom
-from headrace.batching.pending import Entry, fail, give
+from headrace.batching.dispatch.offload import CapturedError, WorkerThread
+from headrace.batching.dispatch.submission import DispatchContext
+from headrace.batching.pending import QueueEntry, fail, resolve
 from headrace.batching.policy.slots import SlotEntry, Slots
 from headrace.batching.step_model import StepCall, StepModel
-from headrace.batching.tasks import ends_the_task
+from headrace.batching.tasks import must_propagate
 from headrace.errors import ProcessError, ProcessTimeoutError, StoppedError, text_of
-from headrace.events import BatchSplit, StepDone
+from headrace.events import BatchSplit, Event, StepDone
 
 logger = logging.getLogger("headrace")
 
 
 class StepScheduler:
-    """Owns every record from the slot it gets until its reply.
+    """Owns every record from its slot assignment until its result.
 
-    Three kinds of records want a slot: those that had one and were sent back come first, then the groups into which a
-    failed step was split, each of them alone, and then those that wait in the lineup.
+    Free slots go to evicted records first, then to the groups of a split failed step, one group at a time, and then to
+    records from the waiting queue.
     """
 
-    def __init__(self, room: WaitingRoom, model: StepModel[Any, Any], max_slots: int) -> None:
+    def __init__(self, context: DispatchContext, model: StepModel[Any, Any], max_slots: int) -> None:
         self._model = model
-        self._lineup = room.lineup
-        self._admission = room.admission
-        self._wakeup = room.wakeup
-        self._meter = room.meter
-        self._options = room.options
+        self._queue = context.queue
+        self._admission = context.admission
+        self._wakeup = context.wakeup
+        self._meter = context.meter
+        self._options = context.options
         self._slots = Slots(max_slots, self._options.limits.target_batch_cost)
-        self._back: deque[SlotEntry] = deque()
+        self._evicted: deque[SlotEntry] = deque()
         self._groups: deque[list[SlotEntry]] = deque()
         self._alone = False
         self._leaving: set[int] = set()
@@ -45,36 +45,36 @@ class StepScheduler:
         self._draining = self._ended = False
         self._worker: WorkerThread | None = None
 
-    # -- what the waiting room tells -----------------------------------------------------------------------------
+    # -- called by the submission side -------------------------------------------------------------------------
 
     def arrived(self, cost: float) -> None:  # noqa: ARG002  # the dispatcher of batches asks whether it is enough
-        """A record has joined the lineup while the loop slept, for the engine had nothing to do."""
+        """A record was queued while the loop slept."""
         self._wakeup.wake()
 
     def flush(self) -> None:
-        """Nothing to do: no step waits for company."""
+        """Nothing to do: steps never wait for more records."""
 
     def drain(self) -> None:
-        """End once nothing waits and nothing runs."""
+        """End once nothing waits or runs."""
         self._draining = True
         self._wakeup.wake()
 
     def end(self) -> None:
-        """Let go of everything: a step that still runs is left behind, and neither counted nor told of."""
+        """Release everything; a step that still runs is abandoned and not reported."""
         self._ended = True
         if self._worker is not None:
-            left = [*self._leaving, *(seat.key for seat in self._slots.clear())]
-            if left:  # the engine may serve another batcher yet
+            left = [*self._leaving, *(slot.key for slot in self._slots.clear())]
+            if left:  # another batcher may still use the engine
                 self._worker.run(asyncio.get_running_loop(), lambda *_: [self._model.remove(key) for key in left])
             self._worker.close()
 
-    def discard(self, entry: Entry) -> None:
-        """A record that has a slot, or had one, is wanted no more: it leaves before the next step."""
-        entry.home = None
-        seat = self._slots.find(entry)
-        if seat is not None:
-            self._leave(seat.key)
-        for waiting in (self._back, *self._groups):
+    def discard(self, entry: QueueEntry) -> None:
+        """Remove a cancelled record that has or had a slot; it leaves before the next step."""
+        entry.holder = None
+        slot = self._slots.find(entry)
+        if slot is not None:
+            self._leave(slot.key)
+        for waiting in (self._evicted, *self._groups):
             for other in [other for other in waiting if other.entry is entry]:
                 waiting.remove(other)
         self._count_in_flight()
@@ -82,7 +82,7 @@ class StepScheduler:
     # -- the loop ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve until drained. Whatever ends this task, nobody is left waiting."""
+        """Serve until drained. However this task ends, no caller is left waiting."""
         cause: BaseException = StoppedError(f"{self._options.name} stopped before this record was finished")
         try:
             while await self._until_work():
@@ -92,42 +92,42 @@ class StepScheduler:
         except asyncio.CancelledError:
             raise
         except BaseException as exc:
-            logger.critical("%s failed, and its records with it", self._options.name, exc_info=exc)
+            logger.critical("%s failed; all its records fail too", self._options.name, exc_info=exc)
             cause = exc
             raise
         finally:
             self._abandon(cause)
 
     async def _until_work(self) -> bool:
-        """Wait until the engine has something to do; False when drained."""
+        """Wait until the engine has work; False when drained."""
         while True:
-            if self._lineup.size or self._back or self._groups or self._leaving or len(self._slots):
+            if self._queue.size or self._evicted or self._groups or self._leaving or len(self._slots):
                 return True
             if self._draining and not self._admission.waiting:
                 return False
             await self._wakeup.sleep()
 
     def _fill(self) -> None:
-        """Give the free slots away, as far as what their records may grow to is within the budget."""
+        """Assign free slots, as far as the expected growth of their records fits the budget."""
         slots = self._slots
-        if slots.full or not (self._lineup.size or self._back or self._groups):
-            return  # as before most steps: what is promised need not be added up
+        if slots.full or not (self._queue.size or self._evicted or self._groups):
+            return  # the common case: skip adding up the expected costs
         promised = slots.promised()
-        while self._back:
-            seat = self._back[0]
-            if not slots.has_room(promised, seat.start, seat.most, seat.held):
+        while self._evicted:
+            slot = self._evicted[0]
+            if not slots.has_room(promised, slot.start, slot.most, slot.held):
                 return
-            promised += self._join(self._back.popleft())
+            promised += self._join(self._evicted.popleft())
         if not len(slots):
             self._alone = bool(self._groups)
-            for seat in self._groups.popleft() if self._groups else ():
-                self._join(seat)
-        while not self._alone and (entry := self._lineup.peek()) is not None:
+            for slot in self._groups.popleft() if self._groups else ():
+                self._join(slot)
+        while not self._alone and (entry := self._queue.peek()) is not None:
             record = entry.records[0]
             try:
                 start, most = self._model.span(record)
-            except BaseException as exc:  # the user's own method: it costs this record, not the loop
-                if ends_the_task(exc):
+            except BaseException as exc:  # user code: it fails this record, not the loop
+                if must_propagate(exc):
                     raise
                 self._meter.taken += 1
                 self._meter.failed += fail(self._take_next(), exc)
@@ -138,162 +138,164 @@ class StepScheduler:
             promised += self._join(SlotEntry(entry, record, start, most))
             self._meter.joined(self._clock(), entry.arrival)
 
-    def _take_next(self) -> list[Entry]:
-        entries = self._lineup.take("full_size").entries
-        self._admission.let_in()
+    def _take_next(self) -> list[QueueEntry]:
+        entries = self._queue.take("full_size").entries
+        self._admission.admit_waiting()
         return entries
 
-    def _join(self, seat: SlotEntry) -> float:
-        """Let a record join the next step; returns what is thereby promised."""
-        self._slots.join(seat)
-        self._joining.append(seat)
-        seat.entry.home = self
-        return self._slots.growth.expected(seat.start, seat.most, seat.held)
+    def _join(self, slot: SlotEntry) -> float:
+        """Add a record to the next step; returns its expected cost."""
+        self._slots.join(slot)
+        self._joining.append(slot)
+        slot.entry.holder = self
+        return self._slots.growth.expected(slot.start, slot.most, slot.held)
 
     def _leave(self, key: int) -> None:
-        """Free a slot, and let the engine know before the next step."""
+        """Free a slot; the engine removes the record before the next step."""
         self._slots.leave(key)
         self._leaving.add(key)
 
     async def _step(self) -> None:
         joining, self._joining = self._joining, []
-        new = {seat.key for seat in joining}
-        turn = StepCall(
+        new = {slot.key for slot in joining}
+        step_call = StepCall(
             leaving=sorted(self._leaving),
-            joining=[(seat.key, seat.record if seat.resume is None else seat.resume) for seat in joining],
-            staying={seat.key for seat in self._slots if seat.key not in new},
+            joining=[(slot.key, slot.record if slot.resume is None else slot.resume) for slot in joining],
+            staying={slot.key for slot in self._slots if slot.key not in new},
         )
         self._leaving.clear()
         if not len(self._slots):
-            await self._let_go(turn)
+            await self._remove_only(step_call)
             return
         number, size, began = self._meter.batches, len(self._slots), self._clock()
         self._count_in_flight()
         self._meter.step_began(began, size, self._slots.held)
         starved = began - self._idle_since
-        failure = await self._call(turn)
+        failure = await self._call(step_call)
         now = self._idle_since = self._clock()
         if self._ended:
             return
         self._meter.step_ended(now, now - began)
-        completed, failed, cost = self._settle(turn)
-        back = 0
+        completed, failed, cost = self._settle(step_call)
+        evicted = 0
         if failure is not None:
             failed += self._fail(failure, number)
         else:
-            back = self._send_back()
+            evicted = self._evict()
         self._meter.completed += completed
         self._meter.failed += failed
         self._count_in_flight()
-        self._emit(StepDone(number, size, len(new), completed + failed, failed, back, cost, now - began, starved, now))
+        self._emit(
+            StepDone(number, size, len(new), completed + failed, failed, evicted, cost, now - began, starved, now)
+        )
 
-    async def _let_go(self, turn: StepCall) -> None:
-        """A turn in which records only leave: no step is taken."""
-        failure = await self._call(turn)
+    async def _remove_only(self, step_call: StepCall) -> None:
+        """Remove records without taking a step."""
+        failure = await self._call(step_call)
         if failure is not None:
-            logger.error("%s: the engine failed to let a record go", self._options.name, exc_info=failure)
+            logger.error("%s: the engine failed to remove a record", self._options.name, exc_info=failure)
 
-    async def _call(self, turn: StepCall) -> BaseException | None:
-        """Take the turn in the engine's thread; returns what it raised."""
+    async def _call(self, step_call: StepCall) -> BaseException | None:
+        """Run the call on the engine's thread; returns what it raised."""
         loop = asyncio.get_running_loop()
         if self._worker is None:
             self._worker = WorkerThread(f"{self._options.name}-engine")
-        running = self._worker.run(loop, lambda *_: turn.take(self._model))
+        running = self._worker.run(loop, lambda *_: step_call.run(self._model))
         timeout = self._options.process_timeout_s
         late: ProcessTimeoutError | None = None
         while timeout is not None and not (await asyncio.wait({running}, timeout=timeout))[0]:
-            # Nobody waits for ever for an engine that is stuck, neither those in it nor those behind them.
+            # The engine is stuck: fail the records in it and those in the queue.
             late = ProcessTimeoutError(
-                f"step() has not returned within process_timeout_s={timeout}; its results will be ignored. "
+                f"step() did not return within process_timeout_s={timeout}; its results are ignored. "
                 "Raise the limit or use fewer slots"
             )
             self._meter.failed += self._fail_all(late)
-            self._meter.left += self._lineup.size
-            fail(self._lineup.clear(), late)
-            self._admission.let_in()
+            self._meter.left += self._queue.size
+            fail(self._queue.clear(), late)
+            self._admission.admit_waiting()
         outcome = await running
-        return outcome.cause if isinstance(outcome, Raised) else late
+        return outcome.cause if isinstance(outcome, CapturedError) else late
 
-    # -- what came of a step -------------------------------------------------------------------------------------
+    # -- results of a step ---------------------------------------------------------------------------------
 
-    def _settle(self, turn: StepCall) -> tuple[int, int, float]:
-        """Give those that left the engine their replies; returns how many got a result, how many not, and the cost."""
+    def _settle(self, step_call: StepCall) -> tuple[int, int, float]:
+        """Resolve the records that left the engine; returns how many succeeded, how many failed, and the cost."""
         completed = failed = 0
         cost = 0.0
-        for waiting in self._back:
-            waiting.resume = turn.resumes.get(waiting.key, waiting.resume)
-        for key, exc in turn.refused:
+        for waiting in self._evicted:
+            waiting.resume = step_call.resumes.get(waiting.key, waiting.resume)
+        for key, exc in step_call.refused:
             refused = self._slots.leave(key)
             if refused is not None:
-                refused.entry.home = None
+                refused.entry.holder = None
                 failed += fail([refused.entry], exc)
-        for key, result in turn.finished:
-            seat = self._slots.leave(key)
-            if seat is None:  # cancelled during the step
+        for key, result in step_call.finished:
+            slot = self._slots.leave(key)
+            if slot is None:  # cancelled during the step
                 continue
-            seat.entry.home = None
-            good, bad = give([seat.entry], [result])
+            slot.entry.holder = None
+            good, bad = resolve([slot.entry], [result])
             completed += good
             failed += bad
             if good:
-                self._slots.growth.finished(seat.start, seat.most, seat.held)
-                cost += seat.held
-        self._slots.update(turn.needs)
+                self._slots.growth.finished(slot.start, slot.most, slot.held)
+                cost += slot.held
+        self._slots.update(step_call.needs)
         return completed, failed, cost
 
-    def _send_back(self) -> int:
-        """Take slots back where the hope was too great: those records begin again, before anyone who has not begun."""
-        back = self._slots.send_back()
-        for seat in back:
-            self._leaving.add(seat.key)
-            self._back.appendleft(seat)
-        return len(back)
+    def _evict(self) -> int:
+        """Evict records that no longer fit the budget; they get the next free slots."""
+        evicted = self._slots.evict()
+        for slot in evicted:
+            self._leaving.add(slot.key)
+            self._evicted.appendleft(slot)
+        return len(evicted)
 
     def _fail(self, cause: BaseException, number: int) -> int:
-        """A step has failed, and with it those in the engine, unless some may do better alone."""
-        seats = list(self._slots)
-        if len(seats) < 2 or not should_split(cause, self._options.on_error):
+        """Fail all records of a failed step, or split them to run again; returns how many failed."""
+        slots = list(self._slots)
+        if len(slots) < 2 or not should_split(cause, self._options.on_error):
             return self._fail_all(cause)
         out_of_memory = is_out_of_memory(cause)
         if out_of_memory:
-            self._slots.max_slots = len(seats) // 2
-        for seat in seats:  # a step that failed half-way leaves nothing to go on with
-            self._leave(seat.key)
-            seat.resume, seat.held = None, seat.start
-        half = len(seats) // 2
+            self._slots.max_slots = len(slots) // 2
+        for slot in slots:  # the state after a failed step is unknown: restart
+            self._leave(slot.key)
+            slot.resume, slot.held = None, slot.start
+        half = len(slots) // 2
         if out_of_memory:
-            self._back.extendleft(reversed(seats))
+            self._evicted.extendleft(reversed(slots))
         else:
-            self._groups.extendleft([seats[half:], seats[:half]])
-        self._emit(BatchSplit(number, len(seats), cause, out_of_memory, self._clock()))
+            self._groups.extendleft([slots[half:], slots[:half]])
+        self._emit(BatchSplit(number, len(slots), cause, out_of_memory, self._clock()))
         return 0
 
     def _fail_all(self, cause: BaseException) -> int:
-        """Fail those in the engine."""
+        """Fail all records in the engine."""
         if isinstance(cause, (KeyboardInterrupt, SystemExit, StopIteration, asyncio.CancelledError)):
             cause = ProcessError(f"step() raised {type(cause).__name__}: {text_of(cause)}")
         failed = 0
-        for seat in self._slots:
-            self._leave(seat.key)
-            seat.entry.home = None
-            failed += fail([seat.entry], cause)
+        for slot in self._slots:
+            self._leave(slot.key)
+            slot.entry.holder = None
+            failed += fail([slot.entry], cause)
         return failed
 
     def _abandon(self, cause: BaseException) -> None:
-        """Fail whoever is still there."""
+        """Fail all remaining records."""
         self._admission.refuse_all(cause)
-        self._meter.left += self._lineup.size
-        fail(self._lineup.clear(), cause)
-        for seat in (*self._slots, *self._back, *(seat for group in self._groups for seat in group)):
-            seat.entry.home = None
-            fail([seat.entry], cause)
-        self._back.clear()
+        self._meter.left += self._queue.size
+        fail(self._queue.clear(), cause)
+        for slot in (*self._slots, *self._evicted, *(slot for group in self._groups for slot in group)):
+            slot.entry.holder = None
+            fail([slot.entry], cause)
+        self._evicted.clear()
         self._groups.clear()
 
     def _count_in_flight(self) -> None:
-        self._meter.in_flight = len(self._slots) + len(self._back) + sum(map(len, self._groups))
+        self._meter.in_flight = len(self._slots) + len(self._evicted) + sum(map(len, self._groups))
 
-    def _emit(self, event: Any) -> None:
-        """Tell the listener, from the event loop itself: if it raises, the loop reports it and no record bears it."""
+    def _emit(self, event: Event) -> None:
+        """Schedule the listener on the event loop; if it raises, the loop reports it and no record fails."""
         if self._options.listener is not None and not self._ended:
             asyncio.get_running_loop().call_soon(self._options.listener, event)

@@ -1,4 +1,4 @@
-"""Maps a stream of records through a batcher: bounded look-ahead, results in input order or as they complete."""
+"""Maps a stream of records through a batcher with bounded look-ahead; results in input or completion order."""
 
 from __future__ import annotations
 
@@ -6,48 +6,50 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from headrace.batching.pending import Home, fail, own_copy
-from headrace.batching.tasks import ends_the_task
+from headrace.batching.pending import EntryHolder, fail, own_copy
+from headrace.batching.tasks import must_propagate
 from headrace.errors import ConfigError
 
+RecordT = TypeVar("RecordT")
+
 RUN = 64
-"""Most records of a plain iterable that are read, and wait, together."""
+"""Maximum records of a plain iterable that are read and queued together."""
 
 Chunk: TypeAlias = tuple[Sequence[Any], Sequence[Any], bool]
-"""Records, their results, and whether one of these is an exception."""
+"""Records, their results, and whether any result is an exception."""
 
 _SPIN_S = 0.001
-"""A plain iterable is read so long at a time, in seconds, before the loop gets a turn."""
+"""How long to read a plain iterable before yielding to the event loop, in seconds."""
 
 
-class Run:
+class RecordRun:
     """Records read together, and their results."""
 
     __slots__ = ("failed", "missing", "records", "results")
 
-    def __init__(self, records: Sequence[Any]) -> None:
+    def __init__(self, records: Sequence[object]) -> None:
         self.records = records
-        self.results: list[Any] = [None] * len(records)
+        self.results: list[object] = [None] * len(records)
         self.missing = len(records)
         self.failed = False
-        """Whether a result is an exception."""
+        """Whether any result is an exception."""
 
 
-class Part:
-    """Some records of a run, as an `Entry`: what a future is to `submit`, for many records at once."""
+class RunSlice:
+    """Some records of a run as a queue entry: like the future of `submit`, for many records."""
 
-    __slots__ = ("arrival", "cost", "end", "home", "run", "start", "stream")
+    __slots__ = ("arrival", "cost", "end", "holder", "run", "start", "stream")
 
-    def __init__(self, stream: Stream, run: Run, start: int, end: int) -> None:
+    def __init__(self, stream: Stream, run: RecordRun, start: int, end: int) -> None:
         self.stream = stream
         self.run = run
         self.start = start
         self.end = end
         self.cost = 0.0
         self.arrival = 0.0
-        self.home: Home | None = None
+        self.holder: EntryHolder | None = None
 
     @property
     def count(self) -> int:
@@ -55,38 +57,38 @@ class Part:
         return self.end - self.start
 
     @property
-    def records(self) -> Sequence[Any]:
+    def records(self) -> Sequence[object]:
         """The records."""
         return self.run.records[self.start : self.end]
 
-    def split(self, count: int) -> Part:
-        """Cut off the first `count` records."""
-        first = Part(self.stream, self.run, self.start, self.start + count)
-        first.cost, first.arrival, first.home = self.cost, self.arrival, self.home
+    def split(self, count: int) -> RunSlice:
+        """Split off the first `count` records."""
+        first = RunSlice(self.stream, self.run, self.start, self.start + count)
+        first.cost, first.arrival, first.holder = self.cost, self.arrival, self.holder
         self.start += count
-        self.stream.parts.add(first)
+        self.stream.entries.add(first)
         return first
 
     def done(self) -> bool:
-        """Whether the results are there, or nobody wants them any more."""
-        return self.stream.closed or self not in self.stream.parts
+        """Whether the results are set or the stream is closed."""
+        return self.stream.closed or self not in self.stream.entries
 
-    def set_result(self, result: Any) -> None:
-        """The one record's result."""
+    def set_result(self, result: object) -> None:
+        """Set the single record's result."""
         self.set_results([result])
 
-    def set_exception(self, exception: Any) -> None:
-        """The one record's exception."""
+    def set_exception(self, exception: BaseException) -> None:
+        """Set the single record's exception."""
         self.set_results([exception])
 
-    def set_results(self, results: Sequence[Any]) -> None:
-        """Each record's result or exception, once.
+    def set_results(self, results: Sequence[object]) -> None:
+        """Set each record's result or exception, once.
 
         Raises:
-            asyncio.InvalidStateError: they are there already, or nobody wants them any more.
+            asyncio.InvalidStateError: they are set already, or the stream is closed.
         """
         if self.done():
-            raise asyncio.InvalidStateError("the results are there, or nobody wants them any more")
+            raise asyncio.InvalidStateError("the results are already set or the stream is closed")
         run = self.run
         run.results[self.start : self.end] = results
         run.missing -= self.end - self.start
@@ -96,65 +98,65 @@ class Part:
 
 
 class Port(Protocol):
-    """What a stream needs of the batcher it feeds."""
+    """What a stream needs from its batcher."""
 
-    def cost(self, record: Any) -> float:
-        """What a record costs; may raise what the user's estimator raises."""
+    def cost(self, record: object) -> float:
+        """The record's cost; raises what the user's estimator raises."""
         ...
 
-    def shared_cost(self, records: Sequence[Any]) -> float | None:
-        """What each of the records costs, if that is known to be the same without asking each."""
+    def shared_cost(self, records: Sequence[object]) -> float | None:
+        """The cost of each record if all are known to cost the same, else None."""
         ...
 
-    def enter(self, part: Part, reserved: int) -> bool:
-        """Admit the part, or as many of its first records as there is room for; whether none is left.
+    def enter(self, entry: RunSlice, reserved: int) -> bool:
+        """Admit the entry, or as many of its first records as there is room for; whether all were admitted.
 
-        `reserved` records may enter in any case.
+        At least `reserved` records may enter.
         """
         ...
 
     async def wait_for_room(self, cost: float) -> None:
-        """Wait until a record of this cost may enter; that room is then the caller's, until it next awaits."""
+        """Wait until a record of this cost may enter; the place is reserved until the caller's next await."""
         ...
 
     def flush(self) -> None:
-        """No more is coming for a while."""
+        """Dispatch waiting records without waiting for more."""
         ...
 
 
 class Stream:
-    """One mapped input, from the reading of its records until their results are handed out.
+    """One mapped input, from reading its records to yielding their results.
 
-    `limit` bounds the records read whose results are not yet handed out. With `flush`, what waits at the end of the
-    input is batched at once.
+    At most `limit` records are read before their results are yielded. With `flush`, records that wait at the end of the
+    input are batched immediately.
     """
 
     def __init__(self, port: Port, limit: int, *, ordered: bool, flush: bool = True) -> None:
         self._port = port
-        self._hurry = flush
+        self._flush_at_end = flush
         self._limit = limit
-        self._runs: deque[Run] = deque()
-        self._completed: deque[Part] | None = None if ordered else deque()
+        self._runs: deque[RecordRun] = deque()
+        self._completed: deque[RunSlice] | None = None if ordered else deque()
         self._ahead = 0
         self._ended = False
         self._reader: asyncio.Future[None] | None = None
         self._feeder_waits: asyncio.Future[None] | None = None
-        self.parts: set[Part] = set()
-        """Those whose results are not there."""
+        self.entries: set[RunSlice] = set()
+        """Entries without results."""
         self.closed = False
 
-    def chunks(self, records: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Chunk, None]:
-        """What is ready, piece by piece.
+    def chunks(self, records: Iterable[object] | AsyncIterable[object]) -> AsyncGenerator[Chunk, None]:
+        """Yield chunks of results as they become ready.
 
-        An error of `records` itself is raised once all that came before it has been handed out.
+        An exception raised by `records` is re-raised after all earlier results.
         """
         return self._chunks(self._feed(records))
 
-    def run_chunks(self, runs: AsyncIterable[Sequence[Any]]) -> AsyncGenerator[Chunk, None]:
-        """`chunks` of records that come in runs: the first of each is asked what it costs, the others cost the same."""
+    def run_chunks(self, runs: AsyncIterable[Sequence[object]]) -> AsyncGenerator[Chunk, None]:
+        """`chunks` for runs of records; all records of a run cost as much as its first."""
         return self._chunks(self._feed_runs(runs))
 
-    async def _chunks(self, feed: Coroutine[Any, Any, None]) -> AsyncGenerator[Chunk, None]:
+    async def _chunks(self, feed: Coroutine[object, None, None]) -> AsyncGenerator[Chunk, None]:
         feeder = asyncio.get_running_loop().create_task(feed, name="headrace-map-feeder")
         feeder.add_done_callback(self._fed)
         try:
@@ -172,17 +174,17 @@ class Stream:
         finally:
             self.closed = True
             feeder.cancel()
-            for part in self.parts:
-                if part.home is not None:
-                    part.home.discard(part)
+            for entry in self.entries:
+                if entry.holder is not None:
+                    entry.holder.discard(entry)
             await asyncio.wait({feeder})
 
-    def finished(self, part: Part) -> None:
-        """The part's results are there."""
-        self.parts.discard(part)
+    def finished(self, entry: RunSlice) -> None:
+        """The entry's results are set."""
+        self.entries.discard(entry)
         if self._completed is not None:
-            self._completed.append(part)
-        elif part.run.missing or part.run is not self._runs[0]:
+            self._completed.append(entry)
+        elif entry.run.missing or entry.run is not self._runs[0]:
             return
         _wake(self._reader)
 
@@ -193,8 +195,8 @@ class Stream:
             run = self._runs.popleft()
             chunk = run.records, run.results, run.failed
         elif self._completed:
-            part = self._completed.popleft()
-            chunk = part.records, part.run.results[part.start : part.end], part.run.failed
+            entry = self._completed.popleft()
+            chunk = entry.records, entry.run.results[entry.start : entry.end], entry.run.failed
         else:
             return None
         self._ahead -= len(chunk[0])
@@ -204,11 +206,11 @@ class Stream:
 
     def _fed(self, _: asyncio.Task[None]) -> None:
         self._ended = True
-        if self._hurry:
+        if self._flush_at_end:
             self._port.flush()
         _wake(self._reader)
 
-    async def _feed(self, records: Iterable[Any] | AsyncIterable[Any]) -> None:
+    async def _feed(self, records: Iterable[object] | AsyncIterable[object]) -> None:
         if isinstance(records, AsyncIterable):
             async for record in records:
                 await self._place([record])
@@ -216,74 +218,74 @@ class Stream:
         if not isinstance(records, Iterable):
             raise ConfigError(f"records is a {type(records).__name__}: it must be an iterable or an async iterable")
         clock = asyncio.get_running_loop().time
-        turn_ends = clock() + _SPIN_S
+        yield_at = clock() + _SPIN_S
         for chunk in read_ahead(records, clock):
             if isinstance(chunk, Exception):
                 raise chunk
             await self._place(chunk)
-            if clock() > turn_ends:
+            if clock() > yield_at:
                 await asyncio.sleep(0)
-                turn_ends = clock() + _SPIN_S
+                yield_at = clock() + _SPIN_S
 
-    async def _feed_runs(self, runs: AsyncIterable[Sequence[Any]]) -> None:
+    async def _feed_runs(self, runs: AsyncIterable[Sequence[object]]) -> None:
         async for records in runs:
             await self._place(records, alike=True)
 
-    async def _place(self, records: Sequence[Any], *, alike: bool = False) -> None:
+    async def _place(self, records: Sequence[object], *, alike: bool = False) -> None:
         while self._ahead >= self._limit:
             self._feeder_waits = asyncio.get_running_loop().create_future()
             try:
                 await self._feeder_waits
             finally:
                 self._feeder_waits = None
-        run = Run(records)
+        run = RecordRun(records)
         self._ahead += len(records)
         if self._completed is None:
             self._runs.append(run)
-        rest = Part(self, run, 0, len(records))
-        self.parts.add(rest)
+        rest = RunSlice(self, run, 0, len(records))
+        self.entries.add(rest)
         try:
             shared = self._port.cost(records[0]) if alike else self._port.shared_cost(records)
             while shared is None and rest.count > 1:
                 await self._enter_alone(rest.split(1))
             await (self._enter_alone(rest) if shared is None else self._enter(rest, shared))
-        except BaseException as exc:  # the batcher has stopped, say: nobody may wait for what did not get in
+        except BaseException as exc:  # for example the batcher has stopped: fail records that were not admitted
             fail([rest], exc)
             raise
 
-    async def _enter_alone(self, part: Part) -> None:
+    async def _enter_alone(self, entry: RunSlice) -> None:
         try:
-            cost = self._port.cost(part.records[0])
-        except BaseException as exc:  # of the user's estimator: it costs this record, not the stream
-            if ends_the_task(exc):
+            cost = self._port.cost(entry.records[0])
+        except BaseException as exc:  # from the user's estimator: it fails this record, not the stream
+            if must_propagate(exc):
                 raise
-            part.set_exception(own_copy(exc))
+            entry.set_exception(own_copy(exc))
         else:
-            await self._enter(part, cost)
+            await self._enter(entry, cost)
 
-    async def _enter(self, part: Part, cost: float) -> None:
-        part.cost = cost
+    async def _enter(self, entry: RunSlice, cost: float) -> None:
+        entry.cost = cost
         try:
-            entered = self._port.enter(part, 0)
+            entered = self._port.enter(entry, 0)
             while not entered:
                 await self._port.wait_for_room(cost)
-                entered = self._port.enter(part, 1)
+                entered = self._port.enter(entry, 1)
         except BaseException as exc:
-            fail([part], exc)
+            fail([entry], exc)
             raise
 
 
-def read_ahead(records: Iterable[Any], clock: Callable[[], float]) -> Iterator[list[Any] | Exception]:
-    """Runs of records: single ones of a slow input, up to `RUN` of a fast one. The input's own error comes last."""
+def read_ahead(records: Iterable[RecordT], clock: Callable[[], float]) -> Iterator[list[RecordT] | Exception]:
+    """Read lists of records: one record from a slow input, up to `RUN` from a fast one. Its exception comes last."""
     source = iter(records)
     size = 1
     while True:
-        chunk: list[Any] = []
+        chunk: list[RecordT] = []
         error: Exception | None = None
         started = clock()
         try:
             chunk.extend(islice(source, size))
-        except Exception as exc:  # noqa: BLE001  # of the user's input: what came before it is handed on first
+        except Exception as exc:  # noqa: BLE001  # from the user's input: yield earlier records first
             error = exc
         slow = clock() - started > _SPIN_S
         if chunk:

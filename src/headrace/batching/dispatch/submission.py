@@ -1,4 +1,4 @@
-"""How records get in: what they cost, whether there is room, and who takes them from there."""
+"""Submission: checks a record's cost, waits for room and queues it for the dispatcher."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from headrace.batching.dispatch.admission import Admission
-from headrace.batching.dispatch.stream import Part
+from headrace.batching.dispatch.stream import RunSlice
 from headrace.batching.dispatch.wakeup import Wakeup
 from headrace.batching.options import Options, number
-from headrace.batching.pending import Entry, PendingResult, fail
+from headrace.batching.pending import PendingResult, QueueEntry, fail
 from headrace.batching.policy.cost import CostRule, checked_cost
 from headrace.batching.policy.waiting_queue import WaitingQueue
 from headrace.batching.stats import Meter
@@ -22,10 +22,10 @@ from headrace.errors import ConfigError, DeadlineExceededError, NotRunningError,
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingRoom:
-    """What an intake and a dispatcher share."""
+class DispatchContext:
+    """What a submission and its dispatcher share."""
 
-    lineup: WaitingQueue
+    queue: WaitingQueue
     admission: Admission
     wakeup: Wakeup
     meter: Meter
@@ -33,48 +33,48 @@ class WaitingRoom:
 
 
 class Dispatching(Protocol):
-    """What takes records out of the waiting room until each has its reply. It sleeps on the room's `wakeup`."""
+    """Takes records from the queue and resolves each of them. It sleeps on the shared `wakeup`."""
 
     def arrived(self, cost: float) -> None:
-        """A record has joined the lineup while the dispatcher slept."""
+        """A record was queued while the dispatcher slept."""
         ...
 
     def flush(self) -> None:
-        """No more is coming for a while."""
+        """Dispatch waiting records without waiting for more."""
         ...
 
     def drain(self) -> None:
-        """End once nothing waits."""
+        """End once the queue is empty."""
         ...
 
     def end(self) -> None:
-        """Let go of everything: what still runs is left behind."""
+        """Release everything; what still runs is abandoned."""
         ...
 
     async def run(self) -> None:
-        """Serve until drained. Whatever ends this task, nobody is left waiting."""
+        """Serve until drained. However this task ends, no caller is left waiting."""
         ...
 
 
 class Submission:
-    """One life of a batcher, from start to end on one event loop: a waiting room and the dispatcher behind it."""
+    """One start-to-stop session of a batcher on one event loop: a waiting queue and its dispatcher."""
 
     def __init__(
         self,
         options: Options,
         cost: CostRule,
         meter: Meter,
-        make_dispatcher: Callable[[WaitingRoom], Dispatching],
+        make_dispatcher: Callable[[DispatchContext], Dispatching],
     ) -> None:
         loop = asyncio.get_running_loop()
         self.loop = loop
         own_time = type(loop).time is not asyncio.BaseEventLoop.time
-        self.clock: Callable[[], float] = loop.time if own_time else time.monotonic  # which is what loop.time() calls
+        self.clock: Callable[[], float] = loop.time if own_time else time.monotonic  # what loop.time() calls
         self.accepts = True
-        self.lineup = WaitingQueue(options.limits)
+        self.queue = WaitingQueue(options.limits)
         self._wakeup = Wakeup()
-        self.admission = Admission(self.lineup, self._wakeup, options.capacity, options.max_queue_cost)
-        self.dispatcher = make_dispatcher(WaitingRoom(self.lineup, self.admission, self._wakeup, meter, options))
+        self.admission = Admission(self.queue, self._wakeup, options.capacity, options.max_queue_cost)
+        self.dispatcher = make_dispatcher(DispatchContext(self.queue, self.admission, self._wakeup, meter, options))
         self.thread = threading.get_ident()
         self._options = options
         self._cost = cost
@@ -82,29 +82,29 @@ class Submission:
             self.admission.inspect_all()
         self._meter = meter
 
-    def check_open(self) -> Any:
-        """The running task, once it is known that records may be submitted from here.
+    def check_open(self) -> asyncio.Task[object] | None:
+        """Check that records may be submitted from here; returns the running task.
 
         Raises:
-            NotRunningError: the batcher takes no records any more.
-            ConfigError: the code runs on another event loop.
+            NotRunningError: the batcher accepts no more records.
+            ConfigError: called from another event loop.
         """
         if self.accepts and threading.get_ident() == self.thread:
             task = current_task(self.loop)
             if task is not None or asyncio.get_running_loop() is self.loop:
                 return task
         if not self.accepts or self.loop.is_closed():
-            raise NotRunningError(f"{self._options.name} is not running any more: it takes no new records")
+            raise NotRunningError(f"{self._options.name} is not running any more: it accepts no new records")
         raise ConfigError(
             f"{self._options.name} runs on another event loop: use submit_threadsafe() or submit_blocking() here"
         )
 
-    def checked_cost(self, record: Any, explicit: float | None) -> float:
-        """What a record costs.
+    def checked_cost(self, record: object, explicit: float | None) -> float:
+        """The record's cost.
 
         Raises:
-            CostError: not a finite number >= 0.
-            RecordTooLargeError: more than a batch may cost, and `oversized="reject"`.
+            CostError: it is not a finite number >= 0.
+            RecordTooLargeError: it exceeds the batch budget, and `oversized="reject"`.
         """
         cost = checked_cost(self._cost(record) if explicit is None else explicit, record)
         if self._options.reject_oversized and cost > self._options.limits.target_batch_cost:
@@ -114,45 +114,45 @@ class Submission:
             )
         return cost
 
-    def ticket(self, record: Any, cost: float, priority: int, caller: Hashable) -> PendingResult[Any]:
-        """Let a record wait, for which there is room."""
-        ticket: PendingResult[Any] = PendingResult(loop=self.loop)
-        ticket.record = record
-        ticket.cost = cost
-        ticket.arrival = self.clock()
-        ticket.home = self
-        lineup = self.lineup
+    def enqueue(self, record: object, cost: float, priority: int, caller: Hashable) -> PendingResult:
+        """Queue a record that was admitted."""
+        pending = PendingResult(loop=self.loop)
+        pending.record = record
+        pending.cost = cost
+        pending.arrival = self.clock()
+        pending.holder = self
+        queue = self.queue
         try:
-            lineup.queue(priority, caller).append(ticket)
-        except BaseException:  # not a priority, or not a caller: the room it had is another's
-            self.admission.let_in()
+            queue.caller_queue(priority, caller).append(pending)
+        except BaseException:  # invalid priority or caller: its place is free again
+            self.admission.admit_waiting()
             raise
-        lineup.size += 1
-        lineup.cost += cost
+        queue.size += 1
+        queue.cost += cost
         if self._wakeup.sleeper is not None:
             self.dispatcher.arrived(cost)
-        return ticket
+        return pending
 
-    def join(self, entry: Entry, priority: int, caller: Hashable) -> None:
-        """Let an entry wait, for which there is room."""
+    def enqueue_entry(self, entry: QueueEntry, priority: int, caller: Hashable) -> None:
+        """Queue an entry that was admitted."""
         entry.arrival = self.clock()
-        entry.home = self
-        self.lineup.add(entry, priority, caller)
+        entry.holder = self
+        self.queue.add(entry, priority, caller)
         if self._wakeup.sleeper is not None:
             self.dispatcher.arrived(entry.cost)
 
-    def discard(self, entry: Entry) -> None:
-        """A waiting entry is wanted no more: its place is free at once."""
+    def discard(self, entry: QueueEntry) -> None:
+        """Drop a cancelled entry; its place is free immediately."""
         self._meter.left += entry.count
-        self.lineup.discard(entry)
-        self.admission.let_in()
+        self.queue.discard(entry)
+        self.admission.admit_waiting()
         self._wakeup.wake()
 
     async def wait_until(self, cost: float, deadline_s: float) -> float:
-        """Wait for room; returns the seconds left of the deadline.
+        """Wait for room; returns the seconds left until the deadline.
 
         Raises:
-            DeadlineExceededError: none are left.
+            DeadlineExceededError: the deadline has passed.
         """
         ends = self.clock() + number("deadline_s", deadline_s, above=0)
         try:
@@ -160,80 +160,80 @@ class Submission:
                 await self.admission.enter(cost)
         except TimeoutError:
             raise DeadlineExceededError(
-                f"there was no room for the record within its deadline of {deadline_s} s"
+                f"the queue had no room for the record within its deadline of {deadline_s} s"
             ) from None
         left = ends - self.clock()
         if left <= 0:
-            self.admission.let_in()
-            raise DeadlineExceededError(f"the record was let in after its deadline of {deadline_s} s, and was not run")
+            self.admission.admit_waiting()
+            raise DeadlineExceededError(f"the record was admitted after its deadline of {deadline_s} s and was not run")
         return left
 
-    def expire_in(self, ticket: PendingResult[Any], deadline_s: float) -> None:
-        """Fail the ticket if it is not in a batch after `deadline_s`, a number > 0."""
+    def expire_in(self, pending: PendingResult, deadline_s: float) -> None:
+        """Fail the record if it is not in a batch after `deadline_s` seconds, > 0."""
 
         def expire() -> None:
-            if ticket.home is self:
-                self.discard(ticket)
-                fail([ticket], DeadlineExceededError("the record waited until its deadline, and was not run"))
+            if pending.holder is self:
+                self.discard(pending)
+                fail([pending], DeadlineExceededError("the record waited until its deadline and was not run"))
 
         timer = self.loop.call_later(deadline_s, expire)
-        ticket.add_done_callback(lambda _: timer.cancel())
+        pending.add_done_callback(lambda _: timer.cancel())
 
     def close(self) -> None:
-        """Let no more records in."""
+        """Accept no more records."""
         self.accepts = False
         self.admission.inspect_all()
 
     def end(self) -> None:
-        """Let go of everything: no batch is formed any more, and what still runs is left behind."""
+        """Stop forming batches; what still runs is abandoned."""
         self.close()
         self.dispatcher.end()
 
     def refuse(self, cause: Exception) -> None:
-        """Fail whoever waits for a batch, or for room."""
+        """Fail all records that wait for a batch or for room."""
         self.admission.refuse_all(cause)
-        self._meter.left += self.lineup.size
-        fail(self.lineup.clear(), cause)
+        self._meter.left += self.queue.size
+        fail(self.queue.clear(), cause)
 
     def check_room(self, cost: float) -> None:
-        """Raise QueueFullError unless a record of this cost may enter now."""
+        """Raise QueueFullError if there is no room for a record of this cost."""
         if not self.admission.admits(cost):
             raise QueueFullError(
-                f"{self.lineup.size} records of cost {self.lineup.cost} are waiting, and there is no room for one of "
-                f"cost {cost}: await submit(), come back later, or raise max_queue_size or max_queue_cost"
+                f"{self.queue.size} records of cost {self.queue.cost} are waiting, and there is no room for one of "
+                f"cost {cost}: await submit(), try again later, or raise max_queue_size or max_queue_cost"
             )
 
 
 class StreamPort:
-    """Where a mapped stream enters: each stream is one caller."""
+    """Submits the records of a mapped stream; each stream is one caller."""
 
-    def __init__(self, intake: Submission, cost: CostRule, options: Options, priority: int) -> None:
-        self._intake = intake
+    def __init__(self, submission: Submission, cost: CostRule, options: Options, priority: int) -> None:
+        self._submission = submission
         self._shared_cost = None if options.reject_oversized else cost.shared
         self._priority = priority
 
-    def cost(self, record: Any) -> float:
-        """What a record costs; raises what its estimator raises, or that it is too large."""
-        return self._intake.checked_cost(record, None)
+    def cost(self, record: object) -> float:
+        """The record's cost; raises what its estimator raises, or RecordTooLargeError."""
+        return self._submission.checked_cost(record, None)
 
-    def shared_cost(self, records: Sequence[Any]) -> float | None:
-        """What each of the records costs, if that is known to be the same without asking each."""
+    def shared_cost(self, records: Sequence[object]) -> float | None:
+        """The cost of each record if all are known to cost the same, else None."""
         return None if self._shared_cost is None else self._shared_cost(records)
 
-    def enter(self, part: Part, reserved: int) -> bool:
-        """Admit the part, or as many of its first records as there is room for; whether none is left."""
-        self._intake.check_open()
-        room = max(self._intake.admission.room(part.cost), reserved)
+    def enter(self, entry: RunSlice, reserved: int) -> bool:
+        """Admit the entry, or as many of its first records as there is room for; whether all were admitted."""
+        self._submission.check_open()
+        room = max(self._submission.admission.room(entry.cost), reserved)
         if not room:
             return False
-        first = part if room >= part.count else part.split(room)
-        self._intake.join(first, self._priority, self)
-        return first is part
+        first = entry if room >= entry.count else entry.split(room)
+        self._submission.enqueue_entry(first, self._priority, self)
+        return first is entry
 
     async def wait_for_room(self, cost: float) -> None:
         """Wait until a record of this cost may enter."""
-        await self._intake.admission.enter(cost)
+        await self._submission.admission.enter(cost)
 
     def flush(self) -> None:
-        """No more is coming for a while."""
-        self._intake.dispatcher.flush()
+        """Dispatch waiting records without waiting for more."""
+        self._submission.dispatcher.flush()

@@ -1,4 +1,4 @@
-"""Where a dispatcher sleeps until something has changed that it should look at."""
+"""Lets a dispatcher sleep until its queue changes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 
 
 class Wakeup:
-    """One sleeper, whom anybody on the event loop may wake."""
+    """One sleeping task that any code on the event loop may wake."""
 
     __slots__ = ("sleeper",)
 
     def __init__(self) -> None:
         self.sleeper: asyncio.Future[None] | None = None
-        """Not None while a dispatcher sleeps. `submit` looks at it for every record."""
+        """Not None while a dispatcher sleeps. `submit` checks it for every record."""
 
     async def sleep(self, until: float | None = None) -> None:
         """Return when woken, or at the time `until` on the loop's clock."""
@@ -27,6 +27,6 @@ class Wakeup:
                 timer.cancel()
 
     def wake(self) -> None:
-        """End the sleep, if there is one."""
+        """Wake the sleeper, if any."""
         if self.sleeper is not None and not self.sleeper.done():
             self.sleeper.set_result(None)

@@ -1,6 +1,6 @@
-"""Which records go next, and what they cost. Pure: no clock, no event loop.
+"""Batch formation and cost. Pure: no clock, no event loop.
 
-- `waiting_queue.WaitingQueue`: which waiting records form the next batch
-- `cost.CostRule`: what a record and a batch cost
-- `slots.Slots`: who is in a step-wise engine
+- `waiting_queue.WaitingQueue`: chooses the records of the next batch
+- `cost.CostRule`: the cost of a record
+- `slots.Slots`: the records in a step-wise engine
 """

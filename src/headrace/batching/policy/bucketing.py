@@ -1,4 +1,4 @@
-"""Length bucketing: records of like cost share a batch, inside a bounded window. Pure: no clock, no asyncio."""
+"""Length bucketing: batches records of similar cost within a bounded window. Pure: no clock, no asyncio."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headrace.batching.pending import Entry
+from headrace.batching.pending import QueueEntry
 from headrace.events import CloseReason
 
 MAX_STRETCH = 2
-"""A padded batch's longest record is at most this many times its shortest: at least half the computation is real."""
+"""Maximum ratio of longest to shortest record in a padded batch, so that at most half of it is padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a batch may be."""
+    """The limits of a batch."""
 
     target_batch_cost: float
     max_batch_size: int
@@ -27,84 +27,84 @@ class Limits:
     """Records that length bucketing may reorder; 0 keeps them first in, first out."""
 
 
-ClusterResources: TypeAlias = tuple[float, int, Entry]
-"""Cost, serial number, entry: sorts by cost, and never compares entries."""
+WindowItem: TypeAlias = tuple[float, int, QueueEntry]
+"""Cost, serial number, entry: sorts by cost and never compares entries."""
 
 
 class BucketWindow:
-    """Records sorted by cost, cut into batches from the costliest down.
+    """Records sorted by cost and divided into batches from the highest cost down.
 
-    The cut is made anew for every batch, so no batch leaves a gap too small for the next. The batch that goes is the
-    one which holds the *anchor*: for every other batch the oldest record, in between the oldest record of each caller
-    in turn. The oldest record is therefore in the next batch or the one after.
+    The division is recomputed for every batch, so no batch leaves a gap too small for the next. The batch taken is the
+    one with the *anchor*: alternately the oldest record, and the oldest record of each caller in turn. So the oldest
+    record is in the next batch or the one after.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._sorted: list[ClusterResources] = []
-        self._callers: dict[Hashable, deque[ClusterResources]] = {}
-        self._order: deque[ClusterResources] = deque()
+        self._sorted: list[WindowItem] = []
+        self._callers: dict[Hashable, deque[WindowItem]] = {}
+        self._order: deque[WindowItem] = deque()
         self._inside: set[int] = set()
-        """Serial numbers of those that have not been taken; a taken record may have another home by now."""
+        """Serial numbers of records not yet taken; a taken record may have another holder by now."""
         self._serial = 0
-        self._turn = False
+        self._use_oldest = False
 
     @property
     def has_room(self) -> bool:
         """Whether another record may enter."""
         return len(self._sorted) < self.limits.window
 
-    def __iter__(self) -> Iterator[Entry]:
-        return (entry for _, _, entry in self._sorted if entry.home is not None)
+    def __iter__(self) -> Iterator[QueueEntry]:
+        return (entry for _, _, entry in self._sorted if entry.holder is not None)
 
-    def add(self, entry: Entry, caller: Hashable) -> None:
-        """Let a record in, behind those already here."""
+    def add(self, entry: QueueEntry, caller: Hashable) -> None:
+        """Add a record as the newest."""
         self._serial += 1
-        place = (entry.cost, self._serial, entry)
-        insort(self._sorted, place)
+        item = (entry.cost, self._serial, entry)
+        insort(self._sorted, item)
         self._inside.add(self._serial)
-        self._order.append(place)
-        self._callers.setdefault(caller, deque()).append(place)
+        self._order.append(item)
+        self._callers.setdefault(caller, deque()).append(item)
 
     def sweep(self) -> None:
-        """Drop the records that have left."""
-        self._inside.difference_update(serial for _, serial, entry in self._sorted if entry.home is None)
-        self._sorted = [place for place in self._sorted if place[2].home is not None]
+        """Drop cancelled records."""
+        self._inside.difference_update(serial for _, serial, entry in self._sorted if entry.holder is None)
+        self._sorted = [item for item in self._sorted if item[2].holder is not None]
 
-    def oldest(self) -> Entry | None:
-        """The record that entered first, or None when the window is empty."""
-        place = self._first(self._order)
-        return None if place is None else place[2]
+    def oldest(self) -> QueueEntry | None:
+        """The record that was added first, or None when the window is empty."""
+        item = self._first(self._order)
+        return None if item is None else item[2]
 
-    def take(self) -> tuple[list[Entry], CloseReason | None]:
-        """Remove and return the anchor's batch, costliest first, and which limit ended it (None: no limit did)."""
+    def take(self) -> tuple[list[QueueEntry], CloseReason | None]:
+        """Remove and return the anchor's batch, highest cost first, and the limit that ended it, if any."""
         low, high, met = self._cut(bisect_left(self._sorted, self._anchor()))
         batch = [entry for _, _, entry in reversed(self._sorted[low:high])]
         self._inside.difference_update(serial for _, serial, _ in self._sorted[low:high])
         del self._sorted[low:high]
         for entry in batch:
-            entry.home = None
+            entry.holder = None
         return batch, met
 
-    def _first(self, places: deque[ClusterResources]) -> ClusterResources | None:
-        """The first that still waits here; those before it are dropped."""
-        while places and (places[0][1] not in self._inside or places[0][2].home is None):
-            places.popleft()
-        return places[0] if places else None
+    def _first(self, items: deque[WindowItem]) -> WindowItem | None:
+        """The first record still in the window; taken ones before it are dropped."""
+        while items and (items[0][1] not in self._inside or items[0][2].holder is None):
+            items.popleft()
+        return items[0] if items else None
 
-    def _anchor(self) -> ClusterResources:
-        self._turn = not self._turn
-        while not self._turn and self._callers:
+    def _anchor(self) -> WindowItem:
+        self._use_oldest = not self._use_oldest
+        while not self._use_oldest and self._callers:
             caller = next(iter(self._callers))
-            places = self._callers.pop(caller)
-            place = self._first(places)
-            if place is not None:
-                self._callers[caller] = places  # to the end: the others come first now
-                return place
-        place = self._first(self._order)
-        if place is None:
+            items = self._callers.pop(caller)
+            item = self._first(items)
+            if item is not None:
+                self._callers[caller] = items  # move to the end: the other callers come first now
+                return item
+        item = self._first(self._order)
+        if item is None:
             raise IndexError("the window is empty")
-        return place
+        return item
 
     def _cut(self, anchor: int) -> tuple[int, int, CloseReason | None]:
         high = len(self._sorted)
@@ -117,9 +117,9 @@ class BucketWindow:
         return low, high, met
 
     def _down_from(self, high: int) -> tuple[int, CloseReason | None]:
-        """Where the batch starts whose costliest record is the one below `high`, and the limit it meets there."""
-        limits, places = self.limits, self._sorted
-        longest = places[high - 1][0]
+        """The start of the batch that ends below `high`, and the limit that it meets there."""
+        limits, items = self.limits, self._sorted
+        longest = items[high - 1][0]
         met: CloseReason
         if limits.padded:
             fitting = int(min(limits.target_batch_cost // longest, high + 1)) if longest else high + 1
@@ -128,13 +128,13 @@ class BucketWindow:
         size, met = (fitting, "full_cost") if fitting < limits.max_batch_size else (limits.max_batch_size, "full_size")
         low = high - max(size, 1)
         if limits.padded:
-            alike = bisect_left(places, (longest / MAX_STRETCH,), 0, high)
+            alike = bisect_left(items, (longest / MAX_STRETCH,), 0, high)
             if alike > low and high - alike >= limits.min_batch_size:
                 return alike, "boundary"
         return (low, met) if low >= 0 else (0, None)
 
     def _fitting_sum(self, high: int) -> int:
-        """How many records below `high` fit the budget when costs add up."""
+        """How many records below `high` fit the budget by their summed cost."""
         total, low = 0.0, high
         while low and high - low <= self.limits.max_batch_size:
             total += self._sorted[low - 1][0]
@@ -144,17 +144,17 @@ class BucketWindow:
         return high - low + (low == 0)
 
     def _up_to(self, high: int) -> tuple[int, CloseReason | None]:
-        """How far up the cheapest records' batch reaches, once everything below `high` fits it, and what stops it."""
-        limits, places = self.limits, self._sorted
-        total = sum(cost for cost, _, _ in places[:high])
-        while high < len(places):
-            cost = places[high][0]
+        """The end of the batch of cheapest records, given that all below `high` fit, and the limit that it meets."""
+        limits, items = self.limits, self._sorted
+        total = sum(cost for cost, _, _ in items[:high])
+        while high < len(items):
+            cost = items[high][0]
             total += cost
             if high == limits.max_batch_size:
                 return high, "full_size"
             if (cost * (high + 1) if limits.padded else total) > limits.target_batch_cost:
                 return high, "full_cost"
-            if limits.padded and cost > places[0][0] * MAX_STRETCH and high >= limits.min_batch_size:
+            if limits.padded and cost > items[0][0] * MAX_STRETCH and high >= limits.min_batch_size:
                 return high, "boundary"
             high += 1
         return high, None

@@ -1,4 +1,4 @@
-"""What a record costs, and what a batch of records costs. Pure: no clock, no asyncio."""
+"""The cost of records and batches. Pure: no clock, no asyncio."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from headrace.errors import CostError
 
 CostEstimatorFn: TypeAlias = Callable[[Any], float]
-"""`(record) -> cost`, a finite number >= 0 in any unit the budget is given in."""
+"""`(record) -> cost`, a finite number >= 0 in the unit of the budget."""
 
 TokenEstimatorFn: TypeAlias = CostEstimatorFn
 """A `CostEstimatorFn` whose unit is tokens."""
@@ -18,7 +18,7 @@ TokenEstimatorFn: TypeAlias = CostEstimatorFn
 
 @runtime_checkable
 class CostEstimator(Protocol):
-    """A record that knows its own cost."""
+    """A record that can estimate its cost."""
 
     def estimate_cost(self) -> int:
         """The record's cost, a finite number >= 0."""
@@ -27,7 +27,7 @@ class CostEstimator(Protocol):
 
 @runtime_checkable
 class TokenEstimator(Protocol):
-    """A record that knows its own length in tokens."""
+    """A record that can estimate its length in tokens."""
 
     def estimate_tokens(self) -> int:
         """The record's tokens, a finite number >= 0."""
@@ -35,14 +35,14 @@ class TokenEstimator(Protocol):
 
 
 def checked_cost(cost: object, record: object) -> float:
-    """`cost` itself, once it is known to be a finite number >= 0.
+    """`cost` if it is a finite number >= 0.
 
     Raises:
-        CostError: it is not; a cost that is no number would poison every comparison of the budget.
+        CostError: it is not; NaN, for example, would break every comparison with the budget.
     """
     if isinstance(cost, (int, float)) and 0 <= cost <= sys.float_info.max:
         return cost
-    if isinstance(cost, numbers.Real) and not isinstance(cost, (int, float)):  # a scalar of numpy's, say
+    if isinstance(cost, numbers.Real) and not isinstance(cost, (int, float)):  # for example a numpy scalar
         return checked_cost(float(cost), record)
     raise CostError(
         f"the cost of a {type(record).__name__} record is {cost!r}: it must be a finite number >= 0 "
@@ -51,24 +51,24 @@ def checked_cost(cost: object, record: object) -> float:
 
 
 class CostRule:
-    """Cost of a record nobody gave a cost for: the estimator function, the record's own method, the default."""
+    """Estimates a record's cost: by the estimator function, the record's method, or the default."""
 
     def __init__(
         self,
         estimator: CostEstimatorFn | None,
         methods: tuple[str, ...],
         default: float,
-        on_default: Callable[[Any], None] | None = None,
+        on_default: Callable[[object], None] | None = None,
     ) -> None:
         self.estimator = estimator
         self._methods = methods
         self.default = default
         self._on_default = on_default
         self.plain: set[type] = set()
-        """Types whose records are known to cost the default."""
+        """Types whose records always cost the default."""
 
-    def __call__(self, record: Any) -> float:
-        """The record's cost, not yet checked; raises what the estimator raises."""
+    def __call__(self, record: object) -> float:
+        """The record's cost, unchecked; raises what the estimator raises."""
         if self.estimator is not None:
             return self.estimator(record)
         for name in self._methods:
@@ -81,8 +81,8 @@ class CostRule:
             self.plain.add(type(record))
         return self.default
 
-    def shared(self, records: Sequence[Any]) -> float | None:
-        """The default cost if it is that of every one of these records, by their types; None if each must be asked."""
+    def shared(self, records: Sequence[object]) -> float | None:
+        """The default cost if it applies to all these records by type; None if each must be estimated."""
         if self.estimator is not None:
             return None
         for kind in set(map(type, records)):
@@ -94,7 +94,7 @@ class CostRule:
 
 
 def batch_cost(costs: list[float], *, padded: bool) -> float:
-    """Cost of a batch: the sum, or for an engine that pads every record to the longest, count × longest."""
+    """Cost of a batch: the sum, or count × longest for an engine that pads."""
     if not costs:
         return 0
     return len(costs) * max(costs) if padded else sum(costs)

@@ -1,4 +1,4 @@
-"""How far records grow before they finish, learned from those that have. Pure: no clock, no asyncio."""
+"""Predicts how far records grow, from finished records. Pure: no clock, no asyncio."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from bisect import bisect_right, insort
 from collections import deque
 
 _SAMPLE = 256
-"""Finished records that are remembered, the latest."""
+"""How many of the latest finished records to keep."""
 
 _ENOUGH = 16
-"""Finished records before they are believed; until then every record is taken to grow as far as it may."""
+"""Minimum finished records for a prediction; below it, every record is expected to reach its maximum."""
 
 
 class Growth:
-    """Expects of a record what records like it have done.
+    """Predicts a record's final cost from finished records.
 
-    What is learned is a share: 0 for a record that finished at the size it began with, 1 for one that grew as far as
-    it might. So requests of different limits teach one another. The first to finish are the short ones, which makes the
-    estimate hopeful at first; whoever uses it must be able to take a promise back.
+    It keeps the growth of each as a share: 0 for a record that did not grow, 1 for one that reached its maximum, so
+    that requests with different limits are comparable. Short records finish first, which makes early estimates too
+    low; callers must be able to evict records.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Growth:
         self._beyond: list[float] | None = None
 
     def finished(self, start: float, most: float, final: float) -> None:
-        """A record that began at `start` and might grow to `most` ended at `final`."""
+        """A record with initial cost `start` and maximum `most` finished at `final`."""
         if most <= start:
             return
         share = min(max((final - start) / (most - start), 0.0), 1.0)
@@ -37,9 +37,9 @@ class Growth:
         self._beyond = None
 
     def expected(self, start: float, most: float, held: float) -> float:
-        """What a record will hold at its end, which holds `held` already: between `held` and `most`.
+        """The expected final cost of a record that has reached `held`: between `held` and `most`.
 
-        The mean over the remembered records that grew further than this one has; `most` where there is none.
+        The mean over the kept records that grew further than this one; `most` if there are none.
         """
         if most <= start or held >= most or len(self._sorted) < _ENOUGH:
             return max(most, held)

@@ -1,110 +1,109 @@
-"""Who is in a step-wise engine, who may join, and who must go back. Pure: no clock, no asyncio."""
+"""The slots of a step-wise engine: which records are in, may join, or are evicted. Pure: no clock, no asyncio."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import count
-from typing import Any
 
-from headrace.batching.pending import Entry
+from headrace.batching.pending import QueueEntry
 from headrace.batching.policy.growth import Growth
 
 _keys = count()
-"""Never the same twice: an engine that outlives its batcher cannot mistake one record for another."""
+"""Unique for the process, because an engine may outlive its batcher."""
 
 
 class SlotEntry:
-    """One record in the engine, or on its way back there."""
+    """One record in the engine, or evicted and waiting to rejoin."""
 
     __slots__ = ("entry", "held", "key", "most", "record", "resume", "start")
 
-    def __init__(self, entry: Entry, record: Any, start: float, most: float) -> None:
+    def __init__(self, entry: QueueEntry, record: object, start: float, most: float) -> None:
         self.entry = entry
         self.record = record
-        self.resume: Any = None
-        """What the engine goes on with after it was sent back; None begins anew."""
+        self.resume: object = None
+        """What the engine resumes from after an eviction; None restarts the record."""
         self.start = start
-        """What it costs at first."""
+        """Initial cost."""
         self.most = most
-        """What it may grow to."""
+        """Maximum cost."""
         self.held = start
-        """What it holds once it has taken its next step."""
+        """Cost during its next step."""
         self.key = -1
-        """Its name in the engine, another each time it joins."""
+        """Its key in the engine, new each time it joins."""
 
 
 class Slots:
-    """The records in the engine: at most `max_slots`, and within `budget` what they are expected to grow to.
+    """The records in the engine: at most `max_slots`, with an expected final cost within `budget`.
 
-    A single record is always let in, whatever it costs.
+    A single record always fits, whatever it costs.
     """
 
     def __init__(self, max_slots: int, budget: float) -> None:
         self.max_slots = max_slots
         self.budget = budget
         self.growth = Growth()
-        self._seats: dict[int, SlotEntry] = {}
+        self._by_key: dict[int, SlotEntry] = {}
 
     def __len__(self) -> int:
-        return len(self._seats)
+        return len(self._by_key)
 
     def __iter__(self) -> Iterator[SlotEntry]:
-        return iter(list(self._seats.values()))
+        return iter(list(self._by_key.values()))
 
     @property
     def full(self) -> bool:
         """Whether no slot is free."""
-        return len(self._seats) >= self.max_slots
+        return len(self._by_key) >= self.max_slots
 
     @property
     def held(self) -> float:
-        """What all of them hold."""
-        return sum(seat.held for seat in self._seats.values())
+        """Current cost of all records."""
+        return sum(slot.held for slot in self._by_key.values())
 
     def promised(self) -> float:
-        """What all of them are expected to hold at their ends, as if they ended together."""
+        """Expected final cost of all records."""
         expected = self.growth.expected
-        return sum(expected(seat.start, seat.most, seat.held) for seat in self._seats.values())
+        return sum(expected(slot.start, slot.most, slot.held) for slot in self._by_key.values())
 
     def has_room(self, promised: float, start: float, most: float, held: float) -> bool:
-        """Whether one more record may join, after others to which `promised` is promised."""
-        if not self._seats:
+        """Whether one more record may join, when the others are expected to cost `promised`."""
+        if not self._by_key:
             return True
         if self.full:
             return False
         return promised + self.growth.expected(start, most, held) <= self.budget
 
-    def join(self, seat: SlotEntry) -> None:
-        """Give a record a slot and a key."""
-        seat.key = next(_keys)
-        self._seats[seat.key] = seat
+    def join(self, slot: SlotEntry) -> None:
+        """Assign a slot and a key to a record."""
+        slot.key = next(_keys)
+        self._by_key[slot.key] = slot
 
     def leave(self, key: int) -> SlotEntry | None:
-        """Free a slot; None where nobody holds it."""
-        return self._seats.pop(key, None)
+        """Free a slot and return its record; None for an unknown key."""
+        return self._by_key.pop(key, None)
 
-    def find(self, entry: Entry) -> SlotEntry | None:
-        """Where a record is."""
-        return next((seat for seat in self._seats.values() if seat.entry is entry), None)
+    def find(self, entry: QueueEntry) -> SlotEntry | None:
+        """The slot of a record, or None."""
+        return next((slot for slot in self._by_key.values() if slot.entry is entry), None)
 
     def update(self, held: Mapping[int, float]) -> None:
-        """Note what each record holds now."""
+        """Update the cost of each record, by key."""
         for key, cost in held.items():
-            if key in self._seats:
-                self._seats[key].held = cost
+            if key in self._by_key:
+                self._by_key[key].held = cost
 
-    def send_back(self) -> list[SlotEntry]:
-        """Free the slots of the last to have joined, until the next step of the others fits the budget."""
+    def evict(self) -> list[SlotEntry]:
+        """Evict the records that joined last, until the next step of the others fits the budget."""
         held = self.held
-        back: list[SlotEntry] = []
-        while held > self.budget and len(self._seats) > 1:
-            _, seat = self._seats.popitem()
-            held -= seat.held
-            back.append(seat)
-        return back
+        evicted: list[SlotEntry] = []
+        while held > self.budget and len(self._by_key) > 1:
+            _, slot = self._by_key.popitem()
+            held -= slot.held
+            evicted.append(slot)
+        return evicted
 
     def clear(self) -> list[SlotEntry]:
-        """Free all slots, in the order of joining."""
-        seats = list(self._seats.values())
-        self._seats.clear()
-        return seats
+        """Free all slots and return their records in joining order."""
+        slots = list(self._by_key.values())
+        self._by_key.clear()
+        return slots

@@ -1,5 +1,5 @@
-"""How rows are written down, one file for each format.
+"""Row formats, one file for each.
 
-- `jsonl.JsonlWriter`: JSON Lines out
-- `parquet.ParquetWriter`: Parquet out
+- `jsonl.JsonlWriter`: writes JSON Lines
+- `parquet.ParquetWriter`: writes Parquet
 """

@@ -1,23 +1,22 @@
-"""Dead letters: what became of the records that could not be processed, one JSON line each."""
+"""Dead letters: failed records, one JSON line each."""
 
 from __future__ import annotations
 
 import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from headrace.io.formats.strict_json import StrictJson, depth, dump_any
 from headrace.records import Failed
 
 _DEEPEST = 64
-"""A record that is nested deeper is kept as the text of its JSON: readers of JSON have limits of their own."""
+"""Records nested deeper are stored as JSON text, because JSON readers limit the depth."""
 
 _ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>\\u[dD][89a-fA-F]..)|\\.")
-"""Of JSON: a whole surrogate pair, half of one, or any other."""
+"""JSON escapes: a surrogate pair, a lone surrogate, or any other."""
 
 
-def letter(failed: Failed) -> dict[str, Any]:
+def letter(failed: Failed) -> dict[str, object]:
     """One dead letter."""
     return {
         "position": failed.record.position,
@@ -34,13 +33,13 @@ def encode_failures(failures: Sequence[Failed]) -> bytes:
     return encode_letters(letter(failed) for failed in failures)
 
 
-def encode_letters(letters: Iterable[Mapping[str, Any]]) -> bytes:
-    """Dead letters as lines, whatever the records hold; NaN and infinities become null, half surrogate pairs text."""
+def encode_letters(letters: Iterable[Mapping[str, object]]) -> bytes:
+    """Dead letters as lines, for any records; NaN and infinities become null, lone surrogates text."""
     return "".join([_readable(row) + "\n" for row in letters]).encode()
 
 
-def _readable(row: Mapping[str, Any]) -> str:
-    """The line, with what no reader takes spelt out: half of a surrogate pair becomes the text of its escape."""
+def _readable(row: Mapping[str, object]) -> str:
+    """The line, with lone surrogates, which readers refuse, replaced by the text of their escape."""
     line, halves = _without_halves(_line(row))
     if not halves:
         return line
@@ -64,20 +63,20 @@ def _without_halves(line: str) -> tuple[str, int]:
     return _ESCAPES.sub(spelt, line), halves
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    # ASCII, so that what UTF-8 cannot spell does not fail the failure's own report.
+def _line(row: Mapping[str, object]) -> str:
+    # ASCII, because lone surrogates cannot be encoded in UTF-8.
     try:
         line = _JSON.dump(row)
         if line.count("[") + line.count("{") <= _DEEPEST or depth(row["record"], _DEEPEST) < _DEEPEST:
             return line
-    except BaseException:  # noqa: BLE001 - a record's own failure must never fail for what the record is
+    except BaseException:  # noqa: BLE001 - reporting a failure must never fail because of the record
         if depth(row["record"], _DEEPEST) < _DEEPEST:
             return dump_any(row, _plain)
     return dump_any({**row, "record": dump_any(row["record"], _plain)}, _plain)
 
 
-def _plain(value: Any) -> Any:
-    """What a value becomes that JSON has no type for."""
+def _plain(value: object) -> object:
+    """The replacement for a value without a JSON type."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, Mapping):

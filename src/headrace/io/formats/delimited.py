@@ -6,7 +6,6 @@ import csv
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.io.base import Chunk
@@ -15,15 +14,15 @@ from headrace.io.storage.lines import MAX_LINE_BYTES, RAW_KEPT_BYTES, line_block
 from headrace.records import Failed, Record
 
 _LINE_BYTES = 64
-"""What a line held in memory takes beside its text, about: it counts towards the bound of a row."""
+"""Approximate overhead of a line held in memory, in bytes; it counts towards a row's limit."""
 _SPARE_QUOTES = 64
-"""So many more runs of quotes than its fields call for may a row of several lines have."""
+"""Extra runs of quotes allowed in a row of several lines, beyond two per field."""
 _NEVER_CLOSED = "a quoted field is never closed"
 _ODD_QUOTES = re.compile(r'(?<!")"(?:"")*(?!")')
 
 
 class DelimitedFormat:
-    """The rows below the header, each a dict of texts. A blank line is no record.
+    """The rows below the header, each a dict of strings. Blank lines are skipped.
 
     A row with more or fewer fields than the header, with bytes that are not UTF-8, or with a broken quote is a `Failed`
     at its position. Where a quote is not closed, the lines up to the next whole row are one `Failed`.
@@ -33,8 +32,8 @@ class DelimitedFormat:
         self.name = name
         self._delimiter = delimiter
 
-    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
-        """Unknown without reading it all."""
+    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - required by the interface
+        """Unknown without reading the whole file."""
         return None
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
@@ -66,7 +65,7 @@ class DelimitedFormat:
 
 
 class _Lines:
-    """The lines of a file as text; those of the row being read may be given back, to be read again."""
+    """The lines of a file as text; lines of the current row can be returned and read again."""
 
     def __init__(self, file: InputFile) -> None:
         self._file = file
@@ -87,7 +86,7 @@ class _Lines:
         """The next line.
 
         Raises:
-            csv.Error: it belongs to a row that is too long for one whose quotes are closed.
+            csv.Error: the row is too long, so a quote is probably not closed.
         """
         line = self._again() if self._back else next(self._lines)
         self.row.append(line)
@@ -96,23 +95,23 @@ class _Lines:
         return line
 
     def begin_row(self) -> None:
-        """Forget the lines of the row before."""
+        """Forget the lines of the previous row."""
         self.row = []
         self._held = self._quotes = 0
 
     def give_back(self, lines: list[str]) -> None:
-        """Let lines be read again, those that were read last."""
+        """Return the lines read last, to be read again."""
         self._back.extendleft(reversed(lines))
         self._back_bytes += sum(map(_size, lines))
 
     def drop(self, count: int) -> None:
-        """Pass over lines that were given back."""
+        """Skip returned lines."""
         for _ in range(count):
             self._again()
 
     @property
     def place(self) -> tuple[int, int]:
-        """Bytes of the content and lines before the next line to be read."""
+        """Bytes and lines before the next line."""
         return self._offset - self._back_bytes, self._number - len(self._back)
 
     def take(self) -> int:
@@ -126,8 +125,8 @@ class _Lines:
         return line
 
     def _hold(self, line: str) -> None:
-        # A row of the width of the header has no more quotes than that; with this bound the time it takes to find the
-        # next whole row grows with the length of the file alone, however often a quote is not closed.
+        # A row with the header's width has no more quotes than that. The bound keeps the search for the next whole row
+        # linear in the file's length, even with many unclosed quotes.
         self._held += len(line) + _LINE_BYTES
         if '"' in line:
             self._quotes += sum(1 for _ in _ODD_QUOTES.finditer(line))
@@ -145,12 +144,12 @@ class _Lines:
             for line in lines:
                 self._offset += len(line) + 1
                 self._number += 1
-                # Bytes that are no UTF-8 pass through as surrogates, and fail their own row.
+                # Invalid UTF-8 becomes surrogates, which fail their row.
                 yield line.decode(errors="surrogateescape") + "\n"
 
 
 class _Bad:
-    """Lines that are no row.
+    """Lines that do not form a row.
 
     Args:
         line: the first of them, with its newline.
@@ -165,7 +164,7 @@ class _Bad:
         self.add(line, end)
 
     def add(self, line: str, end: tuple[int, int]) -> None:
-        """Take in one more line."""
+        """Add a line."""
         self._text += line[: RAW_KEPT_BYTES - len(self._text)]
         self._end = end
 
@@ -178,9 +177,9 @@ class _Bad:
 
 
 class _Rows:
-    """The rows of lines; where a quote is not closed, the reading goes on with the next line that begins a whole row.
+    """Parses lines as rows; after an unclosed quote, continues at the next line that begins a whole row.
 
-    What is a row depends on the content alone, so that positions are the same at every reading.
+    Rows depend only on the content, so that positions are the same at every read.
     """
 
     def __init__(self, lines: _Lines, delimiter: str) -> None:
@@ -202,7 +201,7 @@ class _Rows:
         return row or []
 
     def below(self, width: int) -> Iterator[list[str] | _Bad]:
-        """The rows below a header of so many fields, and what is between them."""
+        """The rows below a header of `width` fields, and the bad lines between them."""
         lines = self._lines
         lines.most_quotes = 2 * width + _SPARE_QUOTES
         bad: _Bad | None = None
@@ -229,7 +228,7 @@ class _Rows:
             yield bad
 
     def _next(self) -> list[str] | csv.Error | None:
-        """The next row, or what is wrong with it; None at the end."""
+        """The next row or its error; None at the end."""
         self._lines.begin_row()
         try:
             return next(self._reader, None)
@@ -237,7 +236,7 @@ class _Rows:
             return error
 
     def _is_whole(self, row: list[str] | csv.Error, width: int) -> bool:
-        """Whether the lines just read are a row as one writes it: no quote in it that is not one of a quoted field."""
+        """Whether the lines just read form a well-formed row: quotes only around quoted fields."""
         return (
             isinstance(row, list)
             and len(row) == width
@@ -245,9 +244,9 @@ class _Rows:
         )
 
     def _hides_rows(self, width: int) -> bool:
-        """Whether the row just read, of several lines and the wrong width, has whole rows in it, up to its last line.
+        """Whether the row just read, of several lines and the wrong width, contains whole rows up to its last line.
 
-        If so, all but its first line is given back.
+        If so, all lines except its first are returned.
         """
         lines, inner = self._lines, self._lines.row[1:]
         lines.give_back(inner)
@@ -282,7 +281,7 @@ def _header(rows: _Rows, file: InputFile) -> list[str]:
 def _row(header: list[str], row: list[str] | _Bad, position: int, file: InputFile) -> Record | Failed:
     if isinstance(row, _Bad):
         return row.failed(position, file)
-    data: dict[str, Any] = dict(zip(header, row, strict=False))
+    data: dict[str, object] = dict(zip(header, row, strict=False))
     if len(row) != len(header):
         return _failed(position, row, "ValueError", _wrong_width(row, len(header)))
     if not "".join(row).isascii():
@@ -297,5 +296,5 @@ def _wrong_width(row: list[str], width: int) -> str:
     return f"the row has {len(row)} fields, the header {width}"
 
 
-def _failed(position: int, data: Any, reason: str, message: str) -> Failed:
+def _failed(position: int, data: object, reason: str, message: str) -> Failed:
     return Failed(Record(position, position, data), reason, message)

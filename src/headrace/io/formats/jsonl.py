@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from headrace.io.base import Chunk
 from headrace.io.formats.dead_letters import encode_failures
@@ -20,7 +20,7 @@ _WRITTEN_BYTES = 4 * 1024 * 1024
 
 
 class JsonlFormat:
-    """The lines of a file. A blank line is no record and takes no position.
+    """The lines of a file. Blank lines are skipped and take no position.
 
     A line that is not UTF-8, not JSON or not a JSON object is a `Failed` at its position, with the raw line (its first
     4,096 bytes, undecodable bytes replaced) as data.
@@ -28,19 +28,19 @@ class JsonlFormat:
 
     name = "jsonl"
 
-    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
-        """Unknown without reading it all."""
+    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - required by the interface
+        """Unknown without reading the whole file."""
         return None
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """At most 512 rows a chunk, out of one block of 256 KiB (or one longer line)."""
+        """At most 512 rows per chunk, from one block of 256 KiB (or one longer line)."""
         return object_chunks(file, base, next_todo, lambda position, row: Record(position, position, row))
 
 
 class JsonlWriter:
-    """One object per line: the record's id, the columns kept of it, and its output in `column`.
+    """One object per line: the record's id, its kept columns, and its output in `column`.
 
-    Numpy arrays become lists, dates and the like text.
+    NumPy arrays become lists; dates and times become text.
 
     Args:
         column: the name of the output.
@@ -63,7 +63,7 @@ class JsonlWriter:
         """The lines of one part.
 
         Raises:
-            Exception: a row that cannot be written, for whatever reason.
+            Exception: a row cannot be written.
         """
         encode, row = self._json.encode, self._row
         try:
@@ -73,16 +73,16 @@ class JsonlWriter:
         content = "".join(lines).encode()
         return compress(self._compression, content) if self._compression and content else content
 
-    def _row(self, ok: Ok) -> dict[str, Any]:
-        kept: Mapping[str, Any] = ok.record.data or {}
+    def _row(self, ok: Ok) -> dict[str, object]:
+        kept: Mapping[str, object] = ok.record.data or {}
         return {"id": ok.record.id, **kept, self._column: ok.output}
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
-        """Dead letters are JSON lines beside any format."""
+        """Dead letters are JSON lines for every format."""
         return encode_failures(failures)
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
-        """The parts one behind the other; if compressed, still one stream for each."""
+        """Concatenate the parts; if compressed, each stays one stream."""
         empty = True
         for part in parts:
             with part.open("rb") as file:
@@ -92,7 +92,7 @@ class JsonlWriter:
             target.write(compress(self._compression, b""))
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        """The lines of both in turns; if compressed, one stream for each 4 MiB."""
+        """Alternate lines of both; if compressed, one stream per 4 MiB."""
         held: list[bytes] = []
         size = 0
         for lines in interleaved(lines_of([base]), lines_of(more), turns):
@@ -109,7 +109,7 @@ class JsonlWriter:
         target.write(compress(self._compression, content) if self._compression else content)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (date, time)):

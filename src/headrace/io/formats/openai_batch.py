@@ -26,7 +26,7 @@ from headrace.io.storage.lines import (
     parse_object,
 )
 from headrace.openai_protocol import chat_completion, completion, embeddings
-from headrace.records import Failed, Ok, Record
+from headrace.records import Failed, JsonObject, Ok, Record
 
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 _TIMEOUTS = frozenset({ProcessTimeoutError.__name__, DeadlineExceededError.__name__})
@@ -36,40 +36,40 @@ CHAT = "/v1/chat/completions"
 
 
 class Answers(tuple[Any, ...]):  # noqa: SLOT001 - a tuple's subclass cannot have slots with names
-    """The outputs of one request, one for each of the several inputs that it may have."""
+    """The outputs of one request, one per input."""
 
     truncated: tuple[int, ...] = ()
-    """Places of the inputs that were cut."""
+    """Indices of truncated inputs."""
 
 
 def batch_url(file: InputFile) -> str | None:
-    """The URL that the first line asks, if it is a request of a batch."""
+    """The URL of the first line, if it is a batch request."""
     try:
         for lines, _ in itertools.islice(line_blocks(file), 4):
             for line in full_lines(lines)[:1]:
                 row = parse_object(line)
                 return str(row["url"]) if row.keys() >= _FIELDS else None
     except (ValueError, TypeError, RecursionError, JobError):
-        pass  # whatever it is, the reader of its format will say
+        pass  # the reader of its format reports the error
     return None
 
 
-def url_of(source: Any) -> str | None:
-    """What the requests of a source ask, if it reads batch files."""
+def url_of(source: object) -> str | None:
+    """The URL of a source's requests, if it reads batch files."""
     return next((form.url for form in getattr(source, "formats", ()) if isinstance(form, OpenAIFormat)), None)
 
 
 class OpenAIFormat:
     """The requests of a batch file: {id: custom_id, url, model, body, text}.
 
-    `text` is an embedding request's input. A request that is not POST, has no `custom_id` or `body`, or asks another
+    `text` is an embedding request's input. A request that is not POST, has no `custom_id` or `body`, or has another
     URL than the first of its file, is a `Failed` at its position.
 
     Args:
         url: that of the file's first request.
 
     Raises:
-        ConfigError: nothing here answers that URL.
+        ConfigError: the URL is not supported.
     """
 
     name = "openai"
@@ -82,16 +82,16 @@ class OpenAIFormat:
         self._model: str | None = None
 
     def leave_bodies(self, model: str) -> None:
-        """Check no fields of bodies: whoever prepares them does. A body that names no model asks for `model`."""
+        """Do not check fields of bodies; the engine does. A body without a model uses `model`."""
         self._checks_body = False
         self._model = model
 
-    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
-        """Unknown without reading it all."""
+    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - required by the interface
+        """Unknown without reading the whole file."""
         return None
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """At most 512 requests a chunk."""
+        """At most 512 requests per chunk."""
         return object_chunks(file, base, next_todo, self._request)
 
     def _request(self, position: int, row: Mapping[str, Any]) -> Record | Failed:
@@ -114,13 +114,13 @@ class OpenAIFormat:
         }
         if row["url"] == EMBEDDINGS:
             given = row["body"].get("input")
-            # A list of one text is what many clients send; one vector is what a record has.
+            # Many clients send a list of one text; a record has one vector.
             data["text"] = given[0] if isinstance(given, list) and len(given) == 1 else given
         return Record(position, position, data)
 
 
 def _problem(row: Mapping[str, Any], url: str) -> str:
-    """What is wrong with a request; empty if nothing is."""
+    """The problem with a request; empty if valid."""
     if not isinstance(row.get("custom_id"), str) or not row["custom_id"]:
         return f"custom_id is {row.get('custom_id')!r}: it must be a text"
     if row.get("method") != "POST":
@@ -133,7 +133,7 @@ def _problem(row: Mapping[str, Any], url: str) -> str:
 
 
 def _unknown_field(body: Mapping[str, Any]) -> str:
-    """Which field of an embedding request cannot be obeyed here; empty if none."""
+    """The unsupported field of an embedding request; empty if none."""
     given = body.get("input")
     if isinstance(given, list) and len(given) != 1:
         return f"input is a list of {len(given)}: a line of a file has one text; use one line for each"
@@ -149,14 +149,14 @@ def _unknown_field(body: Mapping[str, Any]) -> str:
 
 
 class OpenAIWriter:
-    """One response per line, as OpenAI's batch output has them; dead letters as its error file has them.
+    """One response per line as in OpenAI's batch output; dead letters as in its error file.
 
     A response names the model as its request did: the record's kept column `model`.
 
     Args:
-        url: of the requests: it decides the shape of a response's body.
+        url: the requests' URL, which determines the shape of a response's body.
         on_nan: what NaN and infinities become.
-        clock: seconds since 1970: when an answer was written, which OpenAI calls `created`.
+        clock: Unix time in seconds, written as `created`.
     """
 
     suffix = ".jsonl"
@@ -164,7 +164,7 @@ class OpenAIWriter:
     def __init__(self, url: str, on_nan: OnNan = "null", clock: Callable[[], float] = time.time) -> None:
         self._body = _BODIES[url]
         self.batch = ""
-        """What tells the ids of these answers from those to other files."""
+        """Distinguishes the ids of these responses from those of other files."""
         self._has_created = url != EMBEDDINGS
         self._clock = clock
         self._json = StrictJson(_plain, on_nan)
@@ -178,11 +178,11 @@ class OpenAIWriter:
         """The lines of one part.
 
         Raises:
-            Exception: a response that cannot be written, for whatever reason.
+            Exception: a response cannot be written.
         """
         return "".join([self._json.dump(self._response(ok)) + "\n" for ok in outcomes]).encode()
 
-    def _response(self, ok: Ok) -> dict[str, Any]:
+    def _response(self, ok: Ok) -> JsonObject:
         number = _number(self.batch, ok.record.position)
         created = {"created": int(self._clock())} if self._has_created else {}
         body = {"id": number, **created, "model": (ok.record.data or {}).get("model"), **self._body(ok)}
@@ -190,26 +190,26 @@ class OpenAIWriter:
         return {"id": f"batch_req_{number}", "custom_id": ok.record.id, "response": response, "error": None}
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
-        """The lines of OpenAI's error file, which hold a dead letter's own fields too."""
+        """Lines of OpenAI's error file, including a dead letter's fields."""
         return encode_letters(_error(failed) for failed in failures)
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
-        """The parts one behind the other."""
+        """Concatenate the parts."""
         for part in parts:
             with part.open("rb") as file:
                 while block := file.read(1024 * 1024):
                     target.write(block)
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        """The lines of both in turns."""
+        """Alternate lines of both."""
         for lines in interleaved(lines_of([base]), lines_of(more), turns):
             target.writelines(lines)
 
 
-def _error(failed: Failed) -> dict[str, Any]:
-    """A dead letter as a line of an error file; its own fields stay beside OpenAI's."""
+def _error(failed: Failed) -> JsonObject:
+    """A dead letter as a line of an error file, with its fields beside OpenAI's."""
     kind, code = "invalid_request_error", failed.code
-    if code is None:  # no fault of the request: the words that a server's routes have for it
+    if code is None:  # the request is valid: use the codes of the server's routes
         kind = "timeout_error" if failed.reason in _TIMEOUTS else "server_error"
         code = "engine"
     error = {"message": failed.message, "type": kind, "param": failed.param, "code": code}
@@ -220,29 +220,33 @@ def _outputs(ok: Ok) -> Sequence[Any]:
     return ok.output if isinstance(ok.output, Answers) else (ok.output,)
 
 
-def _embedding(ok: Ok) -> dict[str, Any]:
+def _embedding(ok: Ok) -> JsonObject:
     vectors = (vector.tolist() if hasattr(vector, "tolist") else vector for vector in _outputs(ok))
     return embeddings(vectors, ok.cost, getattr(ok.output, "truncated", ()))
 
 
-def _completion(ok: Ok) -> dict[str, Any]:
+def _completion(ok: Ok) -> JsonObject:
     return completion(_outputs(ok))
 
 
-def _chat(ok: Ok) -> dict[str, Any]:
+def _chat(ok: Ok) -> JsonObject:
     (output,) = _outputs(ok)
     return chat_completion(output)
 
 
-_BODIES: Mapping[str, Callable[[Ok], dict[str, Any]]] = {EMBEDDINGS: _embedding, COMPLETIONS: _completion, CHAT: _chat}
+_BODIES: Mapping[str, Callable[[Ok], JsonObject]] = {
+    EMBEDDINGS: _embedding,
+    COMPLETIONS: _completion,
+    CHAT: _chat,
+}
 
 
 def _number(batch: str, position: int) -> str:
-    """The same for the same record in every run of a batch."""
+    """An id that is the same for a record in every run of a batch."""
     return uuid.uuid5(uuid.NAMESPACE_OID, f"{batch} {position}".lstrip()).hex
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"an output of type {type(value).__name__} cannot be written as JSON")

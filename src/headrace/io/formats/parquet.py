@@ -1,4 +1,4 @@
-"""Parquet output: the record's id, the columns kept of it, and its output; a vector as a fixed-size list of float32."""
+"""Parquet output: the record's id, its kept columns and its output; a vector is a fixed-size list of float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from headrace.errors import JobError, MissingExtraError, RecordError
 from headrace.io.formats.dead_letters import encode_failures
@@ -18,19 +18,22 @@ from headrace.io.formats.strict_json import OnNan, StrictJson, depth
 from headrace.io.storage.locations import file_names
 from headrace.records import Failed, Ok
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 ROW_GROUP_BYTES = 16 * 1024 * 1024
 MOST_ROWS = 1 << 19
-"""Of a group, however small they are."""
+"""Maximum rows of a row group."""
 _READ_BYTES = 4 * 1024 * 1024
-"""Rows of a part that are read together to be merged, about."""
+"""Approximate size of the rows read together for a merge, in bytes."""
 _READ_ROWS = 4096
 _DEEPEST = 45
-"""Levels that Parquet takes whatever they are; of some kinds it takes more."""
+"""Nesting that Parquet supports for all types; some types allow more."""
 _CRASHES = 500
-"""Levels that pyarrow is not given: with some thousands of them it ends the process."""
+"""Nesting that is never passed to pyarrow, which crashes at a few thousand levels."""
 _TYPES_KNOWN = 256
 _DECIMAL = 38
-"""Most digits of a decimal of 128 bits."""
+"""Maximum digits of a 128-bit decimal."""
 _WAY_OUT = "give the column one type with a function (--map), or write one .parquet file, whose columns widen"
 _INT64 = range(-(2**63), 2**63)
 
@@ -71,16 +74,16 @@ class ParquetWriter:
         self._column = column
         self._json = StrictJson(str, on_nan, compact=False)
         self._refused_in: set[str] | None = set() if on_nan == "error" else None
-        """Columns that were written as text, where NaN fails its record: it then does so alone too, or others would."""
+        """Columns written as text when NaN fails its record: NaN then also fails a record that is encoded alone."""
         self._folder = folder
-        self._fixed: Any = None
+        self._fixed: pa.Schema | None = None
         """The schema of the parts in the folder, once there is one."""
         self._vectors = False
         """Whether an output was a vector."""
-        self._problems: dict[Any, str] = {}
-        """Why no column of a type can be read or written; empty where it can."""
+        self._problems: dict[pa.DataType, str] = {}
+        """Why columns of a type cannot be read or written; empty if they can."""
         self._schema = pyarrow.schema([("id", pyarrow.int64()), (column, pyarrow.list_(pyarrow.float32()))])
-        """Of the last part that had rows: a part without any is written with it."""
+        """Schema of the last part with rows, used for parts without rows."""
 
     @property
     def nulled(self) -> int:
@@ -91,7 +94,7 @@ class ParquetWriter:
         """The rows of one part as a small Parquet file.
 
         Raises:
-            Exception: a row that cannot be written, for whatever reason.
+            Exception: a row cannot be written.
         """
         buffer = io.BytesIO()
         if outcomes:
@@ -105,12 +108,12 @@ class ParquetWriter:
             self._schema = table.schema
         else:
             table = self._schema.empty_table()
-        # A part most often lives until the merge: no time is spent on compressing or indexing it.
+        # Parts are usually temporary: do not spend time on compression or statistics.
         self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
         return buffer.getvalue()
 
-    def _as_committed(self, table: Any) -> Any:
-        """The rows in the schema of the parts that are in the folder; the first ones in one that others can keep to.
+    def _as_committed(self, table: pa.Table) -> pa.Table:
+        """The rows in the schema of the folder's parts; for the first part, in a schema that later parts can use.
 
         Raises:
             RecordError: a value does not fit.
@@ -123,7 +126,7 @@ class ParquetWriter:
             raise RecordError(f"column {unknown[0]!r} is not in the parts committed before; {_WAY_OUT}")
         return pa.table([self._kept_to(table, field) for field in schema], schema=schema)
 
-    def _kept_to(self, table: Any, field: Any) -> Any:
+    def _kept_to(self, table: pa.Table, field: pa.Field) -> pa.Array:
         if field.name not in table.column_names:
             return self._pa.nulls(table.num_rows, field.type)
         column = table[field.name].combine_chunks()
@@ -139,18 +142,18 @@ class ParquetWriter:
             f"column {field.name!r} is of type {field.type} in the parts committed before, and here {found}; {_WAY_OUT}"
         )
 
-    def _fits(self, kept: Any, found: Any) -> bool:
+    def _fits(self, kept: pa.DataType, found: pa.DataType) -> bool:
         return bool(self._pa.types.is_null(found) or self._common(kept, found) == kept)
 
-    def _committed_schema(self) -> Any:
-        """Of the first part there is; None before that."""
+    def _committed_schema(self) -> pa.Schema | None:
+        """The schema of the first part; None if there is no part."""
         assert self._folder is not None, "asked for by `encode`"
         names = (name for name in file_names(self._folder) if name.startswith("part-") and name.endswith(self.suffix))
         first = min(names, default=None)
         return None if first is None else self._footer(self._folder / first)[0]
 
-    def _settled(self, kind: Any) -> Any:
-        """A type that values to come fit as well as these: text where nothing is known, decimals with all digits."""
+    def _settled(self, kind: pa.DataType) -> pa.DataType:
+        """A type that later values fit too: text for null, decimals with maximum digits."""
         pa = self._pa
         if pa.types.is_null(kind):
             return pa.string()
@@ -162,8 +165,8 @@ class ParquetWriter:
             return pa.list_(kind.value_field.with_type(self._settled(kind.value_type)))
         return kind
 
-    def _outputs(self, outcomes: Sequence[Ok]) -> Any:
-        """Vectors where one output is one: a fixed-size list where all have the same length."""
+    def _outputs(self, outcomes: Sequence[Ok]) -> pa.Array:
+        """The outputs as a column; vectors of equal length as a fixed-size list."""
         pa = self._pa
         self._vectors = self._vectors or any(_is_vector(ok.output) for ok in outcomes)
         if not self._vectors:
@@ -179,8 +182,8 @@ class ParquetWriter:
         offsets = pa.array(itertools.accumulate(lengths, initial=0), pa.int32())
         return pa.ListArray.from_arrays(offsets, pa.concat_arrays(flat))
 
-    def _array(self, name: str, values: list[Any]) -> Any:
-        """By the values' own type, or as text where they have none in common, or one that Parquet lacks.
+    def _array(self, name: str, values: list[object]) -> pa.Array:
+        """A column of the values' common type, or text if they have none or Parquet does not support it.
 
         Raises:
             ValueError: a value is nested too deep.
@@ -204,17 +207,17 @@ class ParquetWriter:
             self._texts(name, values)  # raises where one is NaN
         return array
 
-    def _texts(self, name: str, values: list[Any]) -> Any:
+    def _texts(self, name: str, values: list[object]) -> pa.Array:
         if self._refused_in is not None:
             self._refused_in.add(name)
         return self._as_texts(values, self._json)
 
-    def _as_texts(self, values: list[Any], encoder: StrictJson) -> Any:
+    def _as_texts(self, values: list[object], encoder: StrictJson) -> pa.Array:
         texts = [value if value is None or isinstance(value, str) else encoder.dump(value) for value in values]
         return self._pa.array(texts, self._pa.string())
 
-    def _problem(self, kind: Any) -> str:
-        """Why a column of this type cannot be written and read again; empty where it can. Tried once for each type."""
+    def _problem(self, kind: pa.DataType) -> str:
+        """Why a column of this type cannot be written and read; empty if it can. Tested once per type."""
         if not self._pa.types.is_nested(kind):
             return ""
         if kind not in self._problems:
@@ -231,11 +234,11 @@ class ParquetWriter:
         return self._problems[kind]
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
-        """Dead letters are JSON lines beside any format."""
+        """Dead letters are JSON lines for every format."""
         return encode_failures(failures)
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
-        """One file with row groups of about 16 MiB; a group, and so the memory, is the same wherever parts end.
+        """Write one file with row groups of about 16 MiB, independent of part boundaries. Memory is bounded.
 
         Raises:
             JobError: a part is damaged, or parts do not fit together.
@@ -244,7 +247,7 @@ class ParquetWriter:
         self._write(self._batches(parts, schema), schema, target)
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        """The rows of both in turns.
+        """Alternate rows of both.
 
         Raises:
             JobError: a file is damaged, or they do not fit together.
@@ -252,7 +255,7 @@ class ParquetWriter:
         schema = self._merged_schema([base, *more])
         old, new = _Rows(self._batches([base], schema)), _Rows(self._batches(more, schema))
 
-        def batches() -> Iterator[Any]:
+        def batches() -> Iterator[pa.RecordBatch]:
             for of_base, of_more in turns:
                 yield from old.take(of_base)
                 if of_more < 0:
@@ -263,10 +266,10 @@ class ParquetWriter:
 
         self._write(batches(), schema, target)
 
-    def _write(self, batches: Iterable[Any], schema: Any, target: BinaryIO) -> None:
+    def _write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, target: BinaryIO) -> None:
         pa, pq = self._pa, self._pq
         with pq.ParquetWriter(target, schema, compression="zstd", use_dictionary=False) as writer:
-            held: list[Any] = []
+            held: list[object] = []
             group = RowGroups(ROW_GROUP_BYTES, MOST_ROWS)
             for batch in batches:
                 start = 0
@@ -280,10 +283,10 @@ class ParquetWriter:
             if held:
                 writer.write_table(pa.Table.from_batches(held, schema).combine_chunks())
 
-    def _merged_schema(self, parts: Sequence[Path]) -> Any:
-        """The schema all parts' rows fit, from their footers: the output last, whatever a later part brings."""
+    def _merged_schema(self, parts: Sequence[Path]) -> pa.Schema:
+        """The schema that fits the rows of all parts, from their footers, with the output as the last column."""
         pa = self._pa
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         changed: set[str] = set()
         for part in parts:
             schema, rows = self._footer(part)
@@ -301,8 +304,8 @@ class ParquetWriter:
             found[self._column] = found.pop(self._column)
         return pa.schema(list(found.items()))
 
-    def _can_cast(self, parts: Sequence[Path], field: Any) -> bool:
-        """Whether a column of all parts fits the type that they have in common: an integer may be too long for it."""
+    def _can_cast(self, parts: Sequence[Path], field: pa.Field) -> bool:
+        """Whether a column of all parts fits their common type; an integer may be too large for it."""
         try:
             for _ in self._batches(parts, self._pa.schema([field])):
                 pass
@@ -310,7 +313,7 @@ class ParquetWriter:
             return False
         return True
 
-    def _common(self, one: Any, other: Any) -> Any:
+    def _common(self, one: pa.DataType, other: pa.DataType) -> pa.DataType:
         """A type that holds the values of both."""
         pa = self._pa
         one, other = (pa.list_(k.value_type) if pa.types.is_fixed_size_list(k) else k for k in (one, other))
@@ -321,15 +324,15 @@ class ParquetWriter:
             return pa.string()
         return pa.string() if self._problem(common) else common
 
-    def _footer(self, part: Path) -> tuple[Any, int]:
+    def _footer(self, part: Path) -> tuple[pa.Schema, int]:
         try:
             with part.open("rb") as stream, self._pq.ParquetFile(stream) as file:
                 return file.schema_arrow, file.metadata.num_rows
         except (self._pa.ArrowException, OSError) as error:
             raise JobError(f"part {part} is damaged ({error}); remove it and run again to make it anew") from error
 
-    def _batches(self, parts: Sequence[Path], schema: Any) -> Iterator[Any]:
-        """The rows of all parts, some MiB at a time, in the merged schema."""
+    def _batches(self, parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """The rows of all parts in the merged schema, a few MiB at a time."""
         for part in parts:
             with part.open("rb") as stream, self._pq.ParquetFile(stream) as file:
                 facts = file.metadata
@@ -340,8 +343,8 @@ class ParquetWriter:
                     columns = [self._fitted(batch, field) for field in schema]
                     yield self._pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def _fitted(self, batch: Any, field: Any) -> Any:
-        """A column in the merged type; nulls where this part has no such column."""
+    def _fitted(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+        """A column in the merged type; nulls if this part lacks it."""
         pa = self._pa
         if field.name not in batch.schema.names:
             return pa.nulls(batch.num_rows, field.type)
@@ -351,20 +354,20 @@ class ParquetWriter:
         if pa.types.is_null(column.type):
             return pa.nulls(batch.num_rows, field.type)
         if pa.types.is_string(field.type):
-            # A NaN that is committed as a number must not end the job at its merge.
+            # A NaN committed as a number must not fail the merge.
             return self._as_texts(column.to_pylist(), StrictJson(str, compact=False))
         return column.cast(field.type)
 
 
 class _Rows:
-    """Batches, any number of whose rows can be taken."""
+    """Record batches from which any number of rows can be taken."""
 
-    def __init__(self, batches: Iterator[Any]) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
-        self._left: Any = None
+        self._left: pa.RecordBatch | None = None
 
-    def take(self, rows: int) -> Iterator[Any]:
-        """The next so many rows, or all there are."""
+    def take(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """The next `rows` rows, or all remaining ones."""
         while rows > 0:
             batch = self._left if self._left is not None else next(self._batches, None)
             if batch is None:

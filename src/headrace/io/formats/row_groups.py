@@ -1,24 +1,29 @@
-"""Where a row group of Parquet ends: after so many bytes, by the rows alone and not by how they were read."""
+"""Boundaries of Parquet row groups, which depend only on the rows, not on how they were read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy
+    import pyarrow as pa
+    from numpy.typing import NDArray
 
 _UNKNOWN_BYTES = 64
-"""What a value is reckoned as whose type has no known size."""
+"""Assumed size of a value whose type has no known size."""
 
 
 class RowGroups:
-    """Cuts a stream of rows into groups of at most so many bytes and rows; a longer row is a group of its own."""
+    """Divides a stream of rows into groups by bytes and rows; a larger row forms a separate group."""
 
     def __init__(self, most_bytes: int, most_rows: int) -> None:
         self._most_bytes = most_bytes
         self._most_rows = most_rows
         self._bytes = self._rows = 0
 
-    def ends(self, sizes: Any) -> Iterator[int]:
-        """Behind which of the next rows a group ends, by their sizes in bytes (an array of integers)."""
+    def ends(self, sizes: NDArray[numpy.int64]) -> Iterator[int]:
+        """The indices after which groups end, from the sizes of the next rows in bytes."""
         import numpy
 
         total = numpy.concatenate(([0], numpy.cumsum(sizes)))
@@ -39,8 +44,8 @@ class RowGroups:
             start = end
 
 
-def row_bytes(batch: Any) -> Any:
-    """How long each row of a record batch is, as a numpy array; what a list holds counts, not the list's own place."""
+def row_bytes(batch: pa.RecordBatch) -> NDArray[numpy.int64]:
+    """The size of each row of a record batch in bytes; lists count by their values, without offsets."""
     import numpy
 
     sizes = numpy.zeros(batch.num_rows, numpy.int64)
@@ -49,7 +54,7 @@ def row_bytes(batch: Any) -> Any:
     return sizes
 
 
-def _value_bytes(array: Any) -> Any:
+def _value_bytes(array: pa.Array) -> NDArray[numpy.int64]:
     """The size of each value of an array."""
     import numpy
     import pyarrow as pa
@@ -59,14 +64,18 @@ def _value_bytes(array: Any) -> Any:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
         inner = numpy.concatenate(([0], numpy.cumsum(_value_bytes(_inner(array)))))
         offsets = array.offsets.to_numpy()
-        return inner[offsets[1:]] - inner[offsets[:-1]]
+        sizes: NDArray[numpy.int64] = inner[offsets[1:]] - inner[offsets[:-1]]
+        return sizes
     if pa.types.is_fixed_size_list(kind):
         inner = array.values.slice(array.offset * kind.list_size, count * kind.list_size)
-        return _value_bytes(inner).reshape(count, kind.list_size).sum(axis=1)
+        sums: NDArray[numpy.int64] = _value_bytes(inner).reshape(count, kind.list_size).sum(axis=1)
+        return sums
     if pa.types.is_struct(kind):
         return sum((_value_bytes(field) for field in array.flatten()), numpy.zeros(count, numpy.int64))
     if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind):
-        return pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False).astype(numpy.int64)
+        lengths = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False)
+        bytes_each: NDArray[numpy.int64] = lengths.astype(numpy.int64)
+        return bytes_each
     try:
         width = max(1, kind.bit_width // 8)
     except ValueError:
@@ -74,8 +83,8 @@ def _value_bytes(array: Any) -> Any:
     return numpy.full(count, width, numpy.int64)
 
 
-def _inner(array: Any) -> Any:
-    """What a list array's offsets count in."""
+def _inner(array: pa.Array) -> pa.Array:
+    """The values that a list array's offsets refer to."""
     import pyarrow as pa
 
     if pa.types.is_map(array.type):

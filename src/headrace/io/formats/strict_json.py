@@ -1,4 +1,4 @@
-"""Values as JSON text that every reader takes: no NaN and no infinity, which JSON lacks."""
+"""Strict JSON encoding, without NaN and infinity, which JSON lacks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 OnNan: TypeAlias = Literal["null", "error"]
-"""What becomes of a value that holds NaN or an infinity: null in its place, or an error for its record."""
+"""How to write NaN and infinities: as null, or as an error of the record."""
 
 
 class StrictJson:
     """Encodes values as JSON.
 
     Args:
-        default: what a value of another type becomes; raises TypeError for one that cannot be written.
-        on_nan: what NaN and infinities become.
-        compact: leave out spaces.
-        ascii_only: escape every other character.
+        default: converts a value of another type; raises TypeError if it cannot be written.
+        on_nan: how to write NaN and infinities.
+        compact: omit spaces.
+        ascii_only: escape non-ASCII characters.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class StrictJson:
             default=default,
             allow_nan=False,
         ).encode
-        """What writes values without such numbers; raises ValueError for others."""
+        """Encodes values without NaN and infinities; raises ValueError for others."""
         self.nulled = 0
         """Numbers written as null so far."""
 
-    def dump(self, value: Any) -> str:
+    def dump(self, value: object) -> str:
         """The value as JSON.
 
         Raises:
@@ -48,13 +48,13 @@ class StrictJson:
             before = self.nulled
             plain = self._without_nan(value)
             if self.nulled == before:
-                raise  # it refers to itself, say
+                raise  # for example a circular reference
             if self._on_nan == "error":
                 self.nulled = before
                 raise ValueError("it holds NaN or an infinity, which JSON lacks; --on-nan null writes null") from None
             return self.encode(plain)
 
-    def _without_nan(self, value: Any) -> Any:
+    def _without_nan(self, value: object) -> object:
         if isinstance(value, float):
             if math.isfinite(value):
                 return value
@@ -68,27 +68,27 @@ class StrictJson:
             return value
         return self._without_nan(self._default(value))
 
-    def _key(self, key: Any) -> Any:
+    def _key(self, key: object) -> object:
         if not isinstance(key, float) or math.isfinite(key):
             return key
         self.nulled += 1
         return str(key)
 
 
-def depth(value: Any, limit: int) -> int:
+def depth(value: object, limit: int) -> int:
     """How deep dicts and lists are nested in a value: 0 for a plain one, at most `limit`."""
     nested, deepest = (list, tuple, Mapping), 0
     level = [value] if isinstance(value, nested) and value else []
     while level and deepest < limit:
         deepest += 1
         inner = (inside for item in level for inside in (item.values() if isinstance(item, Mapping) else item))
-        # It may hold the same one many times, or itself. Plain values are left out first: there may be very many.
+        # A value may contain the same value many times, or itself. Skip plain values, as there may be very many.
         level = list({id(inside): inside for inside in inner if isinstance(inside, nested) and inside}.values())
     return deepest
 
 
-def dump_any(value: Any, default: Callable[[Any], Any]) -> str:
-    """Any value as JSON in ASCII, however deep, also one that refers to itself or whose own methods raise."""
+def dump_any(value: object, default: Callable[[object], object]) -> str:
+    """Any value as ASCII JSON, even if deeply nested, circular, or with methods that raise."""
     out: list[str] = []
     inside: set[int] = set()
     stack: list[tuple[str, Any]] = [("value", value)]
@@ -122,19 +122,19 @@ def _opened(item: Any) -> list[tuple[str, Any]]:
     return [*tokens, ("text", closing)]
 
 
-def _scalar(item: Any, default: Callable[[Any], Any]) -> tuple[str, Any]:
+def _scalar(item: object, default: Callable[[object], object]) -> tuple[str, object]:
     if isinstance(item, float) and not math.isfinite(item):
         return "text", "null"
     if item is None or isinstance(item, (str, bool, float)):
         return "text", json.dumps(item)
     try:
         return ("text", int.__repr__(item)) if isinstance(item, int) else ("value", default(item))
-    except BaseException:  # noqa: BLE001 - a value's own methods may raise anything, and something must be written of it
+    except BaseException:  # noqa: BLE001 - user methods may raise anything, and something must be written
         return "text", json.dumps(safe_text(item))
 
 
-def safe_text(item: Any) -> str:
-    """The text of any object, also of one whose own methods raise."""
+def safe_text(item: object) -> str:
+    """The text of any object, even if its methods raise."""
     try:
         return str(item)
     except BaseException:  # noqa: BLE001 - the same

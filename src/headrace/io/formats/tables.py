@@ -1,31 +1,36 @@
-"""Tables in Arrow's formats, in: Parquet by row groups, Arrow and Feather by record batches."""
+"""Reads Parquet by row groups, and Arrow and Feather by record batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.errors import ConfigError, HeadraceError, JobError, MissingExtraError
 from headrace.io.base import Chunk
 from headrace.io.storage.files import CHUNK_BYTES, CHUNK_ROWS, InputFile, share, todo
 from headrace.records import Record
 
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-def _pyarrow() -> Any:
+
+def _pyarrow() -> ModuleType:
     try:
         import pyarrow
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError as error:
         raise MissingExtraError('Parquet and Arrow need pyarrow: pip install "headrace[io]"') from error
-    return pyarrow
+    module: ModuleType = pyarrow
+    return module
 
 
 @contextmanager
 def _damage(file: InputFile, kind: type[HeadraceError]) -> Iterator[None]:
-    """pyarrow's own errors as one that names the file."""
+    """Convert pyarrow's errors to one that names the file."""
     try:
         yield
     except (_pyarrow().ArrowException, OSError) as error:
@@ -46,12 +51,12 @@ class ParquetFormat:
         self._pa = _pyarrow()
 
     def count(self, file: InputFile) -> int | None:
-        """As the footer says."""
+        """The count in the footer."""
         with _damage(file, ConfigError), file.open() as stream, self._pa.parquet.ParquetFile(stream) as table:
             return int(table.metadata.num_rows)
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """A chunk is at most 512 rows and about 4 MiB of one row group."""
+        """Chunks of at most 512 rows and about 4 MiB, each from one row group."""
         with _damage(file, JobError), file.open() as stream, self._pa.parquet.ParquetFile(stream) as table:
             total, start = table.metadata.num_rows, 0
             check_names(table.schema_arrow.names, str(file.path))
@@ -70,7 +75,7 @@ class ParquetFormat:
                 rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES // row_bytes))
                 for batch in table.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
                     end = start + batch.num_rows
-                    # Values that come often are stored once: the rows may be longer than the group's size tells.
+                    # Repeated values are stored once, so rows may be larger than the group's size suggests.
                     yield from _slices(batch, base + start, next_todo, share(file.size or 0, start, end, total))
                     start = end
             return int(total)
@@ -88,12 +93,12 @@ class ArrowFormat:
     def __init__(self) -> None:
         self._pa = _pyarrow()
 
-    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
+    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - required by the interface
         """Unknown without reading all batches."""
         return None
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """A chunk is at most 512 rows and about 4 MiB of one record batch."""
+        """Chunks of at most 512 rows and about 4 MiB, each from one record batch."""
         with _damage(file, JobError), file.open() as stream:
             start, seen = 0, 0
             for batch in self._batches(stream, file.path):
@@ -109,7 +114,7 @@ class ArrowFormat:
             yield Chunk((), (), max(0, (file.size or 0) - seen))
             return start
 
-    def _batches(self, stream: Any, path: Path) -> Iterator[Any]:
+    def _batches(self, stream: BinaryIO, path: Path) -> Iterator[pa.RecordBatch]:
         pa = self._pa
         try:
             table = pa.ipc.open_file(stream)
@@ -124,7 +129,7 @@ class ArrowFormat:
                 yield table.get_batch(number)
 
 
-def _slices(batch: Any, first: int, next_todo: Callable[[int], int], size: int) -> Iterator[Chunk]:
+def _slices(batch: pa.RecordBatch, first: int, next_todo: Callable[[int], int], size: int) -> Iterator[Chunk]:
     """A record batch as chunks; `first` is the position of its first row."""
     total = batch.num_rows
     rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES * total // max(1, batch.nbytes)))
@@ -133,7 +138,7 @@ def _slices(batch: Any, first: int, next_todo: Callable[[int], int], size: int) 
         yield _chunk(batch.slice(start, rows), first + start, next_todo, share(size, start, stop, total))
 
 
-def _chunk(batch: Any, first: int, next_todo: Callable[[int], int], size: int) -> Chunk:
+def _chunk(batch: pa.RecordBatch, first: int, next_todo: Callable[[int], int], size: int) -> Chunk:
     positions = todo(first, first + batch.num_rows, next_todo)
     if not positions:
         return Chunk((), (), size)
@@ -143,11 +148,11 @@ def _chunk(batch: Any, first: int, next_todo: Callable[[int], int], size: int) -
     return Chunk([Record(position, position, row) for position, row in zip(positions, rows, strict=True)], (), size)
 
 
-def check_names(names: Sequence[Any], table: str) -> None:
-    """See that a row can be a dict with these names.
+def check_names(names: Sequence[object], table: str) -> None:
+    """Check that the names can be the keys of a dict.
 
     Raises:
-        ConfigError: one is no text, or is there twice.
+        ConfigError: a name is not text, or occurs twice.
     """
     for name in names:
         if not isinstance(name, str):
@@ -155,4 +160,4 @@ def check_names(names: Sequence[Any], table: str) -> None:
                 f"{table} has a column {name!r}, of type {type(name).__name__}; give it a text as its name"
             )
     if twice := {name for name in names if names.count(name) > 1}:
-        raise ConfigError(f"{table} has two columns named {min(twice)!r}; rename one")
+        raise ConfigError(f"{table} has two columns named {min(map(str, twice))!r}; rename one")

@@ -1,5 +1,5 @@
-"""Where results go.
+"""Outputs.
 
-- `targets.find_target`: an output by its name
-- `callback_sink.CallbackWriter`: results handed to a Python function
+- `targets.find_target`: finds an output by name
+- `callback_sink.CallbackWriter`: passes results to a Python function
 """

@@ -1,4 +1,4 @@
-"""Results handed to a Python function instead of a file."""
+"""Passes results to a Python function instead of a file."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ Receiver = Callable[[list[dict[str, Any]]], Any]
 
 
 class CallbackWriter:
-    """Calls a function with the rows of each part: every record once, finished or failed, neighbours in input order.
+    """Calls a function with the rows of each part: every record once, finished or failed, in input order.
 
-    A finished record is {id, the columns kept, `column`: its output}, with the output as the engine made it; a failed
-    one {id, error: {reason, message}}. The calls come from one thread that is not the caller's. An `async def`, or what
-    else returns an awaitable, is awaited there, on one event loop for all calls. What has been handed over is
-    remembered nowhere: a run that ends early cannot be resumed.
+    A finished record is {id, the kept columns, `column`: its output}, with the engine's output object; a failed one is
+    {id, error: {reason, message}}. All calls come from one thread, which is not the caller's. Awaitables are awaited
+    there, on one event loop for all calls. Delivered rows are not recorded: a run that ends early cannot be resumed.
 
     Raises:
-        ConfigError: `receive` is a generator function, whose call alone does nothing.
-        JobError: by the methods, where the function raises.
+        ConfigError: `receive` is a generator function.
+        JobError: from the methods, if the function raises.
     """
 
     suffix = ".handed"
@@ -39,28 +38,28 @@ class CallbackWriter:
         self._column = column
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
-        """Hand over finished records; nothing is to be written."""
+        """Pass on finished records; writes nothing."""
         rows = []
         for ok in outcomes:
-            kept: Mapping[str, Any] = ok.record.data or {}
+            kept: Mapping[str, object] = ok.record.data or {}
             rows.append({"id": ok.record.id, **kept, self._column: ok.output})
         self._hand_over(rows)
         return b""
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
-        """Hand over failed records; their lines are counted."""
+        """Pass on failed records; their lines are counted."""
         self._hand_over(
             [{"id": row.record.id, "error": {"reason": row.reason, "message": row.message}} for row in failures]
         )
         return encode_failures(failures)
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
-        """Nothing is there to be merged."""
+        """Nothing to merge."""
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        """Nothing is there to be put between anything."""
+        """Nothing to interleave."""
 
-    def _hand_over(self, rows: list[dict[str, Any]]) -> None:
+    def _hand_over(self, rows: list[dict[str, object]]) -> None:
         if not rows:
             return
         try:
@@ -71,7 +70,7 @@ class CallbackWriter:
                 self._runner = self._runner or asyncio.Runner()
                 self._runner.run(_result_of(answer))
         except BaseException as error:
-            # The task boundary to a user's own code, on a thread of its own: whatever it raises ends the job.
+            # User code may raise anything; it ends the job.
             first, last = rows[0]["id"], rows[-1]["id"]
             raise JobError(
                 f"the function that takes the results raised {type(error).__name__}: {text_of(error)} (at rows "
@@ -84,5 +83,5 @@ class CallbackWriter:
             self._runner.close()
 
 
-async def _result_of(answer: Awaitable[Any]) -> Any:
+async def _result_of(answer: Awaitable[object]) -> object:
     return await answer

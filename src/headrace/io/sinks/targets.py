@@ -1,4 +1,4 @@
-"""Outputs by name: where the result goes, in which format, as one file or as a folder of parts."""
+"""Finds an output by name: its path, format, and whether it is a file or a folder of parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMATS = ("jsonl", "parquet")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the files of an output are."""
+    """The location and format of an output."""
 
     place: Path
     """The output: a file, or a folder of parts."""
@@ -33,7 +33,7 @@ class Target:
 
     @property
     def work(self) -> Path:
-        """What a job there knows of itself: its state, its lock, and the parts of a file."""
+        """The working folder: the job's state, its lock, and the parts of a file."""
         return self.place / "_headrace" if self.is_folder else self.place.with_name(self.place.name + ".parts")
 
     @property
@@ -45,7 +45,7 @@ class Target:
 
     @property
     def siblings(self) -> list[Target]:
-        """The other outputs that would have the same file of dead letters."""
+        """The other outputs that would use the same file of dead letters."""
         if self.is_folder:
             return []
         stem = _split(self.place.name)[0]
@@ -54,10 +54,10 @@ class Target:
         return [other for other in others if other.place.name != self.place.name]
 
     def writer(self, column: str, on_nan: OnNan = "null") -> PartWriter:
-        """What writes an output named `column` in this format.
+        """The writer of this format, with the output in `column`.
 
         Raises:
-            MissingExtraError: what the format needs is not installed.
+            MissingExtraError: a dependency of the format is not installed.
         """
         if self.format == "parquet":
             return ParquetWriter(column, on_nan, self.place if self.is_folder else None)
@@ -68,14 +68,14 @@ class Target:
 
 
 def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa: A002 - the flag's own word
-    """The output that a name stands for: a folder where it ends in / or is one, else a file.
+    """The output for a name: a folder if it ends in / or is one, otherwise a file.
 
     Args:
-        name: a path or an address; its end tells the format. A folder without such an end takes JSON Lines.
-        format: "jsonl" or "parquet", whatever the name ends in.
+        name: a path or a URL; its suffix determines the format. A folder without a suffix gets JSON Lines.
+        format: "jsonl" or "parquet"; overrides the suffix.
 
     Raises:
-        ConfigError: the format is not known; the message lists the known ones. Or nothing can be written there.
+        ConfigError: the format is unknown (the message lists the known ones), or the location is read-only.
     """
     if not str(name):
         raise ConfigError("the output has an empty name; name a file, or a folder with / at its end")
@@ -98,7 +98,7 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
 
 
 def refuse_output_in_input(source: str | Path, target: Target) -> None:
-    """See that no run would take what is written here for input.
+    """Check that the output would not be read as input.
 
     Raises:
         ConfigError: it would.
@@ -107,7 +107,7 @@ def refuse_output_in_input(source: str | Path, target: Target) -> None:
         return
     given, real = Path(source), os.path.realpath(source)
     for place in (target.place.absolute(), target.errors.absolute()):
-        written = os.path.realpath(place)  # which has no complaints about links that go round
+        written = os.path.realpath(place)  # tolerates circular links
         if written == real:
             raise ConfigError(f"{target} is both input and output; choose another output")
         if given.is_dir() and Path(real) in Path(written).parents:
@@ -117,7 +117,7 @@ def refuse_output_in_input(source: str | Path, target: Target) -> None:
 
 
 def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Whether a path's names are what a glob asks for."""
+    """Whether a path's names match a glob."""
     if not pattern or not names:
         return not pattern and not names
     if pattern[0] == "**":
@@ -126,10 +126,10 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def openai_writer(target: Target, url: str, on_nan: OnNan = "null") -> PartWriter:
-    """What answers an OpenAI batch file.
+    """The writer for the responses to an OpenAI batch file.
 
     Raises:
-        ConfigError: the target is no plain JSON Lines.
+        ConfigError: the target is not plain JSON Lines.
     """
     if target.format != "jsonl" or target.compression:
         raise ConfigError(f"cannot write {target}: the answer to an OpenAI batch file ends in .jsonl")
@@ -137,7 +137,7 @@ def openai_writer(target: Target, url: str, on_nan: OnNan = "null") -> PartWrite
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """A file name's stem, format and compression; both empty where they are not known."""
+    """A file name's stem, format and compression; empty if unknown."""
     packing = next((suffix for suffix in compression.SUFFIXES if name.endswith(suffix)), "")
     stem = name.removesuffix(packing)
     for known in FORMATS:

@@ -1,5 +1,5 @@
-"""Where records come from.
+"""Inputs.
 
-- `opening.open_source`: an input by its name, or from a Python object
-- `selection.Selection`: which rows of it are taken
+- `opening.open_source`: opens an input by name or from a Python object
+- `selection.Selection`: selects rows of an input
 """

@@ -1,12 +1,12 @@
-"""Tables of other libraries as rows: pandas, polars, Arrow, DuckDB, and whatever else exports Arrow's stream.
+"""Rows of other libraries' tables: pandas, polars, Arrow, DuckDB, and any library with Arrow's stream interface.
 
-A type is known by its name and that of its library, so that none of these has to be installed or imported.
+Types are recognized by name, so that none of these libraries needs to be installed or imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import MissingExtraError
 from headrace.io.base import Chunk, Source
@@ -14,29 +14,33 @@ from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import IterableSource, chunk_of, digest_of
 from headrace.io.storage.files import CHUNK_ROWS, todo
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset
+
 _DIGESTED_RUNS = 64
 _RUN_ROWS = 16
 _BATCH_ROWS = 8192
-"""Of a stream: what is read at once."""
+"""Rows per batch of a stream."""
 
 
 class TableSource:
-    """A table in memory, turned into rows a chunk at a time. It is identified by its length and 1,024 rows of it.
+    """A table in memory, converted to rows by chunks. It is identified by its length and 1,024 of its rows.
 
     Args:
-        kind: the library it is of.
+        kind: the library's name.
         length: its number of rows.
-        read: gives the rows from one place to another, each a dict or a text.
+        read: returns rows start..stop-1, each a dict or text.
     """
 
-    def __init__(self, kind: str, length: int, read: Callable[[int, int], Sequence[Any]]) -> None:
+    def __init__(self, kind: str, length: int, read: Callable[[int, int], Sequence[object]]) -> None:
         self._kind = kind
         self._read = read
         self.total_bytes: int | None = None
         self.total_records: int | None = length
 
-    def describe(self) -> Mapping[str, Any]:
-        """Length and digest of runs of rows spread over it."""
+    def describe(self) -> Mapping[str, object]:
+        """Length and digest of sampled runs of rows."""
         total = self.total_records or 0
         runs = min(_DIGESTED_RUNS, -(-total // _RUN_ROWS))
         starts = sorted({number * max(0, total - _RUN_ROWS) // max(1, runs - 1) for number in range(runs)})
@@ -44,7 +48,7 @@ class TableSource:
         return {"format": self._kind, "records": total, "blake2b": digest_of(rows)}
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """At most 512 rows each."""
+        """Chunks of at most 512 rows."""
         total = self.total_records or 0
         for start in range(0, total, CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, total)
@@ -53,11 +57,11 @@ class TableSource:
             yield chunk_of([(position, rows[position - start]) for position in positions])
 
 
-def table_source(table: Any) -> Source | None:
-    """The source of a table or column of a library; None where it is neither.
+def table_source(table: object) -> Source | None:
+    """The source for a table or column; None for other objects.
 
     Raises:
-        ConfigError: its columns have no names that a row can have.
+        ConfigError: its column names are not valid.
     """
     for kind in type(table).__mro__:
         library = kind.__module__.partition(".")[0]
@@ -67,12 +71,12 @@ def table_source(table: Any) -> Source | None:
 
 
 def _pandas(frame: Any) -> Source:
-    """An index that has a name is a column; missing values (NaN, NaT, NA) are null."""
+    """A named index is a column; missing values (NaN, NaT, NA) are null."""
     levels = [name for name in frame.index.names if name is not None]
     names = [*levels, *frame.columns]
     check_names(names, "the pandas DataFrame")
 
-    def read(start: int, stop: int) -> list[dict[str, Any]]:
+    def read(start: int, stop: int) -> list[dict[str, object]]:
         part = frame.iloc[start:stop]
         columns = [_objects(part.index.get_level_values(level).to_series()) for level in levels]
         columns += [_objects(part.iloc[:, place]) for place in range(part.shape[1])]
@@ -83,23 +87,23 @@ def _pandas(frame: Any) -> Source:
 
 
 def _objects(column: Any) -> list[Any]:
-    values: list[Any] = column.astype(object).where(column.notna().to_numpy(), None).tolist()
+    values: list[object] = column.astype(object).where(column.notna().to_numpy(), None).tolist()
     return values
 
 
-def _arrow(table: Any) -> Source:
+def _arrow(table: pa.Table) -> Source:
     check_names(table.schema.names, "the Arrow table")
     return TableSource("arrow", table.num_rows, lambda start, stop: table.slice(start, stop - start).to_pylist())
 
 
-def _arrow_stream(reader: Any) -> Source:
+def _arrow_stream(reader: pa.RecordBatchReader) -> Source:
     check_names(reader.schema.names, "the Arrow reader")
     return IterableSource(_rows(reader))
 
 
-def _arrow_dataset(dataset: Any) -> Source:
+def _arrow_dataset(dataset: pa.dataset.Dataset) -> Source:
     check_names(dataset.schema.names, "the Arrow dataset")
-    # What is read ahead is most of the memory that a dataset takes.
+    # Read-ahead causes most of a dataset's memory use.
     return _stream(lambda: dataset.to_batches(batch_size=_BATCH_ROWS, batch_readahead=2, fragment_readahead=1))
 
 
@@ -126,18 +130,18 @@ def _relation(relation: Any) -> Source:
     return _stream(lambda: read(_BATCH_ROWS))
 
 
-def _stream(make: Callable[[], Any]) -> Source:
-    """Record batches that can be had again."""
+def _stream(make: Callable[[], Iterable[pa.RecordBatch]]) -> Source:
+    """A source of record batches that can be created again."""
     return IterableSource(lambda: _rows(make()))
 
 
-def _rows(batches: Any) -> Iterator[dict[str, Any]]:
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, object]]:
     for batch in batches:
         for start in range(0, batch.num_rows, CHUNK_ROWS):
             yield from batch.slice(start, CHUNK_ROWS).to_pylist()
 
 
-def _exported(table: Any) -> Any:
+def _exported(table: object) -> pa.RecordBatchReader:
     try:
         import pyarrow
     except ImportError as error:

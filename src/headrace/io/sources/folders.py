@@ -1,4 +1,4 @@
-"""What a folder or a glob holds: the files to be looked at, and every other name with the reason why it is left out."""
+"""Lists folders and globs: the files to read, and every other name with the reason why it is left out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.records import LeftOut
 
 _GLOB = frozenset("*?[")
 _NAMED = 3
-"""Of the names left out for one reason, so many are said."""
+"""Maximum names reported per reason."""
 
 HIDDEN = "hidden (a name with . or _ in front)"
 FOLDER = "a folder"
@@ -24,11 +24,11 @@ MARKER = "a store's mark of a folder"
 
 
 class Name(NamedTuple):
-    """A name that a folder holds or a glob matches."""
+    """A name in a folder or matched by a glob."""
 
     path: Path
     left_out: str | None = None
-    """Why it is not to be read, whatever it is called."""
+    """Why it is not read, regardless of its name."""
 
 
 def is_pattern(place: Path) -> bool:
@@ -37,7 +37,7 @@ def is_pattern(place: Path) -> bool:
 
 
 def walk(folder: Path) -> list[Name]:
-    """Every name below a folder, sorted. Links to folders are not followed.
+    """All names below a folder, sorted. Links to folders are not followed.
 
     Raises:
         ConfigError: the folder, or one below it, cannot be listed.
@@ -47,12 +47,12 @@ def walk(folder: Path) -> list[Name]:
 
 
 def expand(pattern: Path) -> list[Name]:
-    """Every name that a glob matches, sorted.
+    """All names that match a glob, sorted.
 
-    Names with `.` or `_` in front are hidden, unless a part of the pattern begins so itself.
+    Names that begin with `.` or `_` are hidden unless a part of the pattern begins the same way.
 
     Raises:
-        ConfigError: none does, or a folder cannot be listed.
+        ConfigError: no name matches, or a folder cannot be listed.
     """
     anchor = anchor_of(pattern)
     wanted = {part[0] for part in pattern.relative_to(anchor).parts} & set("._")
@@ -73,17 +73,17 @@ def anchor_of(pattern: Path) -> Path:
 
 
 def is_store_folder(place: Path) -> bool:
-    """Whether an address is one of a folder.
+    """Whether a remote location is a folder.
 
     Raises:
-        ConfigError: the store does not answer.
+        ConfigError: the store does not respond.
     """
     fs, address = store(place)
     return bool(_ask(fs.isdir, address))
 
 
 def summed_up(left_out: Iterable[tuple[str, str]]) -> tuple[LeftOut, ...]:
-    """Names that are left out, each with its reason, by reasons."""
+    """Group (name, reason) pairs by reason."""
     reasons: dict[str, list[str]] = {}
     for name, reason in left_out:
         reasons.setdefault(reason, []).append(name)
@@ -107,7 +107,7 @@ def _walk(folder: Path) -> Iterator[Name]:
 
 
 def _expand(folder: Path, parts: Sequence[str]) -> Iterator[Name]:
-    """What is below a folder and matches; a part `**` stands for any number of folders."""
+    """Matching names below a folder; `**` matches any number of folders."""
     part, *rest = parts
     if part == "**":
         yield from _expand(folder, rest or ["*"])
@@ -144,7 +144,7 @@ def _walk_store(folder: Path) -> Iterator[Name]:
     fs, address = store(folder)
     for found in _ask(fs.find, address):
         path = _at(folder, found)
-        if path != folder:  # its own marker
+        if path != folder:  # the folder's marker
             hidden = _hidden(path, folder, set())
             yield Name(path, HIDDEN if hidden else MARKER if found.endswith("/") else None)
 
@@ -160,10 +160,10 @@ def _expand_store(pattern: Path) -> Iterator[Name]:
 
 
 def _ask(call: Callable[[str], Any], address: str) -> Any:
-    """What a store lists.
+    """Call a store's listing.
 
     Raises:
-        ConfigError: it does not answer.
+        ConfigError: the store does not respond.
     """
     try:
         return with_retries(call)(address)
@@ -172,7 +172,7 @@ def _ask(call: Callable[[str], Any], address: str) -> Any:
 
 
 def _at(folder: Path, address: str) -> Path:
-    """An address as the store lists it, as a place below a folder."""
+    """Convert a listed path to a location below a folder."""
     _, root = store(folder)
     return folder / address.removeprefix(root).strip("/") if address.startswith(root) else locate(address)
 

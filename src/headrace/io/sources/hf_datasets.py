@@ -1,4 +1,4 @@
-"""Datasets of the `datasets` library: saved to disk, or handed over in Python."""
+"""Datasets of the `datasets` library, saved to disk or passed from Python."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from headrace.records import Record
 
 
 class DatasetSource:
-    """A `datasets.Dataset`: rows as it gives them, images and audio undecoded. Rows that are done are not read."""
+    """The rows of a `datasets.Dataset`, with images and audio undecoded. Finished rows are not read."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = _undecoded(dataset)
         self.total_records: int | None = len(dataset)
         self.total_bytes: int | None = None
 
-    def describe(self) -> Mapping[str, Any]:
-        """The library's own fingerprint, which follows content and every step the dataset was made by."""
-        # Of the dataset as it was given: to leave images undecoded is a step too.
+    def describe(self) -> Mapping[str, object]:
+        """The library's fingerprint, which covers the content and all transformations."""
+        # The original fingerprint: leaving images undecoded would change it.
         return {"format": "datasets", "records": self.total_records, "fingerprint": self._dataset._fingerprint}
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """At most 512 rows each."""
+        """Chunks of at most 512 rows."""
         total = len(self._dataset)
         for start in range(0, total, CHUNK_ROWS):
             positions = todo(start, min(start + CHUNK_ROWS, total), next_todo)
@@ -49,7 +49,7 @@ def load_saved(folder: Path) -> DatasetSource:
     """The dataset in a folder made by `save_to_disk`.
 
     Raises:
-        ConfigError: it holds several splits, or is damaged.
+        ConfigError: it contains several splits, or is damaged.
         MissingExtraError: datasets is not installed.
     """
     try:
@@ -67,7 +67,7 @@ def load_saved(folder: Path) -> DatasetSource:
     return DatasetSource(dataset)
 
 
-def is_dataset(rows: Any) -> bool:
+def is_dataset(rows: object) -> bool:
     """Whether it is a `datasets.Dataset` (an IterableDataset is an iterable like any other)."""
     return any(f"{kind.__module__}.{kind.__name__}" == "datasets.arrow_dataset.Dataset" for kind in type(rows).__mro__)
 

@@ -1,11 +1,10 @@
-"""A folder of images as records: their bytes are left to whoever decodes them."""
+"""A folder of images as records; the images are decoded later."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import JobError
 from headrace.io.base import Chunk
@@ -15,14 +14,14 @@ from headrace.records import LeftOut, Record
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"})
 _REMOTE_CHUNK_ROWS = 32
-"""Of a store the bytes are read here: a chunk holds so many images."""
+"""Images per chunk from a store, whose bytes are read here."""
 
 
 class ImageSource:
     """Images in the order of their names: {id: name below the folder, path, image}.
 
-    `image` is the path, which workers open side by side; from a store it is the file's bytes. What the folder holds is
-    identified by names, sizes and times of the files (or the store's tags), not by reading every image.
+    `image` is the path, which workers open in parallel; from a store it is the file's bytes. The folder is identified
+    by names, sizes and times of its files (or the store's tags), without reading every image.
     """
 
     def __init__(self, root: Path, files: Sequence[InputFile], left_out: Sequence[LeftOut] = ()) -> None:
@@ -32,14 +31,14 @@ class ImageSource:
         self.total_records: int | None = len(files)
         self.total_bytes: int | None = sum(file.size or 0 for file in files)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Number and bytes of the images, and a digest of their names, sizes and stamps."""
         facts = [(self._name(file), file.size, file.stamp) for file in self._files]
         digest = hashlib.blake2b(repr(facts).encode(), digest_size=16)
         return {"format": "images", "files": len(facts), "bytes": self.total_bytes, "blake2b": digest.hexdigest()}
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """At most 512 images each, or 32 where their bytes come along."""
+        """Chunks of at most 512 images, or 32 with bytes."""
         step = _REMOTE_CHUNK_ROWS if is_remote(self._root) else CHUNK_ROWS
         for start in range(0, len(self._files), step):
             stop = min(start + step, len(self._files))
@@ -52,7 +51,7 @@ class ImageSource:
     def _record(self, position: int) -> Record:
         file = self._files[position]
         file.check()
-        image: Any = str(file.path)
+        image: object = str(file.path)
         if is_remote(file.path):
             with file.open() as stream:
                 image = stream.read()

@@ -1,4 +1,4 @@
-"""What Python itself can give as records: sequences, iterables, functions that make one, and asynchronous ones."""
+"""Records from Python: sequences, iterables, async iterables, and functions that return one."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _DIGESTED_ROWS = 1024
 
 
 class SequenceSource:
-    """A list, tuple or anything else with a length and slices of rows. A row is a dict, or a text for {"text": it}.
+    """A list, tuple or other sequence of rows. A row is a dict, or text, which stands for {"text": row}.
 
     It is identified by its length and up to 1,024 rows spread over it.
     """
 
-    def __init__(self, rows: Sequence[Any]) -> None:
+    def __init__(self, rows: Sequence[object]) -> None:
         self._rows = rows
         self.total_bytes: int | None = None
         self.total_records: int | None = len(rows)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Length and digest of sampled rows."""
         total = len(self._rows)
         count = min(total, _DIGESTED_ROWS)
@@ -39,7 +39,7 @@ class SequenceSource:
         return {"format": "sequence", "records": total, "blake2b": digest_of(self._rows[place] for place in places)}
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """At most 512 rows each."""
+        """Chunks of at most 512 rows."""
         total = len(self._rows)
         for start in range(0, total, CHUNK_ROWS):
             positions = todo(start, min(start + CHUNK_ROWS, total), next_todo)
@@ -49,33 +49,32 @@ class SequenceSource:
 class IterableSource:
     """An iterable, an asynchronous iterable, or a function that returns either.
 
-    A job is resumed by giving the same rows again: those done are passed over by their positions, and the first 64 rows
-    must be those the output was begun with. An iterator can be read only once, which is enough for a run; what has to
-    read twice (a dry run) needs an iterable that starts anew, or a function that returns one. An asynchronous iterable
-    is read on an event loop of its own.
+    To resume a job, pass the same rows again: finished rows are skipped by position, and the first 64 rows must be the
+    same as before. An iterator can be read only once, which is enough for a run; reading twice (a dry run) needs a
+    re-iterable object, or a function that returns one. An async iterable is read on a private event loop.
     """
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: object) -> None:
         self._make: Callable[[], Any] = rows if callable(rows) else lambda: rows
         self.reads_once = not callable(rows) and _is_iterator(rows)
-        self._first: Iterator[Any] = self._iterate()
+        self._first: Iterator[object] = self._iterate()
         self._head = list(itertools.islice(self._first, _HEAD_ROWS))
         self._taken = False
         self.total_bytes: int | None = None
         self.total_records: int | None = None
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Digest of the first rows."""
         return {"format": "iterable", "first_records": len(self._head), "blake2b": digest_of(self._head)}
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """At most 64 rows each."""
+        """Chunks of at most 64 rows."""
         for start, rows in self._batches():
             positions = todo(start, start + len(rows), next_todo)
             yield chunk_of([(position, rows[position - start]) for position in positions])
 
-    def _batches(self) -> Iterator[tuple[int, list[Any]]]:
-        """Rows and the position of their first; what was read ahead comes first."""
+    def _batches(self) -> Iterator[tuple[int, list[object]]]:
+        """Lists of rows with the position of their first row, beginning with the rows read ahead."""
         yield 0, self._head
         if not self._taken:
             self._taken, rows = True, self._first
@@ -92,7 +91,7 @@ class IterableSource:
             yield start, batch
             start += len(batch)
 
-    def _iterate(self) -> Iterator[Any]:
+    def _iterate(self) -> Iterator[object]:
         rows = self._make()
         if not isinstance(rows, (Iterable, AsyncIterable)):
             raise ConfigError(
@@ -102,38 +101,38 @@ class IterableSource:
         try:
             yield from iterator
         except GeneratorExit:
-            raise  # nobody reads on
+            raise  # the reader has stopped
         except BaseException as error:
-            # The task boundary to a user's own code: whatever it raises ends the job, not its record.
+            # User code may raise anything; it ends the job, not a record.
             raise JobError(
                 f"the input raised {type(error).__name__}: {text_of(error)}; what was read of it is kept"
             ) from error
 
 
-def _is_iterator(rows: Any) -> bool:
+def _is_iterator(rows: object) -> bool:
     return hasattr(rows, "__next__") or hasattr(rows, "__anext__")
 
 
-def _run(rows: AsyncIterable[Any]) -> Iterator[Any]:
-    """An asynchronous iterable as a plain one."""
+def _run(rows: AsyncIterable[object]) -> Iterator[object]:
+    """Iterate over an async iterable synchronously."""
     end = object()
     runner = asyncio.Runner()
     try:
         iterator = aiter(rows)
 
-        async def following() -> Any:
+        async def following() -> object:
             return await anext(iterator, end)
 
         while (row := runner.run(following())) is not end:
             yield row
-    finally:  # on a thread of its own: who is left unfinished may be dropped anywhere, within a running loop too
+    finally:  # on a thread, because an unfinished generator may be dropped within a running loop
         closing = threading.Thread(target=runner.close, name="headrace-close-input")
         closing.start()
         closing.join()
 
 
-def chunk_of(rows: Sequence[tuple[int, Any]]) -> Chunk:
-    """Rows with their positions as records; what is no row is a `Failed`."""
+def chunk_of(rows: Sequence[tuple[int, object]]) -> Chunk:
+    """Convert (position, row) pairs to records; an invalid row becomes a `Failed`."""
     records: list[Record] = []
     failures: list[Failed] = []
     for position, row in rows:
@@ -146,25 +145,25 @@ def chunk_of(rows: Sequence[tuple[int, Any]]) -> Chunk:
     return Chunk(records, failures, 0)
 
 
-def digest_of(rows: Iterable[Any]) -> str:
-    """Of the rows' content, in hex."""
+def digest_of(rows: Iterable[object]) -> str:
+    """Digest of the rows' content, in hex."""
     digest = hashlib.blake2b(digest_size=16)
     for row in rows:
         try:
             text = json.dumps(row, sort_keys=True, default=_stable)
-        except (TypeError, ValueError, RecursionError):  # keys that are no texts, say: its record's affair, if any's
+        except (TypeError, ValueError, RecursionError):  # for example keys that are not text; not an error here
             text = dump_any(row, _stable)
         digest.update(text.encode() + b"\n")
     return digest.hexdigest()
 
 
-def _stable(value: Any) -> str:
-    """The same for the same content in every process: the usual text of an object holds its address."""
+def _stable(value: object) -> str:
+    """Text that is the same in every process, unlike an object's default text with its address."""
     if isinstance(value, (bytes, bytearray)):
         return hashlib.blake2b(value, digest_size=16).hexdigest()
     try:
         return str(value.tolist()) if hasattr(value, "tolist") else type(value).__name__
     except KeyboardInterrupt:
         raise
-    except BaseException:  # noqa: BLE001 - an object's own methods may raise anything
+    except BaseException:  # noqa: BLE001 - user methods may raise anything
         return type(value).__name__

@@ -1,4 +1,4 @@
-"""Sources by name: which format a file, a folder, a glob, an address or a Python object is read by."""
+"""Opens sources: finds the format of a file, folder, glob, URL or Python object."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ _COMPRESSED = ("jsonl", "csv", "tsv", "tar")
 
 
 def known_formats() -> tuple[str, ...]:
-    """The names that a format can be asked for by."""
+    """The names of the formats."""
     return tuple(_FORMATS)
 
 
-def open_source(source: Any, format: str | None = None) -> Source:  # noqa: A002 - the flag's own word
-    """The source that a name or a Python object stands for.
+def open_source(source: object, format: str | None = None) -> Source:  # noqa: A002 - the flag's own word
+    """The source for a name or a Python object.
 
     Args:
-        source: a file, a folder, a glob, an address of either, "-" for stdin; or rows: a sequence, an iterable, an
-            asynchronous iterable, a function that returns one, a `datasets.Dataset`; or a table: of pandas, polars,
-            Arrow or DuckDB, or of any library that exports Arrow's stream.
-        format: one of `known_formats`, for files whose names do not tell; it may end in .gz or .zst for stdin.
+        source: a file, a folder, a glob, a URL of one of these, or "-" for stdin; or rows: a sequence, an iterable, an
+            async iterable, a function that returns one, a `datasets.Dataset`; or a table of pandas, polars, Arrow,
+            DuckDB or any library with Arrow's stream interface.
+        format: one of `known_formats`, for files without a known suffix; for stdin it may end in .gz or .zst.
 
     Raises:
-        ConfigError: it is missing or cannot be read, or its format is not known; the message lists the known ones.
-        MissingExtraError: what the format needs is not installed.
+        ConfigError: it is missing or unreadable, or its format is unknown; the message lists the known ones.
+        MissingExtraError: a dependency of the format is not installed.
     """
     if not isinstance(source, (str, Path)):
         return _from_python(source)
@@ -96,10 +96,10 @@ def _from_python(source: Any) -> Source:
 
 
 def _many(names: Sequence[Name], root: Path, format: str | None) -> Source:  # noqa: A002 - as above
-    """The files of a folder or glob: those of known formats, or if there is none the images. Each is read or refused.
+    """The files of a folder or glob: those of known formats, or otherwise the images.
 
     Raises:
-        ConfigError: there is neither; or what is named like an input cannot be read.
+        ConfigError: there are neither, or a file cannot be read.
     """
     data = [name.path for name in names if not name.left_out and (format or _format_name(name.path))]
     pictures = [name.path for name in names if not name.left_out and name.path.suffix.lower() in images.SUFFIXES]
@@ -131,7 +131,7 @@ def _with_format(file: InputFile, format: str | None) -> tuple[InputFile, FileFo
 
 
 def _format_name(path: Path) -> str | None:
-    """By the end of the name, whatever it is compressed with."""
+    """The format by suffix, ignoring compression."""
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
     if suffixes and suffixes[-1] in compression.SUFFIXES:
         name = _SUFFIXES.get(suffixes[0]) if len(suffixes) == 2 else None
@@ -157,5 +157,5 @@ def _known() -> str:
 def _is_folder(place: Path) -> bool:
     if not is_remote(place):
         return place.is_dir()
-    # The end of a name says that it is an object's, most likely: no listing is asked for.
+    # A name with a known suffix is probably a file: avoid a listing.
     return _format_name(place) is None and folders.is_store_folder(place)

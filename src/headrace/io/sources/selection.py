@@ -1,7 +1,7 @@
-"""A part of an input: one shard of several, a random sample, the first so many rows.
+"""Selects part of an input: a shard, a random sample, or the first rows.
 
-The rows chosen are numbered anew without gaps, so that what is done stays a few intervals; a record keeps its place in
-the whole input as its id where it has no other.
+Selected rows are renumbered without gaps, so that finished rows remain a few intervals. A record without an id keeps
+its position in the whole input as its id.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from headrace.argument_types import check_types
 from headrace.errors import ConfigError
@@ -19,7 +18,7 @@ from headrace.records import Record
 
 _END = sys.maxsize
 _RUN = 4096
-"""Rows whose lots are drawn together, by a generator seeded with the run's number."""
+"""Rows sampled together, by a generator seeded with the run's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +26,14 @@ class Selection:
     """Which rows of an input a job takes."""
 
     shard: tuple[int, int] | None = None
-    """(i, n): every n-th row from the i-th on, i from 0 to n-1. All shards are equally long, but for one row, whatever
+    """(i, n): every n-th row from the i-th on, i from 0 to n-1. Shard lengths differ by at most one row, whatever
     the length of the input, which need not be known."""
     sample: float | None = None
-    """Each row of the shard with this probability."""
+    """Select each row of the shard with this probability."""
     seed: int = 0
-    """Of the sample: the same seed takes the same rows."""
+    """Seed of the sample: the same seed selects the same rows."""
     limit: int | None = None
-    """No more than the first so many of those."""
+    """Maximum number of rows, from the first."""
 
     def __post_init__(self) -> None:
         check_types(self, seed="sample_seed")
@@ -47,11 +46,11 @@ class Selection:
 
     @property
     def is_all(self) -> bool:
-        """Whether it takes every row."""
+        """Whether it selects all rows."""
         return self.shard is None and self.sample is None and self.limit is None
 
-    def describe(self) -> Mapping[str, Any]:
-        """What decides the rows."""
+    def describe(self) -> Mapping[str, object]:
+        """The settings that determine the rows."""
         return {
             "shard": "{}/{}".format(*self.shard) if self.shard else None,
             "sample": self.sample,
@@ -73,7 +72,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 class SelectedSource:
-    """The rows of a source that a selection takes."""
+    """The selected rows of a source."""
 
     def __init__(self, source: Source, selection: Selection) -> None:
         self._source = source
@@ -83,7 +82,7 @@ class SelectedSource:
         self.reads_once: bool = getattr(source, "reads_once", False)
 
     def _count(self, total: int | None) -> int | None:
-        """How many rows are chosen, where that can be told."""
+        """The number of selected rows, if known."""
         chosen = self._selection
         if total is not None and chosen.shard is not None:
             index, count = chosen.shard
@@ -92,12 +91,12 @@ class SelectedSource:
             total = None
         return total if chosen.limit is None or total is None else min(total, chosen.limit)
 
-    def describe(self) -> Mapping[str, Any]:
-        """The whole input's description, and what is chosen of it."""
+    def describe(self) -> Mapping[str, object]:
+        """The whole input's description, with the selection."""
         return {**self._source.describe(), "selection": self._selection.describe()}
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """Rows still to do, by their new positions; ends with the last row chosen."""
+        """Selected rows that are not done, with new positions."""
         cursor = _Cursor(self._selection, next_todo)
         for chunk in self._source.chunks(cursor.next_wanted):
             records = [_renumber(record, cursor.numbers[record.position]) for record in chunk.records]
@@ -112,7 +111,7 @@ class SelectedSource:
 
 
 class _Cursor:
-    """Walks over the chosen rows of one reading of the input, which asks in ascending order."""
+    """Iterates over the selected rows during one read of the input, in ascending order."""
 
     def __init__(self, selection: Selection, next_todo: Callable[[int], int]) -> None:
         self._shard = selection.shard or (0, 1)
@@ -122,20 +121,20 @@ class _Cursor:
         self._number = 0
         self._place = self._shard[0] if self._sampled is None else next(self._sampled)
         self.numbers: dict[int, int] = {}
-        """New positions of the rows asked for, by their places in the whole input."""
+        """New positions of the requested rows, by position in the whole input."""
         self._given: int | None = None
 
     @property
     def ended(self) -> bool:
-        """Whether the last row asked for was the last one chosen."""
+        """Whether the last requested row was the last selected row."""
         return self._number >= self._limit
 
     def forget(self) -> None:
-        """Drop the numbers of rows that have been read; the one asked for last may be still to come."""
+        """Forget rows that have been read; the last requested row may not have been read yet."""
         self.numbers = {place: number for place, number in self.numbers.items() if place == self._given}
 
     def next_wanted(self, place: int) -> int:
-        """The first place >= `place` that is chosen and still to do; beyond every input if there is none."""
+        """The first position >= `place` that is selected and not done; `sys.maxsize` if there is none."""
         while self._number < self._limit:
             wanted = self._next_todo(self._number)
             if self._place >= place and wanted == self._number:
@@ -146,7 +145,7 @@ class _Cursor:
         return _END
 
     def _advance(self, wanted: int, place: int) -> None:
-        """On by one, or as far as arithmetic can tell."""
+        """Advance by one row, or directly to the next wanted row of a shard."""
         if self._sampled is not None:
             self._number += 1
             self._place = next(self._sampled)
@@ -157,7 +156,7 @@ class _Cursor:
 
 
 def _places(selection: Selection, sample: float) -> Iterator[int]:
-    """The places of a random sample, ascending, without end."""
+    """The positions of a random sample, ascending and infinite."""
     index, count = selection.shard or (0, 1)
     number = 0
     while True:

@@ -1,4 +1,4 @@
-"""Standard input as a file: a stream cannot be read twice, and a job that can be resumed must."""
+"""Copies standard input to a file, because a resumable job must read its input twice."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headrace.errors import ConfigError
 
 
 def spool(suffix: str) -> Path:
-    """Copy all of stdin to a temporary file, which goes with the process.
+    """Copy all of stdin to a temporary file, which is removed at exit.
 
-    The job begins at the stream's end, on a file like any other: its content is identified, and piping the same again
-    resumes the job. The disk must have room for it (`TMPDIR` says where).
+    The job starts after the end of the stream, with an ordinary file: its content is identified, and piping the same
+    content again resumes the job. The disk must have room for it (set `TMPDIR` to choose it).
 
     Raises:
         ConfigError: stdin is a terminal, or the disk is full.

@@ -1,4 +1,4 @@
-"""Tar archives as webdataset packs them: neighbours with the same name before the first dot are one record."""
+"""Tar archives in webdataset's layout: adjacent members with the same name before the first dot are one record."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _NUMBERS = frozenset({"cls", "cls2", "index"})
 class TarFormat:
     """One record per sample: {id: its key, path, and each member by its extension}.
 
-    `.txt` is text, `.cls` an integer, `.json` any JSON value, and anything else bytes; an image is there a second time
-    as `image`. Only the bytes of samples still to do are read.
+    `.txt` is text, `.cls` an integer, `.json` any JSON value, and anything else bytes; an image is also available as
+    `image`. Finished samples are not read.
     """
 
     name = "tar"
 
-    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - the seam's shape
+    def count(self, file: InputFile) -> int | None:  # noqa: ARG002 - required by the interface
         """Unknown without reading all headers."""
         return None
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """A chunk is at most 512 samples and about 4 MiB."""
+        """Chunks of at most 512 samples and about 4 MiB."""
         begin, told, held = base, 0, 0
         left_out: list[tuple[str, str]] = []
         records: list[Record] = []
@@ -41,7 +41,7 @@ class TarFormat:
         compressed = file.path.suffix.lower() != ".tar"
         stream: Any = _Stream(file) if compressed else file.open()
         try:
-            # A compressed archive is a stream: its members are read on the way.
+            # A compressed archive is read sequentially.
             with stream, tarfile.open(fileobj=stream, mode="r|" if compressed else "r:") as archive:
                 samples = _samples(archive, lambda number: next_todo(begin + number) == begin + number, left_out)
                 for key, members in samples:
@@ -65,7 +65,7 @@ class TarFormat:
 
 
 class _Stream:
-    """The content of a compressed archive, read once from its begin to its end."""
+    """The content of a compressed archive, read once and sequentially."""
 
     def __init__(self, file: InputFile) -> None:
         self._blocks = file.blocks()
@@ -80,7 +80,7 @@ class _Stream:
         self._held = b""
 
     def read(self, size: int) -> bytes:
-        """As a file would."""
+        """Read like a file."""
         parts, left = [], size
         while left:
             if not self._held:
@@ -101,7 +101,7 @@ class _Stream:
 
 
 def _check_end(stream: Any, compressed: bool, name: str) -> None:
-    """An archive ends in blocks of zeros; the library takes any end for one."""
+    """Check that the archive ends in blocks of zeros, which the library does not require."""
     if compressed:
         while stream.read(1024 * 1024):
             pass
@@ -116,17 +116,17 @@ def _check_end(stream: Any, compressed: bool, name: str) -> None:
 def _samples(
     archive: tarfile.TarFile, wanted: Callable[[int], bool], left_out: list[tuple[str, str]]
 ) -> Iterator[tuple[str, dict[str, bytes | str]]]:
-    """Key and members of each sample, for a member that is no file the reason; no members where it is not wanted.
+    """Key and members of each sample; an unreadable member's reason is text. Unwanted samples have no members.
 
-    What belongs to no sample is added to `left_out`.
+    Members that belong to no sample are added to `left_out`.
     """
     key, members, number = None, dict[str, bytes | str](), -1
     for member in archive:
-        archive.members = []  # type: ignore[attr-defined]  # else the archive remembers every header it has seen
+        archive.members = []  # type: ignore[attr-defined]  # otherwise the archive keeps every header in memory
         folder, slash, name = member.name.rpartition("/")
         stem, _, extension = name.partition(".")
         if member.isdir():
-            continue  # what it holds comes by itself
+            continue  # its content has separate members
         if not stem:
             left_out.append((member.name, HIDDEN))
             continue
@@ -149,7 +149,7 @@ def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes | str:
 
 
 def _sample(key: str, members: dict[str, bytes | str], position: int, path: str) -> Record | Failed:
-    data: dict[str, Any] = {"id": key, "path": path}
+    data: dict[str, object] = {"id": key, "path": path}
     try:
         for extension, content in members.items():
             if isinstance(content, str):
@@ -163,7 +163,7 @@ def _sample(key: str, members: dict[str, bytes | str], position: int, path: str)
     return Record(position, position, data)
 
 
-def _value(kind: str, content: bytes) -> Any:
+def _value(kind: str, content: bytes) -> object:
     if kind in _TEXTS:
         return content.decode()
     if kind in _NUMBERS:

@@ -1,9 +1,9 @@
-"""Ids that come twice: found while the input is read, in bounded memory, and never by mistake.
+"""Finds duplicate ids while the input is read, exactly and in bounded memory.
 
-Of every id a 64-bit digest is kept. The newest are held back and looked for together, for sorted they are found in one
-pass over the older ones: those in memory, and beyond these sorted runs in files. Two equal digests are a suspicion; the
-input is read again up to that place to see the ids themselves. The runs stay in the job's working folder: a resume goes
-on from them, and reads the ids of finished rows again only where no run holds them.
+A 64-bit digest of every id is kept. New digests are collected, sorted, and compared in one pass with the older ones: an
+array in memory and sorted runs in files. If two digests are equal, the input is read again up to that position to
+compare the ids. The runs stay in the job's working folder: a resume continues from them and reads the ids of finished
+rows again only if no run contains them.
 """
 
 from __future__ import annotations
@@ -14,25 +14,32 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.errors import JobError, MissingExtraError
 from headrace.io.base import Chunk, Source
 from headrace.io.storage.parts import atomic_file
 
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    Digests: TypeAlias = NDArray[numpy.uint64]
+
 RUN_RECORDS = 1 << 17
 """Digests in memory; more make a run of them. As few as come in about two seconds, so that a long job needs no more
 memory than a short one."""
 MERGED_RUNS = 16
-"""So many runs are merged into one: fewer to search."""
+"""Number of runs that are merged into one, to limit the runs to search."""
 LOOK_EVERY_S = 1.0
-"""New ids are looked for so often; less often where looking takes more than a twentieth of the time."""
+"""How often to check new ids, in seconds; less often if checking takes more than 5 % of the time."""
 _BLOCK = 1 << 17
-"""Digests of a run that are read together."""
+"""Digests of a run that are read at once."""
 _RUN = re.compile(r"ids-(\d{12,})-(\d{12,})\.u64")
 
 
-Found: TypeAlias = tuple[int, Any]
+Found: TypeAlias = tuple[int, object]
 """A position and its id."""
 
 
@@ -40,9 +47,9 @@ class SeenIds:
     """Ids as they come, in input order or nearly so. Any two must differ as text: 1 and "1" are the same.
 
     Args:
-        folder: for the runs, made if it is not there.
-        reread: all ids there are, read again from the first record on.
-        column: holds the id.
+        folder: for the runs; created if missing.
+        reread: reads all ids again from the first record.
+        column: the id column.
 
     Raises:
         MissingExtraError: numpy is not installed.
@@ -56,11 +63,11 @@ class SeenIds:
         """Ids of the positions before this one are in runs: they need not be given again."""
         self._look_at = time.monotonic() + LOOK_EVERY_S
 
-    def add(self, positions: Sequence[int], values: Sequence[Any], end: int) -> None:
+    def add(self, positions: Sequence[int], values: Sequence[object], end: int) -> None:
         """Take more ids, those of all positions before `end` that were not taken before; None for a record without.
 
         Raises:
-            JobError: an id comes twice; the message names it and its first two places.
+            JobError: an id is duplicated; the message names it and its first two positions.
         """
         digests = [_digest(value) for value in values]
         if not all(digests):
@@ -72,10 +79,10 @@ class SeenIds:
             self._look_at = ended + max(LOOK_EVERY_S, 20 * (ended - now))
 
     def look(self) -> None:
-        """Compare what is new with all that came before.
+        """Compare new ids with all earlier ones.
 
         Raises:
-            JobError: an id comes twice.
+            JobError: an id is duplicated.
         """
         for position in self._seen.look():
             self._confirm(position)
@@ -83,10 +90,10 @@ class SeenIds:
             self._seen.put_away()  # not before: a run tells the next reading that its ids are good
 
     def _confirm(self, suspect: int) -> None:
-        """Read the input again, as far as it has been read.
+        """Read the input again, up to the current position.
 
         Raises:
-            JobError: the id is there elsewhere, or the input has changed.
+            JobError: the id is duplicated, or the input has changed.
         """
         read = range(self._seen.end)
         identity = next((value for position, value in self._reread() if position == suspect), None)
@@ -104,14 +111,14 @@ class SeenIds:
 
 
 class UniqueIds:
-    """A source whose ids in `column` must differ.
+    """A source whose ids in `column` must be unique.
 
     A row without an id, or with one that is no id, is left to those who read the id to use it.
 
     Args:
         source: the rows.
-        column: holds the id.
-        folder: gives the folder for the runs; asked when reading begins.
+        column: the id column.
+        folder: returns the folder for the runs; called when reading begins.
 
     Raises:
         MissingExtraError: numpy is not installed.
@@ -125,7 +132,7 @@ class UniqueIds:
         self.total_bytes = source.total_bytes
         self.total_records = source.total_records
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """The input's own description."""
         return self._source.describe()
 
@@ -133,7 +140,7 @@ class UniqueIds:
         """The source's chunks; one whose id came before may be among them, but the end is not reached.
 
         Raises:
-            JobError: an id comes twice; the message names it and its first two places.
+            JobError: an id is duplicated; the message names it and its first two positions.
         """
         seen = SeenIds(self._folder(), self._reread, self._column)
         for chunk in self._source.chunks(unknown_or_todo(seen, next_todo)):
@@ -149,12 +156,12 @@ class UniqueIds:
 
 
 def unknown_or_todo(seen: SeenIds, next_todo: Callable[[int], int]) -> Callable[[int], int]:
-    """What is to be read: a finished row is passed over only where a run holds its id."""
+    """Which rows to read: finished rows are skipped only if a run contains their id."""
     known = seen.known
     return lambda position: next_todo(position) if position < known else position
 
 
-def _numpy() -> Any:
+def _numpy() -> ModuleType:
     try:
         import numpy
     except ImportError as error:
@@ -166,7 +173,7 @@ def _numpy() -> Any:
 
 
 def _end(chunk: Chunk) -> int:
-    """The position behind the chunk's last row; 0 where it has none."""
+    """The position after the chunk's last row; 0 if it has none."""
     rows = [*chunk.records[-1:], *(failed.record for failed in chunk.failures)]
     return max((row.position + 1 for row in rows), default=0)
 
@@ -179,8 +186,8 @@ def _still_to_do(chunk: Chunk, next_todo: Callable[[int], int]) -> Chunk:
     )
 
 
-def _digest(value: Any) -> bytes:
-    """Eight bytes; none for what is no id."""
+def _digest(value: object) -> bytes:
+    """An eight-byte digest; empty if the value is not an id."""
     if type(value) is not str and type(value) is not int:
         return b""
     return hashlib.blake2b(str(value).encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -188,7 +195,7 @@ def _digest(value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A file of sorted digests: those of positions start..end-1."""
+    """A file of sorted digests of positions start..end-1."""
 
     path: Path
     start: int
@@ -197,21 +204,21 @@ class _Run:
 
 
 class _Digests:
-    """Digests seen so far: sorted runs in files, the newer ones in memory, the newest not looked for yet."""
+    """All digests: sorted runs in files, newer ones in memory, and the newest not yet compared."""
 
-    def __init__(self, np: Any, folder: Path) -> None:
+    def __init__(self, np: ModuleType, folder: Path) -> None:
         self._np = np
         self._folder = folder
         self._runs: list[_Run] = []
         self._recent = np.empty(0, np.uint64)
-        """Sorted: what has been looked for and is in no run."""
-        self._new: list[tuple[Any, Any]] = []
+        """Sorted digests that were compared and are in no run."""
+        self._new: list[tuple[Digests, NDArray[numpy.int64]]] = []
         """Digests and positions as arrays, one of each for every chunk of the input."""
         self._new_count = 0
         self._start = self._end = 0
 
     def load(self) -> int:
-        """Take up the runs of earlier readings; returns the first position they do not hold."""
+        """Load the runs of earlier reads; returns the first position that they do not contain."""
         self._folder.mkdir(parents=True, exist_ok=True)
         matches = [(match, path) for path in self._folder.iterdir() if (match := _RUN.fullmatch(path.name))]
         # Of two that begin alike the longer first: a kill may have left the shorter, which is merged in it.
@@ -230,7 +237,7 @@ class _Digests:
 
     @property
     def end(self) -> int:
-        """The position behind the last one taken."""
+        """The position after the last id."""
         return self._end
 
     @property
@@ -239,7 +246,7 @@ class _Digests:
         return self._new_count + len(self._recent) >= RUN_RECORDS
 
     def look(self) -> list[int]:
-        """The positions, ascending, of those new ones that were there before."""
+        """The positions of new digests that occurred before, ascending."""
         np = self._np
         if not self._new:
             return []
@@ -257,7 +264,7 @@ class _Digests:
         self._recent.sort()
         return sorted(positions[known].tolist())
 
-    def _older(self) -> Iterator[Any]:
+    def _older(self) -> Iterator[Digests]:
         """Sorted arrays of all that has been looked for, a bounded part at a time."""
         if len(self._recent):
             yield self._recent
@@ -268,7 +275,7 @@ class _Digests:
                     yield block[: size // 8]
 
     def put_away(self) -> None:
-        """Make a run of all that has been looked for."""
+        """Write a run of all compared digests."""
         self._write(self._start, self._end, [self._recent])
         self._recent = self._np.empty(0, self._np.uint64)
         self._start = self._end
@@ -279,7 +286,7 @@ class _Digests:
             for run in small:
                 run.path.unlink()
 
-    def _merged(self, runs: Sequence[_Run]) -> Iterator[Any]:
+    def _merged(self, runs: Sequence[_Run]) -> Iterator[Digests]:
         """The digests of several runs as sorted arrays, the lowest first, each about a quarter of a run."""
         np = self._np
         pieces = 4 * len(runs)
@@ -294,7 +301,7 @@ class _Digests:
             together.sort()
             yield together
 
-    def _write(self, start: int, end: int, digests: Iterable[Any]) -> None:
+    def _write(self, start: int, end: int, digests: Iterable[Digests]) -> None:
         path = self._folder / f"ids-{start:012d}-{end:012d}.u64"
         count = 0
         with atomic_file(path) as file:

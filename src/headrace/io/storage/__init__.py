@@ -1,5 +1,5 @@
-"""Files and objects: where they are, whether they are whole, and how they are committed.
+"""Files and object stores: locations, integrity checks and atomic commits.
 
 - `parts.PartFolder`: parts of an output, committed atomically
-- `locations.locate`: paths and addresses such as s3://bucket/key
+- `locations.locate`: paths and URLs such as s3://bucket/key
 """

@@ -1,9 +1,8 @@
-"""What a part was when it was committed: rows, bytes and a digest, in the name of the file of its dead letters.
+"""Seals: a part's rows, bytes and digest, stored in the name of its dead-letter file.
 
-`part-<start>-<end>.r<rows>-b<bytes>-e<bytes of the dead letters>-<digest>.errors` is written before its part, empty
-where nothing failed. So one listing of names tells what every part should be, in a folder as in an object store, and a
-kill leaves no part without it. Parts of the first version have `part-<start>-<end>.errors.jsonl` where something
-failed, and no seal.
+`part-<start>-<end>.r<rows>-b<bytes>-e<bytes of the dead letters>-<digest>.errors` is written before its part, empty if
+nothing failed. So a single listing describes every part, in a folder or an object store, and a kill leaves no part
+without a seal. Parts of the first version have no seal, and `part-<start>-<end>.errors.jsonl` only if records failed.
 """
 
 from __future__ import annotations
@@ -14,10 +13,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from headrace.errors import JobError
 from headrace.io.storage.lines import lines_of
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _NAME = re.compile(r"part-(\d{12,})-(\d{12,})\.r(\d+)-b(\d+)-e(\d+)-([0-9a-f]{16})\.errors")
 _BLOCK_BYTES = 1024 * 1024
@@ -31,13 +33,13 @@ class Interval(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """How the names of its files begin."""
+        """The prefix of its file names."""
         return f"part-{self.start:012d}-{self.end:012d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What a part and its dead letters must be."""
+    """The expected sizes and digest of a part and its dead letters."""
 
     interval: Interval
     rows: int
@@ -50,7 +52,7 @@ class Seal:
 
     @classmethod
     def of(cls, interval: Interval, part: Iterable[bytes], failures: bytes) -> Seal:
-        """Of a part about to be committed, given in blocks, and the lines of its dead letters."""
+        """The seal of a part, given in blocks, and its dead letters, before the commit."""
         digest = new_digest()
         size = 0
         for block in part:
@@ -62,7 +64,7 @@ class Seal:
 
     @classmethod
     def parse(cls, name: str) -> Seal | None:
-        """The seal that a file name is; None if it is none."""
+        """The seal in a file name, or None."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -71,7 +73,7 @@ class Seal:
 
     @property
     def name(self) -> str:
-        """Of the file that holds the dead letters."""
+        """The name of the dead-letter file."""
         return f"{self.interval.stem}.r{self.rows}-b{self.size}-e{self.error_size}-{self.digest}.errors"
 
     @property
@@ -82,7 +84,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A part that is not as it was committed."""
+    """A part that differs from what was committed."""
 
     path: Path
     interval: Interval
@@ -93,7 +95,7 @@ class Damage:
 
 
 class DigestWriter(io.BufferedIOBase):
-    """Hands on what is written, and knows its digest."""
+    """Writes to a file and computes the digest."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -101,11 +103,11 @@ class DigestWriter(io.BufferedIOBase):
         self._bytes = 0
 
     def writable(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
-    def write(self, data: Any) -> int:
-        """Hand on all of it."""
+    def write(self, data: ReadableBuffer) -> int:
+        """Write all of `data`."""
         self._file.write(data)
         self._digest.update(data)
         size = memoryview(data).nbytes
@@ -118,12 +120,12 @@ class DigestWriter(io.BufferedIOBase):
 
     @property
     def digest(self) -> str:
-        """Of what has been written so far."""
+        """The digest of the bytes written so far."""
         return str(self._digest.hexdigest())
 
 
-def new_digest() -> Any:
-    """An empty digest of the kind that seals hold."""
+def new_digest() -> hashlib.blake2b:
+    """An empty digest of the kind used in seals."""
     return hashlib.blake2b(digest_size=8)
 
 
@@ -134,7 +136,7 @@ def blocks_of(path: Path) -> Iterable[bytes]:
 
 
 def digest_of(*paths: Path) -> str:
-    """The digest of one or more files, one behind the other."""
+    """The digest of one or more concatenated files."""
     digest = new_digest()
     for path in paths:
         for block in blocks_of(path):
@@ -153,5 +155,5 @@ def rows_in(path: Path) -> int | None:
             return int(file.metadata.num_rows)
     except FileNotFoundError:
         return None
-    except (JobError, ValueError, OSError):  # as compressed files and pyarrow say that a file is damaged
+    except (JobError, ValueError, OSError):  # raised for damaged files
         return None

@@ -1,4 +1,4 @@
-"""Compressed files as blocks of their content. Whether a file is whole is known at its end, and said."""
+"""Reads compressed files in blocks. A truncated file is reported at its end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Protocol
 from headrace.errors import JobError, MissingExtraError
 
 CONTENT_BYTES = 256 * 1024
-"""Most content given at once, however well it was compressed: memory stays bounded."""
+"""Maximum size of a decompressed block, to bound memory."""
 
 
 class _Decoder(Protocol):
-    """One compressed stream; a file may hold several, one behind the other."""
+    """Decodes one compressed stream; a file may contain several."""
 
     errors: tuple[type[Exception], ...]
-    """What `feed` raises where the data is damaged."""
+    """What `feed` raises for damaged data."""
 
     @property
     def eof(self) -> bool: ...
@@ -81,17 +81,17 @@ SUFFIXES = tuple(_DECODERS)
 
 
 def decompressed(suffix: str, blocks: Iterator[tuple[bytes, int]], name: str) -> Iterator[tuple[bytes, int]]:
-    """The content of a compressed file, with the number of compressed bytes that each block of it stands for.
+    """The content of a compressed file in blocks, each with its number of compressed bytes.
 
     Raises:
-        JobError: the file is damaged or ends too early; what came before has been given out.
+        JobError: the file is damaged or truncated; earlier content was already yielded.
     """
     make = _DECODERS[suffix]
     decoder: _Decoder | None = None
     for block, size in blocks:
         while block or (decoder is not None and decoder.has_more):
             if decoder is None:
-                # Zeros behind the last stream are padding that tape and block tools leave.
+                # Zeros after the last stream are padding from tape and block tools.
                 if not (block := block.lstrip(b"\0")):
                     break
                 decoder = make()
@@ -107,7 +107,7 @@ def decompressed(suffix: str, blocks: Iterator[tuple[bytes, int]], name: str) ->
 
 
 def compress(suffix: str, data: bytes) -> bytes:
-    """One complete stream."""
+    """Compress data as one complete stream."""
     if suffix == ".gz":
         encoder = zlib.compressobj(6, zlib.DEFLATED, 31)
         return encoder.compress(data) + encoder.flush()
@@ -123,7 +123,7 @@ def _feed(decoder: _Decoder, data: bytes, name: str) -> bytes:
 
 
 def _zstd() -> Any:
-    """The standard library's module, or its backport to Python before 3.14."""
+    """The standard library's module, or its backport for Python before 3.14."""
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd

@@ -1,4 +1,4 @@
-"""Input files: what identifies their content, whether they change while they are read, many of them as one source."""
+"""Input files: content fingerprints, detection of changes during a job, and many files as one source."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import BinaryIO, Protocol, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import Chunk
@@ -19,14 +19,14 @@ from headrace.records import LeftOut
 BLOCK_BYTES = 256 * 1024
 CHUNK_ROWS = 512
 CHUNK_BYTES = 4 * 1024 * 1024
-"""A chunk is closed at so many bytes of rows, so that long rows do not add up."""
+"""Maximum size of a chunk's rows, in bytes."""
 WHOLE_DIGEST_BYTES = 64 * 1024 * 1024
-"""An input up to this size is digested whole, a larger one by samples."""
+"""Inputs up to this size are digested completely, larger ones by samples."""
 _SAMPLES = 64
 _FILES_NAMED = 50
-"""Of at most so many files each has its own line in the fingerprint, so that a resume can name the one that differs."""
+"""Up to this many files are listed in the fingerprint, so that a resume can name the file that changed."""
 _COUNTED_FILES = 16
-"""Rows of at most so many files are counted from their footers before the job starts."""
+"""Up to this many files are counted from their footers before the job starts."""
 _CHECK_EVERY_BLOCKS = 256
 _REMOTE_BLOCK_BYTES = 8 * 1024 * 1024
 _STAMPS = ("ETag", "etag", "generation", "blob_id", "oid", "mtime", "LastModified", "last_modified")
@@ -34,36 +34,36 @@ _STAMPS = ("ETag", "etag", "generation", "blob_id", "oid", "mtime", "LastModifie
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file as it was when the job looked at it first."""
+    """A file as it was when the job first read its metadata."""
 
     path: Path
-    """A path, or an address with a path's methods."""
+    """A path, or a remote location with a path's methods."""
     size: int | None
-    """In bytes; None where a web server does not say."""
+    """In bytes; None if a web server does not report it."""
     stamp: str
-    """Another one after any change: modification time and inode, or the store's tag of the content."""
+    """Differs after any change: modification time and inode, or the store's content tag."""
 
     def open(self) -> BinaryIO:
-        """For reading, seekable.
+        """Open for reading, seekable.
 
         Raises:
-            JobError: it is gone, or is no longer the file it was.
+            JobError: the file is missing or has changed.
         """
         self.check()
         if not is_remote(self.path):
             return self.path.open("rb")
         fs, address = store(self.path)
         raw = fs.open(address, "rb", block_size=_REMOTE_BLOCK_BYTES, cache_type="readahead")
-        # A read that failed has not moved: it may be tried again as it is.
+        # A failed read does not move the position, so it can be retried.
         if (cache := getattr(raw, "cache", None)) is not None and cache.fetcher is not None:
             cache.fetcher = with_retries(cache.fetcher)
         return cast("BinaryIO", raw)
 
     def check(self) -> None:
-        """See that it has not changed since the job looked at it first.
+        """Check that the file has not changed since the job started.
 
         Raises:
-            JobError: it has, or is gone; the message names it.
+            JobError: it has changed or is missing; the message names it.
         """
         try:
             now = look_at(self.path)
@@ -77,10 +77,10 @@ class InputFile:
             )
 
     def blocks(self) -> Iterator[tuple[bytes, int]]:
-        """Its content, decompressed where its name says so (.gz, .zst), and the bytes of the file a block stands for.
+        """Blocks of content, decompressed by suffix (.gz, .zst), each with its number of file bytes.
 
         Raises:
-            JobError: it changed, is damaged or ends too early.
+            JobError: it changed, is damaged or truncated.
         """
         blocks = self._raw_blocks()
         suffix = self.path.suffix.lower().replace(".tgz", ".gz")
@@ -99,11 +99,11 @@ class InputFile:
                 left = None if left is None else left - len(block)
                 number += 1
                 if not left or number % _CHECK_EVERY_BLOCKS == 0:
-                    self.check()  # before the rows go on, so that a change costs as little as can be
+                    self.check()  # before the rows are processed, so that a change wastes little work
                 yield block, len(block)
 
-    def describe(self, samples: int | None) -> dict[str, Any]:
-        """Size and digest of the content: of the whole, or of so many samples; for a store, its own tag."""
+    def describe(self, samples: int | None) -> dict[str, object]:
+        """Size and digest of the content, complete or by samples; for a store, its content tag."""
         if is_remote(self.path) and self.stamp:
             return {"bytes": self.size, "tag": self.stamp}
         digest = hashlib.blake2b(digest_size=16)
@@ -119,10 +119,10 @@ class InputFile:
 
 
 def look_at(path: Path) -> InputFile:
-    """The file at a place, as it is now.
+    """The current metadata of a file.
 
     Raises:
-        ConfigError: it is missing, cannot be read, or is no regular file.
+        ConfigError: it is missing, unreadable, or not a regular file.
     """
     try:
         if is_remote(path):
@@ -147,23 +147,23 @@ def look_at(path: Path) -> InputFile:
 
 
 class FileFormat(Protocol):
-    """How the rows of one file are read."""
+    """Reads the rows of one file."""
 
     name: str
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
-        """The file's rows still to do, the first of all its rows being position `base`; returns how many rows it has.
+        """Yield the file's rows that are not done; its first row has position `base`. Returns its row count.
 
-        As `headrace.io.base.Source.chunks` says. Opening, and each run of rows before it goes on, checks that the file
-        is still the same.
+        See `headrace.io.base.Source.chunks`. Checks that the file is unchanged when it is opened, and before each run
+        of rows is processed.
 
         Raises:
-            JobError: the file cannot be read on.
+            JobError: the rest of the file cannot be read.
         """
         ...
 
     def count(self, file: InputFile) -> int | None:
-        """How many rows it has, where that can be told without reading it.
+        """The number of rows, if known without reading the file.
 
         Raises:
             ConfigError: the file is damaged.
@@ -172,12 +172,12 @@ class FileFormat(Protocol):
 
 
 class FileSource:
-    """Files one behind the other: positions go on from each to the next.
+    """Concatenates files; positions continue from each to the next.
 
     Args:
-        files: each with the format it is read by, in the order of their names.
+        files: each with its format, in the order of their names.
         root: names in the fingerprint are relative to it.
-        left_out: names beside the files that are not read.
+        left_out: other names that are not read.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class FileSource:
         counts = [form.count(file) for file, form in files] if len(files) <= _COUNTED_FILES else [None]
         self.total_records: int | None = None if None in counts else sum(count or 0 for count in counts)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Size and digest of the content: whole up to 64 MiB in all, beyond that 64 samples spread over the files.
 
         With at most 50 files each has its own entry, so that a resume names the one that differs.
@@ -215,14 +215,14 @@ class FileSource:
         return {"files": len(entries), "bytes": self.total_bytes, "blake2b": digest.hexdigest()}
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """The rows of all files still to do."""
+        """The rows of all files that are not done."""
         base = 0
         for file, form in self._files:
             base += yield from form.read(file, base, next_todo)
 
 
 def todo(start: int, stop: int, next_todo: Callable[[int], int]) -> list[int]:
-    """The positions in start..stop-1 that are still to do."""
+    """The positions in start..stop-1 that are not done."""
     positions: list[int] = []
     position = next_todo(start)
     while position < stop:
@@ -232,5 +232,5 @@ def todo(start: int, stop: int, next_todo: Callable[[int], int]) -> list[int]:
 
 
 def share(size: int, start: int, stop: int, rows: int) -> int:
-    """The part of `size` bytes that rows start..stop-1 of `rows` stand for; all parts together make the whole."""
+    """The share of `size` bytes for rows start..stop-1 of `rows`; all shares add up to `size`."""
     return size * stop // rows - size * start // rows if rows else size

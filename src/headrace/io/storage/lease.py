@@ -1,11 +1,11 @@
-"""One writer per output in an object store, which knows no locks: a lease, kept by writing it again and again.
+"""A lease: ensures one writer per output in an object store, which has no locks.
 
-The holder made the lease object by a put that fails where one is there, and replaces it every 10 seconds. Who finds one
-watches it by its own monotonic clock: a new content means that the holder lives; none for 40 seconds means that it does
-not, and the lease is taken over by a put that fails where the content has changed meanwhile. Clocks of two machines are
-never compared. The lease of a process that is gone from this machine is taken over at once.
+The holder creates the lease object with a put that fails if one exists, and replaces it every 10 seconds. A process
+that finds a lease watches it on its own monotonic clock. New content means that the holder is alive; if the content
+stays the same for 40 seconds, the process takes the lease over with a put that fails if the content has changed. Clocks
+of two machines are never compared. The lease of a dead process on this machine is taken over immediately.
 
-A holder that finds another's lease in place of its own has been taken for dead, and must stop.
+A holder that finds another process's lease has lost its own and must stop.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from headrace.io.storage.locations import as_os_errors, facts, store, with_retri
 RENEW_S = 10.0
 EXPIRE_S = 40.0
 ALONE_S = 5.0
-"""What a process that is gone had sent by then has come to the store."""
+"""After this time, in seconds, the last writes of a dead process have arrived in the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
     pid: int
     started: str
-    """When the process began, in the kernel's own count: a number may be given to another process later."""
+    """Start time of the process in kernel ticks, because process ids are reused."""
     host: str
     since: str
     token: str
     beat: int = 0
     space: str = ""
-    """Where the number is that of a process: containers may share a host's name, and have numbers of their own."""
+    """The boot and pid namespace, because containers may share a host name but not process ids."""
 
     def is_gone(self) -> bool:
-        """Whether it was a process of this machine that is no more."""
+        """Whether it was a process of this machine that has ended."""
         return self.space == _space() != "" and self.host == _host() and _started(self.pid) != self.started
 
     def __str__(self) -> str:
@@ -53,12 +53,12 @@ class _Holder:
 
 
 class Lease:
-    """Held while the context lasts; `check` says whether it still is.
+    """Held during the context; `check` verifies that it still is.
 
     Args:
         path: the address of the lease object.
-        output: what it guards, for messages.
-        sleep, clock: how to wait, and by which clock.
+        output: the guarded output, for messages.
+        sleep, clock: replacements for tests.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Lease:
         path: Path,
         output: Path,
         *,
-        sleep: Callable[[float], Any] = time.sleep,
+        sleep: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
@@ -82,11 +82,11 @@ class Lease:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold it while the body runs.
+        """Hold the lease during the context.
 
         Raises:
             OutputLockedError: another process holds it; the message names it.
-            ConfigError: the store does not let this process write there.
+            ConfigError: this process may not write to the store.
         """
         try:
             self._take()
@@ -104,7 +104,7 @@ class Lease:
                     self._fs.rm_file(self._address)
 
     def check(self) -> None:
-        """See that the lease is still held; called before each write.
+        """Check that the lease is still held; called before each write.
 
         Raises:
             JobError: another process has taken it over, or it could not be renewed in time.
@@ -118,34 +118,34 @@ class Lease:
             )
 
     def wait_until_alone(self) -> None:
-        """Wait until nothing can come any more that a process had sent which this one has followed at once."""
+        """Wait until no more writes of the previous, dead holder can arrive."""
         if self._followed is not None:
             self._sleep(max(0.0, self._followed + ALONE_S - self._clock()))
 
     def _take(self) -> None:
-        holder, tag = self._watch()  # first, for there are stores that overwrite whatever is asked
+        holder, tag = self._watch()  # first, because some stores ignore the condition of a put
         while holder is None:
             try:
                 self._put(mode="create")
                 return
             except FileExistsError:
                 holder, tag = self._watch()
-        if holder.token != self._me.token:  # else the put had come through, and only its answer was lost
+        if holder.token != self._me.token:  # otherwise the put succeeded and only its response was lost
             with contextlib.suppress(OSError):
                 self._put(**self._unchanged(tag))
             if not self._conditional:
-                self._sleep(RENEW_S / 2)  # for who does the same at this moment: the last to write has it
+                self._sleep(RENEW_S / 2)  # if another process does the same now, the last writer wins
             holder, _ = self._read()
             if holder is None or holder.token != self._me.token:
                 raise OutputLockedError(f"{self._output} was taken by {holder} this moment; wait for it")
             self._followed = self._clock()
-        self._renewed = self._sent  # the answer to that put may have been lost
+        self._renewed = self._sent  # the response to that put may have been lost
 
     def _watch(self) -> tuple[_Holder | None, str]:
-        """Who holds the lease and is most likely dead, with the tag of its last content; None if it was given up.
+        """The holder, probably dead, with the tag of its last content; None if the lease was released.
 
         Raises:
-            OutputLockedError: the holder lives.
+            OutputLockedError: the holder is alive.
         """
         holder, tag = self._read()
         began = self._clock()
@@ -162,7 +162,7 @@ class Lease:
         return holder, tag
 
     def _keep(self) -> None:
-        """Renew until the end; runs on a thread of its own."""
+        """Renew the lease until the end; runs on a separate thread."""
         while not self._ended.wait(RENEW_S):
             try:
                 holder, tag = self._read()
@@ -172,11 +172,11 @@ class Lease:
                 self._me = _Holder(**{**asdict(self._me), "beat": self._me.beat + 1})
                 self._put(**self._unchanged(tag))
             except OSError:
-                continue  # `check` ends the job when this has lasted too long
+                continue  # `check` ends the job if this lasts too long
 
     @property
     def _conditional(self) -> bool:
-        """Whether the store takes a put only where the content is still the same."""
+        """Whether the store supports conditional puts."""
         return "s3" in self._fs.protocol
 
     def _unchanged(self, tag: str) -> dict[str, str]:
@@ -189,7 +189,7 @@ class Lease:
         self._renewed = self._clock()
 
     def _read(self) -> tuple[_Holder | None, str]:
-        """Who holds it, and the tag of that content."""
+        """The holder, and the tag of the content."""
         try:
             tag = facts(self._path).get("ETag", "")
             return _Holder(**json.loads(with_retries(lambda: self._fs.cat_file(self._address))())), tag
@@ -202,7 +202,7 @@ def _host() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process of this machine began; empty if there is none."""
+    """The start time of a process of this machine; empty if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except OSError:
@@ -210,7 +210,7 @@ def _started(pid: int) -> str:
 
 
 def _space() -> str:
-    """What tells apart the process numbers of this boot and this container; empty where that is not known."""
+    """Identifies the boot and pid namespace of process ids; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -1,4 +1,4 @@
-"""Text files as lines, in bounded memory, and lines as JSON objects."""
+"""Reads text files as lines and JSON objects, in bounded memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.io.storage.files import CHUNK_ROWS, InputFile, share, todo
 from headrace.records import Failed, Record
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""A longer line is a failed record: it is most likely a file without newlines, and memory stays bounded."""
+"""Longer lines fail: the file probably has no newlines, and memory must stay bounded."""
 RAW_KEPT_BYTES = 4096
 _WRITTEN_BLOCK = 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
@@ -23,9 +23,9 @@ _decode = json.JSONDecoder().decode
 
 
 def line_blocks(file: InputFile) -> Iterator[tuple[list[bytes], int]]:
-    """Complete lines without their newline, with the number of the file's bytes they stand for.
+    """Lists of complete lines without newlines, each with its number of file bytes.
 
-    Of a line longer than 64 MiB the rest is dropped: whoever parses it sees its length.
+    The rest of a line longer than 64 MiB is dropped; the parser refuses it by its length.
     """
     tail = b""
     held: list[bytes] = []  # the blocks of a long line, joined once, at its end
@@ -46,7 +46,7 @@ def line_blocks(file: InputFile) -> Iterator[tuple[list[bytes], int]]:
         lines = b"".join([*held, block]).split(b"\n")
         tail = lines.pop()
         held, held_bytes = [tail], len(tail)
-        # What is behind the last newline counts with the line it begins, as far as that can be told.
+        # Bytes after the last newline count with the next line, as far as known.
         behind = min(len(tail), pending)
         yield lines, pending - behind
         pending = behind
@@ -58,7 +58,7 @@ def line_blocks(file: InputFile) -> Iterator[tuple[list[bytes], int]]:
 def interleaved(
     base: Iterator[bytes], more: Iterator[bytes], turns: Iterable[tuple[int, int]]
 ) -> Iterator[Iterator[bytes]]:
-    """Lines of two files in turns, then the rest of the first; a negative number drops lines of the second."""
+    """Alternate lines of two files, then the rest of the first; a negative number drops lines of the second."""
     for of_base, of_more in turns:
         yield itertools.islice(base, of_base)
         if of_more < 0:
@@ -69,7 +69,7 @@ def interleaved(
 
 
 def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
-    """The lines of files written here, each with its newline, however long; decompressed by the files' names."""
+    """The lines of Headrace's own files with newlines, of any length; decompressed by suffix."""
     for path in paths:
         with path.open("rb") as file:
             blocks = ((block, len(block)) for block in iter(lambda: file.read(_WRITTEN_BLOCK), b""))
@@ -85,7 +85,7 @@ def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
 
 
 def full_lines(lines: list[bytes]) -> list[bytes]:
-    """Without the blank ones."""
+    """The lines that are not blank."""
     return [line for line in lines if line and not line.isspace()]
 
 
@@ -109,13 +109,13 @@ def object_chunks(
     next_todo: Callable[[int], int],
     record: Callable[[int, dict[str, Any]], Record | Failed],
 ) -> Generator[Chunk, None, int]:
-    """The objects of a file that are to do: at most 512 rows a chunk, out of one block of 256 KiB (or one longer line).
+    """The objects of a file that are not done; at most 512 rows per chunk, from one 256 KiB block or longer line.
 
-    A line that is no object is a `Failed` at its position, with its first 4,096 bytes as data.
+    A line that is not an object is a `Failed` at its position, with its first 4,096 bytes as data.
 
     Args:
-        base: the position of the first line that is not blank; their number is returned.
-        record: makes a record of a position and its object, or says what is wrong with that.
+        base: the position of the first non-blank line; the number of such lines is returned.
+        record: makes a record from a position and an object, or a `Failed`.
     """
     begin = base
     for block, size in line_blocks(file):

@@ -1,4 +1,4 @@
-"""Where files are: a path of this machine, or an address such as `s3://bucket/key`."""
+"""File locations: local paths, and remote URLs such as `s3://bucket/key`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from headrace.retry import PermanentIOError, RetryPolicy, is_transient_io
 T = TypeVar("T")
 
 _SCHEME_REFRESHES = {"s3", "hf"}
-"""Whose clients answer from memory unless told not to."""
+"""Schemes whose clients cache listings unless refreshed."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://")
 KNOWN_SCHEMES = ("s3", "gs", "hf", "http", "https")
 RETRIES = RetryPolicy(max_attempts=8, backoff_s=0.1, max_backoff_s=10.0)
-"""Of a call to an object store."""
+"""Retries of calls to an object store."""
 _NOT_FOUND = 404
 
 _CLIENTS = {"gs": "gcsfs"}
-"""Clients that no extra brings."""
+"""Clients that no extra installs."""
 
-# Listings are never cached: they are the ledger. Calls are tried again by the store's own client where it can.
+# Listings are never cached, because they record what is committed. The store's client retries calls if it can.
 _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "s3": {
         "use_listings_cache": False,
@@ -38,13 +38,13 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
 
 
 def locate(name: str | Path) -> Path:
-    """The place that a name stands for; an address gives an object with the methods of a path.
+    """The location for a name; a URL gives an object with a path's methods.
 
     Credentials and endpoints come from the store's own settings (such as `AWS_PROFILE` and `AWS_ENDPOINT_URL`).
 
     Raises:
-        ConfigError: a scheme that is not known.
-        MissingExtraError: what the store needs is not installed.
+        ConfigError: the scheme is unknown.
+        MissingExtraError: the store's client is not installed.
     """
     found = _SCHEME.match(str(name)) if isinstance(name, str) else None
     if found is None:
@@ -59,17 +59,17 @@ def locate(name: str | Path) -> Path:
 
         options = _OPTIONS.get(scheme, {})
         place: Any = UPath(str(name), **options)
-        place._fs_cached = _client(scheme)(**options)  # and so all places made of this one
+        place._fs_cached = _client(scheme)(**options)  # also used by locations derived from this one
     except ImportError as error:
         package = _CLIENTS.get(scheme, '"headrace[io]"')
         raise MissingExtraError(
             f"{scheme}:// needs a client that is not installed ({error}): pip install {package}"
         ) from error
-    return place  # type: ignore[no-any-return]  # has a path's methods, though it is none
+    return place  # type: ignore[no-any-return]  # has a path's methods, but is not a Path
 
 
 def _client(scheme: str) -> Any:
-    """fsspec's own class for a scheme, even where another library has put its own in that place, as flyte does.
+    """fsspec's class for a scheme, even if another library, such as flyte, has registered another.
 
     Raises:
         ImportError: it is not installed.
@@ -81,26 +81,26 @@ def _client(scheme: str) -> Any:
 
 
 def can_write(place: Path) -> bool:
-    """Whether what is there may be written at all: http has no way to."""
+    """Whether the location can be written; http cannot."""
     return not is_remote(place) or not {"http", "https"} & {store(place)[0].protocol, *store(place)[0].protocol}
 
 
 def is_remote(place: Path) -> bool:
-    """Whether it is an address rather than a path of this machine."""
+    """Whether it is remote rather than a local path."""
     return not isinstance(place, Path)
 
 
 def store(place: Path) -> tuple[Any, str]:
-    """The fsspec file system of an address, and the address within it."""
+    """The fsspec file system of a remote location, and the path within it."""
     remote: Any = place
     return remote.fs, remote.path
 
 
 def facts(place: Path) -> dict[str, Any]:
-    """What a store says about an object, asked anew: its type, size, and most often a tag of its content.
+    """A store's current metadata of an object: type, size, and usually a content tag.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the object does not exist.
     """
     fs, address = store(place)
     options = {"refresh": True} if _SCHEME_REFRESHES & {fs.protocol, *fs.protocol} else {}
@@ -109,7 +109,7 @@ def facts(place: Path) -> dict[str, Any]:
 
 
 def exists(place: Path) -> bool:
-    """Whether something is there."""
+    """Whether the location exists."""
     if not is_remote(place):
         return place.exists()
     fs, address = store(place)
@@ -117,10 +117,10 @@ def exists(place: Path) -> bool:
 
 
 def with_retries(call: Callable[..., T]) -> Callable[..., T]:
-    """Try a call to a store again while it fails, with random and growing waits between.
+    """Retry a call to a store while it fails, with random, growing waits.
 
-    What the caller got wrong (no such key, no permission, a condition not met) is not tried again. Whatever the store's
-    client raises, an OSError comes out.
+    Permanent errors (no such key, no permission, a failed condition) are not retried. All errors of the store's client
+    become OSError.
     """
     import tenacity
 
@@ -129,7 +129,7 @@ def with_retries(call: Callable[..., T]) -> Callable[..., T]:
 
 
 def as_os_errors(call: Callable[..., T]) -> Callable[..., T]:
-    """A call to a store that raises OSError where its client has errors of its own kind."""
+    """Wrap a call to a store so that its client's errors become OSError."""
 
     @functools.wraps(call)
     def translated(*args: Any, **options: Any) -> T:
@@ -137,7 +137,7 @@ def as_os_errors(call: Callable[..., T]) -> Callable[..., T]:
         try:
             return call(*args, **options)
         except FileNotFoundError as error:
-            cause = error.__cause__  # of http addresses that were not reached too
+            cause = error.__cause__  # also raised for http URLs that cannot be reached
             if isinstance(cause, (*passing, TimeoutError)) and getattr(cause, "status", 0) != _NOT_FOUND:
                 raise OSError(f"{type(cause).__name__}: {cause}") from error
             raise
@@ -151,7 +151,7 @@ def as_os_errors(call: Callable[..., T]) -> Callable[..., T]:
 
 @functools.cache
 def _client_errors() -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
-    """What the clients of stores raise beside OSError: what may pass, and what their own retries have given up."""
+    """Exceptions of store clients other than OSError: transient ones, and those left after the client's retries."""
     passing: list[type[Exception]] = []
     lasting: list[type[Exception]] = []
     try:
@@ -176,9 +176,9 @@ def _client_errors() -> tuple[tuple[type[Exception], ...], tuple[type[Exception]
 
 
 def drop_uploads(*places: Path) -> None:
-    """End the multipart uploads to an object, or into a folder, that killed processes have left: S3 bills for them.
+    """Abort multipart uploads left by killed processes to an object or a folder, because S3 bills for them.
 
-    Called by the only writer there. Other stores forget theirs by themselves, and so does S3 where its rules say so.
+    Called by the only writer. Other stores drop incomplete uploads by themselves, as S3 does with a lifecycle rule.
     """
     for place in places:
         fs, address = store(place)
@@ -190,12 +190,12 @@ def drop_uploads(*places: Path) -> None:
             for upload in found:
                 if upload["Key"] == key or upload["Key"].startswith(f"{key}/"):
                     fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
-        except OSError:  # a store that has no such call, or does not let this user make it
+        except OSError:  # the store lacks this call, or denies it
             return
 
 
 def file_names(folder: Path) -> list[str]:
-    """What is in a folder; nothing if there is none."""
+    """The names in a folder; empty if it does not exist."""
     try:
         if not is_remote(folder):
             return [path.name for path in folder.iterdir()]
@@ -207,7 +207,7 @@ def file_names(folder: Path) -> list[str]:
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """What is in a folder, with its size in bytes; nothing if there is none."""
+    """The names in a folder with their sizes in bytes; empty if it does not exist."""
     try:
         if not is_remote(folder):
             with os.scandir(folder) as entries:
@@ -220,7 +220,7 @@ def file_sizes(folder: Path) -> dict[str, int]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder of files, if it is there."""
+    """Remove a folder of files, if it exists."""
     for name in file_names(folder):
         remove(folder / name)
     if not is_remote(folder) and folder.exists():
@@ -228,7 +228,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file, if it exists."""
     if not is_remote(path):
         path.unlink(missing_ok=True)
         return

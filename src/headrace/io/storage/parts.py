@@ -1,15 +1,15 @@
-"""Parts of an output: files that say in their names which positions of the input they hold.
+"""Parts of an output: files named after the input positions that they contain.
 
-`part-<start>-<end><suffix>` holds the finished rows of the positions start..end-1 in input order. Its twin in the
-working folder holds the failed ones, and in its name what the part must be (`io/storage/checksums.py`). The rename of
-the part is the one commit point, or in an object store its one put. The twin is durable before it; without its part it
-means nothing.
+`part-<start>-<end><suffix>` contains the finished rows of the positions start..end-1 in input order. Its twin in the
+working folder contains the failed ones, and in its name the part's seal (`io/storage/checksums.py`). The rename of the
+part, or in an object store its single put, is the commit point. The twin is durable before that; without its part it is
+ignored.
 
-Where readers of an output look there are committed parts and nothing else: all that is half written is in the working
-folder, under a hidden name. So is a part without rows, which some readers take for a broken file.
+The output folder contains only committed parts. Incomplete files are in the working folder, under a hidden name, as are
+parts without rows, which some readers reject as broken.
 
-What a process had sent to a store when it was killed may come late, when another has listed the parts and works on what
-they left. Such a part holds positions of others: whoever comes next takes one of them away, and does what it held anew.
+The last write of a killed process may arrive in a store after another process has listed the parts and continued. Such
+a part overlaps others: the next run removes one of them and processes its positions again.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _NAME = re.compile(r"part-(\d{12,})-(\d{12,})(\..+)")
 _UNSEALED = ".errors.jsonl"
 _TEMPORARY = ".tmp"
 _READERS = 8
-"""Parts that are read at once to be checked."""
+"""Parts that are checked concurrently."""
 READ_AT_ONCE_BYTES = 1 << 30
-"""So much of earlier runs' parts is read when a job goes on. Of more, sizes are checked then, content at the end."""
+"""Up to this size, a resume reads all earlier parts. Beyond it, sizes are checked first and content at the end."""
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
-    """A file that appears under its name complete and durable, or not at all; it replaces what is there.
+    """Write a file atomically and durably; replaces an existing file.
 
-    Until then it has a hidden name in the folder `work`, on the same file system, or beside `path` where that is None.
-    What goes to an object store is collected in a temporary file first, and then put in one call.
+    Until then it has a hidden name in the folder `work`, on the same file system, or beside `path` by default.
+    For an object store, the content is collected in a temporary file and then uploaded in one call.
 
     Raises:
-        OSError: the folder cannot be written, or is full; nothing is left behind.
+        OSError: the folder cannot be written, or is full; no partial file remains.
     """
     if is_remote(path):
         with tempfile.NamedTemporaryFile() as spool:
@@ -70,7 +70,7 @@ def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and removals in a folder durable; a store's calls are when they return."""
+    """Make renames and removals in a folder durable; a store's calls already are."""
     if is_remote(folder):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -86,8 +86,8 @@ class PartFolder:
     Args:
         path: of the folder.
         suffix: the end of the parts' names.
-        work: the folder of the twins, and of what is half written, where it is another one.
-        guard: called before each commit; raises where this process may no longer write.
+        work: the folder of twins and incomplete files, if different.
+        guard: called before each commit; raises if this process may no longer write.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class PartFolder:
         self._guard = guard
         self._stale: dict[Interval, list[str]] | None = None
         self._known: set[str] = set()
-        """In a store: what was there at the beginning, and what was committed since."""
+        """In a store: the names at the start and those committed since."""
         self._unread: set[Interval] = set()
-        """Parts of earlier runs of which no more than the size has been checked."""
+        """Parts of earlier runs with only the size checked."""
         self._rowless: set[Interval] = set()
-        """Parts that are in the working folder, as far as known."""
+        """Known parts in the working folder."""
 
     def committed(self) -> list[Interval]:
         """The intervals of all committed parts, ascending."""
@@ -116,7 +116,7 @@ class PartFolder:
         return {Interval(int(m[1]), int(m[2])) for m in matches if m and m[3] == self._suffix}
 
     def check(self, intervals: Sequence[Interval], read: Collection[Interval] = ()) -> list[Damage]:
-        """Which parts are not as they were committed: by their sizes, and those in `read` by rows or digest."""
+        """The damaged parts: checks sizes, and rows or digests of those in `read`."""
         twins = self._twins_there()
         work_sizes = file_sizes(self._work)
         sizes = work_sizes | file_sizes(self.path)
@@ -143,7 +143,7 @@ class PartFolder:
         return [Damage(self.part_path(i), i, found) for i, found in zip(intervals, reasons, strict=True) if found]
 
     def _row_problem(self, interval: Interval, twins: Sequence[str]) -> str:
-        """What can be found of a part without a seal."""
+        """The problem of a part without a seal; empty if none."""
         rows = rows_in(self.part_path(interval))
         failed = sum(rows_in(self._work / name) or 0 for name in twins)
         expected = interval.end - interval.start - failed
@@ -157,10 +157,10 @@ class PartFolder:
             return False
 
     def take_over(self, damaged: Sequence[Damage] = ()) -> list[Interval]:
-        """The committed parts at the beginning of a run, which from now on is the only one to commit.
+        """The committed parts at the start of a run, which is the only writer from now on.
 
-        What a killed process has left half written is removed, and so are parts that are damaged. In a store, of two
-        parts that hold the same position one is removed. A folder of this machine knows no such.
+        Removes incomplete files of killed processes and damaged parts. In a store, also removes one of two overlapping
+        parts, which cannot occur in a local folder.
         """
         self.sweep()
         self.discard(damaged)
@@ -169,7 +169,7 @@ class PartFolder:
         return kept
 
     def _without_overlap(self, found: Sequence[Interval]) -> list[Interval]:
-        """Remove one of two parts that hold the same position: the one that has no twin, if one has none."""
+        """Remove one of two overlapping parts, preferably one without a twin."""
         twins = self._twins_there()
         kept: list[Interval] = []
         for interval in found:
@@ -183,7 +183,7 @@ class PartFolder:
         return kept
 
     def resume(self) -> tuple[list[Interval], list[Damage]]:
-        """The same where the job goes on: parts of earlier runs are checked, and which of them are damaged is told."""
+        """`take_over` for a resumed job: also checks earlier parts and returns the damaged ones."""
         found = self.committed()
         sizes = file_sizes(self.path)
         readable = sum(sizes.get(self.part_path(interval).name, 0) for interval in found) <= READ_AT_ONCE_BYTES
@@ -193,7 +193,7 @@ class PartFolder:
         return kept, damaged
 
     def discard(self, damaged: Sequence[Damage]) -> None:
-        """Remove damaged parts, so that what they held is done anew."""
+        """Remove damaged parts, so that their records are processed again."""
         for damage in damaged:
             self._guard()
             remove(damage.path)
@@ -201,13 +201,13 @@ class PartFolder:
             sync_folder(self.path)
 
     def close(self, *, read_all: bool) -> list[Interval]:
-        """The committed parts at the end of a run. In a store, what has come from others since `take_over` is removed.
+        """The committed parts at the end of a run. In a store, removes parts that others wrote since `take_over`.
 
         Args:
-            read_all: check the content of all parts, rather than of those that earlier runs have left unread.
+            read_all: check the content of all parts, not only of unchecked ones.
 
         Raises:
-            BrokenOffError: parts are damaged; they are removed, so that the next run makes them anew.
+            BrokenOffError: parts are damaged; they are removed, and the next run creates them again.
         """
         if is_remote(self.path):
             for folder in {self.path, self._work}:
@@ -224,17 +224,17 @@ class PartFolder:
         return committed
 
     def commit(self, interval: Interval, rows: bytes, failures: bytes) -> None:
-        """Make a part durable, all or nothing.
+        """Commit a part atomically and durably.
 
         Raises:
             OSError: the folder cannot be written, or is full; the part is not committed.
-            JobError: another process has taken the output over.
+            JobError: another process has taken over the output.
         """
         self._guard()
         seal = Seal.of(interval, [rows], failures)
         if failures or is_remote(self._work):
             self._write(self._work / seal.name, failures)
-        else:  # lost in a power failure it is one check less, and no reason to wait for the disk
+        else:  # not synced: losing it in a power failure only loses a check
             (self._work / seal.name).write_bytes(b"")
         self._remove_stale_twins(seal)
         if not seal.rows:
@@ -251,7 +251,7 @@ class PartFolder:
                 file.write(content)
 
     def _remove_stale_twins(self, seal: Seal) -> None:
-        """What an earlier try left, when other records of the same interval had failed; listed once, at the first."""
+        """Remove twins of earlier attempts with other failed records; lists the folder once."""
         if self._stale is None:
             self._stale = self._twins_there()
         for name in self._stale.pop(seal.interval, ()):
@@ -259,13 +259,13 @@ class PartFolder:
                 remove(self._work / name)
 
     def part_path(self, interval: Interval) -> Path:
-        """Where the finished rows of a committed interval are."""
+        """The path of a committed part."""
         return (self._work if interval in self._rowless else self.path) / f"{interval.stem}{self._suffix}"
 
     def merge_errors(self, target: Path, of: Sequence[Interval] | None = None, work: Path | None = None) -> None:
-        """All dead letters so far (or of some parts) as one file in input order; no file where there are none.
+        """Write all dead letters (or those of some parts) to one file in input order; no file if there are none.
 
-        `work` is where it is written until it is complete, as for `atomic_file`.
+        `work` is the folder of the incomplete file, as for `atomic_file`.
         """
         twins = self.twins(self.committed() if of is None else of)
         if not twins:
@@ -277,7 +277,7 @@ class PartFolder:
                     shutil.copyfileobj(file, out, 1024 * 1024)
 
     def count_errors(self, of: Sequence[Interval] | None = None) -> int:
-        """Dead letters of all committed parts, or of some."""
+        """The number of dead letters of all committed parts, or of some."""
         count = 0
         for twin in self._twin_paths(self.committed() if of is None else of):
             seal = Seal.parse(twin.name)
@@ -285,7 +285,7 @@ class PartFolder:
         return count
 
     def twins(self, intervals: Sequence[Interval]) -> list[Path]:
-        """The files of dead letters that there are of these parts."""
+        """The non-empty dead-letter files of these parts."""
         seals = ((path, Seal.parse(path.name)) for path in self._twin_paths(intervals))
         return [path for path, seal in seals if seal is None or seal.error_size]
 
@@ -295,7 +295,7 @@ class PartFolder:
         return [self._work / name for name in names]
 
     def _own_twin(self, names: Sequence[str]) -> str:
-        """Of several twins of one part the one that it was committed with: there is another while a retry ends."""
+        """The twin that a part was committed with; there may be another while a retry finishes."""
         if len(names) > 1:
             seals = [seal for name in names if (seal := Seal.parse(name))]
             return next((seal.name for seal in seals if self._is_as_sealed(seal)), names[0])
@@ -311,7 +311,7 @@ class PartFolder:
         return dict(twins)
 
     def settle(self) -> None:
-        """Remove what a retry has put another in the place of: twins, and parts without rows that have some now."""
+        """Remove what a retry has replaced: old twins, and rowless parts that have rows now."""
         if self._work != self.path:
             for interval in self._named(self._work) & self._named(self.path):
                 remove(self._work / f"{interval.stem}{self._suffix}")
@@ -323,7 +323,7 @@ class PartFolder:
                     remove(self._work / name)
 
     def clear(self) -> None:
-        """Remove all parts, twins and what a killed process left half written."""
+        """Remove all parts, twins and incomplete files."""
         self.sweep()
         for folder in {self.path, self._work}:
             for name in file_names(folder):
@@ -333,27 +333,27 @@ class PartFolder:
         self._known.clear()
 
     def sweep(self) -> None:
-        """Remove what a killed process has left half written."""
+        """Remove incomplete files of killed processes."""
         sweep(self._work)
         if self._work != self.path:
             sweep(self.path, parts_only=True)
 
 
 def listed(damaged: Sequence[Damage]) -> str:
-    """The first of them by name, and how many more there are."""
+    """The first of them, and how many more there are."""
     more = f" and {len(damaged) - 1:,} more" if len(damaged) > 1 else ""
     return f"{damaged[0]}{more}"
 
 
 def sweep(folder: Path, *, parts_only: bool = False) -> None:
-    """Remove what killed processes have left half written in a folder of this machine; a store knows no such."""
+    """Remove incomplete files of killed processes in a local folder; stores have none."""
     for name in () if is_remote(folder) else file_names(folder):
         if name.endswith(_TEMPORARY) and (not parts_only or _NAME.fullmatch(name.removesuffix(_TEMPORARY))):
             remove(folder / name)
 
 
 def move(source: Path, destination: Path) -> None:
-    """Put a complete file in another's place; in a store a copy, then a removal, which may be repeated after a kill."""
+    """Move a file over another; in a store, copy then remove, which may be repeated after a kill."""
     if not is_remote(source):
         source.replace(destination)
         sync_folder(destination.parent)

@@ -159,7 +159,7 @@ class Backfill:
         per_batch, pads = self._per_batch, self._profile.pads
         allowed = self.allowance()
         # For batch engines, records in a batch no longer count; slots are held until the record ends.
-        inside = [cost for future, cost in self._admitted.items() if not per_batch or getattr(future, "home", True)]
+        inside = [cost for future, cost in self._admitted.items() if not per_batch or getattr(future, "holder", True)]
         held: float = self._padded(inside) if per_batch else len(inside)
         longest = max(inside, default=0.0)
         count = len(inside)
