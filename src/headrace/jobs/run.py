@@ -41,16 +41,21 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
 
         async def prepared() -> AsyncIterator[list[Work]]:
             while (chunk := await preparing.next_chunk()) is not None:
-                work, answered = await settling.sort_out(chunk)
-                await sink.put(settling.settle(*answered))
+                work, refused = await settling.sort_out(chunk)
+                del chunk  # no rows may stay referenced while the next ones are read
+                await sink.put(settling.settle(*refused))
+                del refused
                 for run in longest_first(work):
                     if job.stop.is_over:
                         return
                     yield run
+                    del run
+                del work
 
         async with aclosing(batcher.runs_as_completed(prepared())) as inferred:
             async for answered in inferred:
                 await sink.put(settling.settle(*answered))
+                del answered
         if preparing.exhausted:
             await sink.put(settling.rest())
     return preparing.exhausted and not settling.handed_back

@@ -94,6 +94,10 @@ class Reader:
 def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
     """The same rows in chunks of at most so many records, where an engine prepares fewer at a time than are read."""
     for chunk in chunks:
-        yield replace(chunk, records=chunk.records[:rows])
-        for start in range(rows, len(chunk.records), rows):
-            yield Chunk(chunk.records[start : start + rows], (), 0)
+        if len(chunk.records) <= rows:
+            yield chunk
+        else:
+            yield replace(chunk, records=chunk.records[:rows])
+            for start in range(rows, len(chunk.records), rows):
+                yield Chunk(chunk.records[start : start + rows], (), 0)
+        del chunk  # no rows may stay referenced while the next ones are read
