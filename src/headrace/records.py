@@ -70,6 +70,8 @@ class LeftOut:
 
 
 Outcome: TypeAlias = Ok | Failed
+JsonObject: TypeAlias = dict[str, object]
+"""A JSON object, as `json.loads` returns it."""
 
 
 def text_refusal(value: Any, name: str = "the input") -> RecordError | None:

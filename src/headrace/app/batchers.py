@@ -18,8 +18,8 @@ from headrace.events import Listener
 
 T = TypeVar("T")
 
-_RunBatch: TypeAlias = Callable[[list[T]], Sequence[Any]]
-_RunOne: TypeAlias = Callable[[T], Awaitable[Any]]
+_RunBatch: TypeAlias = Callable[[list[T]], Sequence[object]]
+_RunOne: TypeAlias = Callable[[T], Awaitable[object]]
 Process: TypeAlias = _RunBatch[T] | _RunOne[T] | StepModel[T, Any]
 """What runs records, in the order of "batches", "own" and "steps"."""
 
@@ -39,7 +39,7 @@ class BatcherSettings:
     """Most seconds of a batch, a step or a request."""
 
 
-def engine_process(engine: AnyEngine) -> Process[Any]:
+def engine_process(engine: AnyEngine) -> Process[object]:
     """What runs an engine's own prepared records."""
     if batches_itself(engine):
         return engine.infer

@@ -54,13 +54,13 @@ class RunOptions(EngineOptions, JobOptions, total=False):
 
 
 def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
-    source: Any,
+    source: object,
     model: str | Path | None = None,
     *,
     sink: str | Path | Receiver,
     task: str | None = None,
-    engine: str | Callable[..., Any] | None = None,
-    engine_options: Mapping[str, Any] | None = None,
+    engine: str | Callable[..., object] | None = None,
+    engine_options: Mapping[str, object] | None = None,
     engine_process: bool = False,
     engine_timeout_s: float | None = None,
     batch_tokens: int | None = None,
@@ -261,7 +261,7 @@ def build(
     )
 
 
-def _description(engine: AnyEngine) -> Mapping[str, Any]:
+def _description(engine: AnyEngine) -> Mapping[str, object]:
     """What decides an engine's outputs, as JSON gives it back.
 
     Raises:

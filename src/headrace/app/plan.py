@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.engines.custom import load_factory
 from headrace.engines.identity import identity
@@ -179,7 +179,7 @@ def finished_before(plan: Plan) -> Finished | None:
     """
     settings, output = plan.settings, plan.output
     state = output.read_state() if output.is_finished else None
-    if state is None or changes(settings) != "refuse":
+    if state is None or state["finished"] is None or changes(settings) != "refuse":
         return None
     made_of = engine_identity(settings)
     facts = state["fingerprint"].get("engine")
@@ -202,7 +202,7 @@ def engine_identity(settings: JobSettings) -> str | None:
     return identity(config.task or "", config.model, config.engine, config.engine_options)
 
 
-def fingerprint(plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
     """What decides the output."""
     return {
         "source": plan.source.describe(),
@@ -222,5 +222,5 @@ def changes(settings: JobSettings) -> Literal["refuse", "ignore", "overwrite"]:
     return "overwrite" if settings.overwrite else "ignore" if settings.ignore_changes else "refuse"
 
 
-def _function(given: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
+def _function(given: Callable[..., object] | str | None) -> Callable[..., object] | None:
     return load_factory(given) if isinstance(given, str) else given

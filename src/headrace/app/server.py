@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from fastapi import FastAPI
 
@@ -61,8 +61,8 @@ SERVER_SETTINGS = tuple(one.name for kind in (ServerSettings, ServeLimits) for o
 class ServerOptions(LocalOptions, total=False):
     """Keyword arguments of `build_app`, for functions that pass them on under a name of their own."""
 
-    engine: str | Callable[..., Any] | None
-    engine_options: Mapping[str, Any] | None
+    engine: str | Callable[..., object] | None
+    engine_options: Mapping[str, object] | None
     engine_process: bool
     engine_timeout_s: float | None
     batch_tokens: int | None
@@ -80,8 +80,8 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, each 
     model: str | Path | None = None,
     *,
     name: str | None = None,
-    engine: str | Callable[..., Any] | None = None,
-    engine_options: Mapping[str, Any] | None = None,
+    engine: str | Callable[..., object] | None = None,
+    engine_options: Mapping[str, object] | None = None,
     engine_process: bool = False,
     engine_timeout_s: float | None = None,
     batch_tokens: int | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
@@ -117,7 +117,7 @@ class EngineFlags(FlagGroup):
             engine_timeout_s=self.engine_timeout,
         )
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, object]:
         given = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
         if self.labels is not None:  # a list in JSON, for labels with commas
             given["labels"] = _value(self.labels) if self.labels.startswith("[") else self.labels
@@ -139,7 +139,7 @@ def changed(config: EngineConfig, given: EngineConfig) -> EngineConfig:
     return replace(config, engine_options={**config.engine_options, **given.engine_options}, **new)
 
 
-def engine_options(arguments: Sequence[str], meant: str = "") -> dict[str, Any]:
+def engine_options(arguments: Sequence[str], meant: str = "") -> dict[str, object]:
     """`--max-num-seqs 64 --enforce-eager --no-enable-prefix-caching` as options of an engine.
 
     A value that is JSON (a number, a list, an object) is read as that, any other is text.
@@ -147,7 +147,7 @@ def engine_options(arguments: Sequence[str], meant: str = "") -> dict[str, Any]:
     Raises:
         ConfigError: something that is no flag, or a flag given twice.
     """
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     left = list(arguments)
     while left:
         flag = left.pop(0)
@@ -158,7 +158,7 @@ def engine_options(arguments: Sequence[str], meant: str = "") -> dict[str, Any]:
                 + (hint if meant else "")
             )
         name, equals, text = flag.removeprefix("--").partition("=")
-        value: Any
+        value: object
         if equals:
             value = _value(text)
         elif left and not left[0].startswith("--"):
@@ -192,7 +192,7 @@ def suggestion(typed: str, flags: Sequence[str]) -> str:
     return nearest(as_flag(typed.lstrip("-")), [flag for flag in flags if flag != typed])
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Protocol
 
 _THREADS_S = 5.0
 """How long threads that are no daemons may take to end; Python alone would wait for ever."""
 _EXIT_FUNCTIONS_S = 10.0
 """And what is registered with `atexit`, which waits for child processes."""
+
+
+class Named(Protocol):
+    """A thread or a process."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
 
 
 def leave_in_time(status: str | int | None) -> None:
@@ -33,15 +43,14 @@ def _watch(threads_ended: threading.Event, code: int) -> None:
         time.sleep(_EXIT_FUNCTIONS_S)  # during which the process ends, nearly always
     else:
         threads = [one for one in threading.enumerate() if not (one.daemon or one is threading.main_thread())]
-        _say("thread", threads)
+        _report("thread", threads)
         # In a thread: they may wait for ever too.
         exits = threading.Thread(target=atexit._run_exitfuncs, name="headrace-exit", daemon=True)
         exits.start()
         exits.join(_EXIT_FUNCTIONS_S)
-    multiprocessing: Any = sys.modules.get("multiprocessing")
-    children = multiprocessing.active_children() if multiprocessing else []
+    children = multiprocessing.active_children()
     if children:
-        _say("process", children)
+        _report("process", children)
     for child in children:
         child.kill()
     for stream in (sys.stdout, sys.stderr):
@@ -52,6 +61,6 @@ def _watch(threads_ended: threading.Event, code: int) -> None:
     os._exit(code)
 
 
-def _say(kind: str, left: Sequence[Any]) -> None:
+def _report(kind: str, left: Iterable[Named]) -> None:
     names = ", ".join(one.name for one in left) or "of an executor"
     print(f"headrace: ending, though a {kind} of the user's code ({names}) still runs", file=sys.stderr)

@@ -29,7 +29,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The same command, with each parameter that is a `FlagGroup` as one parameter for each of its fields."""
     hints = get_type_hints(command, include_extras=True)
     plain: list[inspect.Parameter] = []
-    groups: dict[str, tuple[type[Any], tuple[str, ...]]] = {}
+    groups: dict[str, tuple[type[object], tuple[str, ...]]] = {}
     for parameter in inspect.signature(command).parameters.values():
         kind = hints[parameter.name]
         if isinstance(kind, type) and issubclass(kind, FlagGroup):
@@ -41,7 +41,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     plain = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in plain]
 
     @functools.wraps(command)
-    def expanded(**given: Any) -> None:
+    def expanded(**given: object) -> None:
         for name, (kind, fields) in groups.items():
             given[name] = kind(**{field: given.pop(field) for field in fields})
         command(**given)
@@ -62,7 +62,7 @@ def _flags(group: type[FlagGroup]) -> list[inspect.Parameter]:
     return flags
 
 
-def _in_panel(hint: Any, panel: str) -> Any:
+def _in_panel(hint: object, panel: str) -> object:
     assert get_origin(hint) is Annotated, "a flag is Annotated[type, typer.Option(...)]"
     kind, *more = get_args(hint)
     shown = [copy(one) for one in more]

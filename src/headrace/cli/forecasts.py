@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from headrace.cli.outcome import say
 from headrace.jobs.planning.forecast import Forecast
@@ -57,7 +56,7 @@ def _lengths(survey: Survey) -> str:
     return ", ".join(parts)
 
 
-def _short(example: Any) -> str:
+def _short(example: object) -> str:
     text = example if isinstance(example, str) else json.dumps(example, ensure_ascii=False, default=str)
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

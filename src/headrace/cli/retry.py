@@ -65,12 +65,13 @@ def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
 
 def _settings(output: str, limits: Limits, ignore_changes: bool) -> JobSettings:
     _, state = state_of(output)
-    if state.get("settings") is None:
+    settings = state.get("settings")
+    if settings is None:
         raise ConfigError(
             f"{output} was made of rows or functions that only its program has: call headrace.run there with retry=True"
         )
     try:
-        return from_json(state["settings"], output, limits, ignore_changes=ignore_changes)
+        return from_json(settings, output, limits, ignore_changes=ignore_changes)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"the settings that {output} was made with are damaged ({error}): run the job anew"

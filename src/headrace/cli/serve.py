@@ -7,7 +7,7 @@ import ssl
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -84,7 +84,7 @@ class TlsFlags(FlagGroup):
         ),
     ] = None
 
-    def for_uvicorn(self) -> dict[str, Any]:
+    def for_uvicorn(self) -> dict[str, object]:
         """As uvicorn names them.
 
         Raises:

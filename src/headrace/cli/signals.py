@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 from headrace.errors import StoppedEarly
 from headrace.jobs.pipeline.job import StopRequest
@@ -75,9 +74,8 @@ def _once(number: int) -> None:
     the interpreter's lock (a regular expression that takes for ever, say), they do not run, and no number of signals
     would end the process. Where the C library cannot do this, all stays as it is.
     """
-    libc: Any = ctypes.CDLL(None)
     try:
-        install = libc.sysv_signal
+        install = ctypes.CDLL(None).sysv_signal
     except AttributeError:
         return
     install.restype, install.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)

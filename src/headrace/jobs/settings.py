@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
@@ -15,7 +15,8 @@ from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
 from headrace.jobs.pipeline.job import Limits
-from headrace.jobs.pipeline.user_code import WorkerKind
+from headrace.jobs.pipeline.user_code import FinishFn, PrepareFn, WorkerKind
+from headrace.records import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ TASKS = {
 class JobSettings:
     """What a user says about a job."""
 
-    source: Any
+    source: object
     """A file, folder, glob or address, "-" for stdin, or rows: see `headrace.io.sources.opening.open_source`."""
     sink: str | Path | Receiver
     """A file, a folder of parts (see `headrace.io.sinks.targets.find_target`), or a function called with lists of rows
@@ -76,9 +77,9 @@ class JobSettings:
     """Go on though the output was begun with something else: what is done stays as it is."""
     retry: bool = False
     """Do again what failed in the finished job, and nothing else."""
-    prepare: Callable[[Any], Any] | str | None = None
+    prepare: PrepareFn | str | None = None
     """`(row) -> row`, or `module:function`: what happens to each row before its columns are looked at."""
-    finish: Callable[[Any, Any], Any] | str | None = None
+    finish: FinishFn | str | None = None
     """`(row, output) -> output`, or `module:function`: what happens to each output before it is written."""
     worker_kind: WorkerKind = "auto"
     """Where these two run: on threads, in processes, or whichever their measured cost calls for."""
@@ -99,13 +100,13 @@ class JobOptions(TypedDict, total=False):
     overwrite: bool
     ignore_changes: bool
     retry: bool
-    prepare: Callable[[Any], Any] | str | None
-    finish: Callable[[Any, Any], Any] | str | None
+    prepare: PrepareFn | str | None
+    finish: FinishFn | str | None
     worker_kind: WorkerKind
     dedupe: bool
 
 
-def split_options(options: Mapping[str, Any]) -> tuple[JobOptions, dict[str, Any]]:
+def split_options(options: Mapping[str, object]) -> tuple[JobOptions, dict[str, object]]:
     """Those of the job, and the engine's."""
     names = JobOptions.__annotations__.keys()
     job = {name: value for name, value in options.items() if name in names}
@@ -125,7 +126,7 @@ _PER_RUN = frozenset({"config", "sink", "limits", "overwrite", "ignore_changes",
 """What another run of the same job may choose anew."""
 
 
-def as_json(settings: JobSettings) -> dict[str, Any] | None:
+def as_json(settings: JobSettings) -> JsonObject | None:
     """What begins the same job again; None where it cannot be written down: rows or functions that only Python has."""
     flat = {**_shallow(settings), **_shallow(settings.config)}  # one level, as jobs of earlier versions have it
     kept = {name: value for name, value in flat.items() if name not in _PER_RUN}
@@ -138,7 +139,7 @@ def as_json(settings: JobSettings) -> dict[str, Any] | None:
             return None
     kept["selection"] = asdict(settings.selection)
     try:
-        found: dict[str, Any] = json.loads(json.dumps(kept))
+        found: JsonObject = json.loads(json.dumps(kept))
     except TypeError:
         return None
     return found
@@ -149,17 +150,17 @@ def from_json(kept: Mapping[str, Any], sink: str | Path, limits: Limits, *, igno
     chosen = dict(kept["selection"])
     shard = chosen.pop("shard")
     selection = Selection(shard=tuple(shard) if shard else None, **chosen)
-    given = {**kept, "keep_columns": tuple(kept["keep_columns"]), "selection": selection}
+    given: dict[str, Any] = {**kept, "keep_columns": tuple(kept["keep_columns"]), "selection": selection}
     config = EngineConfig(**{one.name: given.pop(one.name) for one in fields(EngineConfig) if one.name in given})
     return JobSettings(sink=sink, config=config, limits=limits, ignore_changes=ignore_changes, retry=True, **given)
 
 
-def _shallow(settings: JobSettings | EngineConfig) -> dict[str, Any]:
+def _shallow(settings: JobSettings | EngineConfig) -> dict[str, object]:
     return {one.name: getattr(settings, one.name) for one in fields(settings)}
 
 
-def _absolute(name: Any) -> Any:
-    return str(Path(name).resolve()) if name is not None and Path(name).exists() else name
+def _absolute(name: object) -> object:
+    return str(Path(name).resolve()) if isinstance(name, (str, Path)) and Path(name).exists() else name
 
 
 def check_values(settings: JobSettings) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import checked_results, own_copy
@@ -33,7 +32,7 @@ class InTime:
         self._timeout_s = timeout_s
         self._in_a_row = 0
 
-    def prepare(self, engine: AnyEngine, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+    def prepare(self, engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
         """What the engine makes of each input, or that input's error.
 
         Raises:
@@ -46,8 +45,10 @@ class InTime:
         pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
         return [answer for piece in pieces for answer in self._within(engine, piece, self._timeout_s)]
 
-    def _within(self, engine: AnyEngine, inputs: Sequence[Any], timeout_s: float) -> list[Prepared[Any] | Exception]:
-        future: Future[list[Prepared[Any] | Exception]] = Future()
+    def _within(
+        self, engine: AnyEngine, inputs: Sequence[object], timeout_s: float
+    ) -> list[Prepared[object] | Exception]:
+        future: Future[list[Prepared[object] | Exception]] = Future()
         threading.Thread(target=_answer, args=(future, engine, inputs), name="headrace-prepare", daemon=True).start()
         try:
             found = future.result(timeout_s)
@@ -69,14 +70,14 @@ class InTime:
         return [ProcessTimeoutError(f"the engine's prepare had no result after {limit}")]
 
 
-def _answer(future: Future[list[Prepared[Any] | Exception]], engine: AnyEngine, inputs: Sequence[Any]) -> None:
+def _answer(future: Future[list[Prepared[object] | Exception]], engine: AnyEngine, inputs: Sequence[object]) -> None:
     try:
         future.set_result(prepare_all(engine, inputs))
     except BaseException as error:  # noqa: BLE001 - it is raised again where the answer is waited for
         future.set_exception(error)
 
 
-def prepare_all(engine: AnyEngine, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+def prepare_all(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
     """What the engine makes of each input, or that input's error.
 
     If the call fails or returns something other than one entry per input, each input is prepared alone.
@@ -98,11 +99,11 @@ def prepare_all(engine: AnyEngine, inputs: Sequence[Any]) -> list[Prepared[Any] 
     return [prepare_all(engine, [value])[0] for value in inputs]
 
 
-def _prepared(engine: AnyEngine, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+def _prepared(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
     return [_checked(answer) for answer in checked_results(engine.prepare(inputs), len(inputs), "prepare")]
 
 
-def _checked(answer: Any) -> Prepared[Any] | Exception:
+def _checked(answer: object) -> Prepared[object] | Exception:
     if isinstance(answer, BaseException):
         return answer if isinstance(answer, Exception) else own_copy(answer)
     if not isinstance(answer, Prepared):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
 
 from headrace.batching.callables import PROMISES, unfinished
 from headrace.batching.pending import checked_results
@@ -51,7 +50,7 @@ def infer(
     stop: StopRequest,
     max_attempts: int,
     in_flight: InFlight | None = None,
-) -> list[Any]:
+) -> list[object]:
     """One batch through the engine. What has not begun by the end of a stop's grace is handed back unprocessed.
 
     Raises:
@@ -62,7 +61,7 @@ def infer(
     try:
         results = checked_results(_forward(work, engine, in_flight), len(work), "the engine")
     except StoppedError as error:
-        raise sound(error) from error
+        raise sound_error(error) from error
     except ProcessTimeoutError:
         raise
     except TRANSIENT as error:
@@ -73,7 +72,7 @@ def infer(
     return list(map(sound, results))
 
 
-def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | None) -> Any:
+def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | None) -> object:
     if in_flight is None:
         return engine.forward([item.payload for item in work])
     in_flight.enter([item.record.position for item in work])
@@ -83,14 +82,14 @@ def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | Non
         in_flight.leave()
 
 
-async def infer_one(work: Work, engine: AnyStreamEngine, stop: StopRequest) -> Any:
+async def infer_one(work: Work, engine: AnyStreamEngine, stop: StopRequest) -> object:
     """One record through an engine that batches by itself, unless the job is asked to stop before it has begun."""
     if not stop.requested:
         try:
             return sound(await engine.infer(work.payload))
         except StoppedError as error:
             if not stop.requested:
-                raise sound(error) from error
+                raise sound_error(error) from error
         except EngineDeadError:
             if not stop.requested:  # else the signal that asked for it has reached the engine's own processes too
                 raise
@@ -116,15 +115,15 @@ class WorkSteps:
         try:
             self._engine.add(key, record.payload)
         except StoppedError as error:
-            raise sound(error) from error
+            raise sound_error(error) from error
         self._work[key] = record
 
-    def step(self) -> Sequence[tuple[int, Any]]:
+    def step(self) -> Sequence[tuple[int, object]]:
         """See `StepEngine.step`."""
         try:
             finished = self._engine.step()
         except StoppedError as error:
-            raise sound(error) from error
+            raise sound_error(error) from error
         if not isinstance(finished, (list, tuple)) or not all(
             isinstance(pair, tuple) and len(pair) == 2 for pair in finished
         ):
@@ -144,10 +143,15 @@ class WorkSteps:
         return None if work is None or payload is None else work._replace(payload=payload)
 
 
-def sound(result: Any) -> Any:
+def sound_error(error: StoppedError) -> ProcessError:
+    """An engine's own StoppedError, which does not mean that this job was stopped, as the record's error."""
+    return ProcessError(f"the engine raised StoppedError: {text_of(error)}")
+
+
+def sound(result: object) -> object:
     """An engine's result; its own StoppedError, which does not mean that this job was stopped, and a coroutine or a
     generator, which nobody would run, as the record's error.
     """
     if isinstance(result, StoppedError):
-        return ProcessError(f"the engine raised StoppedError: {text_of(result)}")
+        return sound_error(result)
     return unfinished("the engine", result) or result if isinstance(result, PROMISES) else result

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from headrace.engines.base import AnyEngine
 from headrace.errors import TooManyErrorsError
@@ -15,6 +15,7 @@ from headrace.events import Listener
 from headrace.io.base import Chunk, Source
 from headrace.jobs.pipeline.columns import Columns
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.pipeline.work import PreparedChunk
 from headrace.jobs.state.in_flight import InFlight
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.records import Failed
@@ -81,13 +82,13 @@ class StopRequest:
 class BatcherPort(Protocol):
     """What a job needs of a batcher."""
 
-    async def __aenter__(self) -> Any:
+    async def __aenter__(self) -> Self:
         """Begin to form batches."""
         ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Any:
+    ) -> object:
         """End."""
         ...
 
@@ -107,7 +108,7 @@ class IdCheck(Protocol):
         """What is to be prepared."""
         ...
 
-    def check(self, prepared: Any) -> list[int]:
+    def check(self, prepared: PreparedChunk) -> list[int]:
         """Check what was; returns the positions that are not to be done again and were left out."""
         ...
 

@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import Any
 
 from headrace.jobs.pipeline.work import Work
 from headrace.records import Failed, Ok, Outcome, Record
@@ -152,16 +151,15 @@ def outputs_bytes(outcomes: Sequence[Outcome]) -> int:
     return sum([value_bytes(outcome.output) for outcome in outcomes if type(outcome) is Ok])
 
 
-def value_bytes(value: Any, level: int = 0) -> int:
+def value_bytes(value: object, level: int = 0) -> int:
     """What one value holds; of a long list or dict some values are looked at."""
-    kind = type(value)
-    if kind in _PLAIN:
+    if type(value) in _PLAIN:
         return _NUMBER_BYTES
-    if kind is str or kind is bytes:
+    if type(value) is str or type(value) is bytes:
         return getsizeof(value)
-    if kind is list or kind is tuple:
+    if type(value) is list or type(value) is tuple:
         return getsizeof(value) + _inner_bytes(value, level)
-    if kind is dict:
+    if type(value) is dict:
         return getsizeof(value) + _inner_bytes(list(value.values()), level)
     try:
         return _object_bytes(value, level)
@@ -169,7 +167,7 @@ def value_bytes(value: Any, level: int = 0) -> int:
         return _NUMBER_BYTES
 
 
-def _object_bytes(value: Any, level: int) -> int:
+def _object_bytes(value: object, level: int) -> int:
     size = getattr(value, "nbytes", None)
     if isinstance(size, int):
         return size
@@ -179,7 +177,7 @@ def _object_bytes(value: Any, level: int) -> int:
     return getsizeof(value, _NUMBER_BYTES) + _inner_bytes(parts, level)
 
 
-def _inner_bytes(values: Any, level: int) -> int:
+def _inner_bytes(values: Sequence[object], level: int) -> int:
     count = len(values)
     if not count or level >= _DEEPEST:
         return count * _NUMBER_BYTES

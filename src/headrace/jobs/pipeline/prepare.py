@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
 from headrace.engines.base import AnyEngine
 from headrace.engines.profile import profile_of
@@ -31,6 +31,8 @@ from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import PreparedChunk, Work, unreadable
 from headrace.records import Failed, Record
 
+T = TypeVar("T")
+
 
 class Preparing:
     """Takes chunks from the reader, and records from `settling` that are to be tried again.
@@ -46,8 +48,8 @@ class Preparing:
         self._tally = tally
         self._memory = memory
         self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe, InTime(job.engine_timeout_s))
-        self._width = ConcurrencyTuner(job.limits.workers, os.cpu_count() or 1)
-        self._workers = ThreadPoolExecutor(self._width.most, "headrace-prepare")
+        self._concurrency = ConcurrencyTuner(job.limits.workers, os.cpu_count() or 1)
+        self._workers = ThreadPoolExecutor(self._concurrency.most, "headrace-prepare")
         self._ahead: deque[asyncio.Task[PreparedChunk | None]] = deque()
         self._reading = 0
         self._ended = False
@@ -87,7 +89,7 @@ class Preparing:
 
     async def _next_read(self, at_most_s: float | None) -> PreparedChunk | None:
         """The next chunk, with those behind it that are ready too; None if the time is over or the input has ended."""
-        while len(self._ahead) <= self._width.now and self._memory.has_room(self._reading):
+        while len(self._ahead) <= self._concurrency.now and self._memory.has_room(self._reading):
             self._reading += 1
             self._ahead.append(asyncio.create_task(self._read_and_prepare(), name="headrace-prepare"))
         if not self._ahead:
@@ -96,7 +98,7 @@ class Preparing:
         started = time.monotonic()
         if not (await asyncio.wait({self._ahead[0]}, timeout=at_most_s))[0]:
             return None
-        self._width.waited(time.monotonic() - started)
+        self._concurrency.waited(time.monotonic() - started)
         ready = PreparedChunk()
         while self._ahead and self._ahead[0].done():
             if ready and self._ahead[0].exception() is not None:
@@ -122,10 +124,9 @@ class Preparing:
         prepared.bytes = chunk.bytes
         return prepared
 
-    async def _prepare(self, call: Callable[[Any], Any], argument: Any) -> PreparedChunk:
-        prepared: PreparedChunk
+    async def _prepare(self, call: Callable[[T], tuple[PreparedChunk, StageDone]], argument: T) -> PreparedChunk:
         prepared, event = await asyncio.get_running_loop().run_in_executor(self._workers, call, argument)
-        self._width.prepared(event.duration_s)
+        self._concurrency.prepared(event.duration_s)
         self._job.listener(event)
         self._memory.hold_prepared(prepared.work)
         return prepared
@@ -176,10 +177,10 @@ class Preparation:
 
     def _select(
         self, rows: Sequence[Record], attempts: Mapping[int, int], done: PreparedChunk
-    ) -> tuple[list[tuple[Record, Record, Record]], list[Any]]:
+    ) -> tuple[list[tuple[Record, Record, Record]], list[object]]:
         """Each record as it was read, as user code left it and as it is kept; and what the engine is to be given."""
         selected: list[tuple[Record, Record, Record]] = []
-        inputs: list[Any] = []
+        inputs: list[object] = []
         identify, input_of = self.columns.identify, self.columns.input_of
         for row, mapped in self.user.prepared(rows):
             if isinstance(mapped, Exception):
@@ -200,7 +201,7 @@ class Preparation:
                 inputs.append(value)
         return selected, inputs
 
-    def _id_of(self, row: Record) -> Any:
+    def _id_of(self, row: Record) -> object:
         """The id of a row that user code could not prepare, where that is among its own columns."""
         try:
             return self.columns.identify(row).id

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from headrace.engines.profile import profile_of
 from headrace.errors import BrokenOffError, EngineDeadError, ProcessTimeoutError, StoppedError
@@ -30,8 +30,8 @@ LOOK_S = 0.25
 class UnfinishedOutput(NamedTuple):
     """An output that a user's `finish` has not seen yet, and the row it wants to see."""
 
-    row: Any
-    output: Any
+    row: object
+    output: object
 
 
 class Settling:
@@ -44,8 +44,8 @@ class Settling:
         self._job = job
         self._memory = memory
         self._retries = RetryQueue(RetryPolicy(job.limits.max_attempts, job.limits.retry_wait_s))
-        self._once: Deduplicator[Work] | None = Deduplicator() if job.dedupe else None
-        self._doubts = SuspectFailures(profile_of(job.engine).batching, job.engine_timeout_s)
+        self._dedupe: Deduplicator[Work] | None = Deduplicator() if job.dedupe else None
+        self._suspects = SuspectFailures(profile_of(job.engine).batching, job.engine_timeout_s)
         self._in_flight = self._done = 0
         self._began = math.inf
         self._settled = asyncio.Event()
@@ -58,22 +58,23 @@ class Settling:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._once is not None:
-            self._once.close()
+        if self._dedupe is not None:
+            self._dedupe.close()
 
     # -- in --------------------------------------------------------------------------------------------------------
 
     async def sort_out(self, chunk: PreparedChunk) -> tuple[list[Work], Answered]:
         """Those for the engine, and those that have an answer without it: refused, or equal to one that is done."""
-        work, answered = chunk.work, chunk.refused
-        if self._once is not None:
-            work, known = await self._once.sort_out(work)
-            answered = answered + [(item._replace(key=None), output) for item, output in known]
+        work = chunk.work
+        answered: list[tuple[Work, object]] = [*chunk.refused]
+        if self._dedupe is not None:
+            work, known = await self._dedupe.sort_out(work)
+            answered += [(item._replace(key=None), output) for item, output in known]
         self._in_flight += len(work) + len(answered)
         self._began = min(self._began, time.monotonic())
         return work, ([item for item, _ in answered], [answer for _, answer in answered], True)
 
-    def settle(self, run: Sequence[Work], answers: Sequence[Any], some_failed: bool) -> list[Outcome]:
+    def settle(self, run: Sequence[Work], answers: Sequence[object], some_failed: bool) -> list[Outcome]:
         """The outcomes that these answers bring; a record may have none yet, or bring those of others with it.
 
         Raises:
@@ -85,8 +86,8 @@ class Settling:
             self._job.stop.judge(self._in_flight, self._done / max(time.monotonic() - self._began, 1e-3))
         self._memory.release_prepared(run)
         self._settled.set()
-        if not some_failed and self._once is None:
-            return self._doubts.dispel() + [self._ok(work, answer) for work, answer in zip(run, answers, strict=True)]
+        if not some_failed and self._dedupe is None:
+            return self._suspects.dispel() + [self._ok(work, answer) for work, answer in zip(run, answers, strict=True)]
         outcomes: list[Outcome] = []
         for work, answer in zip(run, answers, strict=True):
             self._settle_one(work, answer, outcomes)
@@ -94,7 +95,7 @@ class Settling:
 
     def rest(self) -> list[Outcome]:
         """Outcomes held back until now, once nothing else is to come."""
-        return self._doubts.dispel()
+        return self._suspects.dispel()
 
     # -- out, to be tried again --------------------------------------------------------------------------------------
 
@@ -128,32 +129,33 @@ class Settling:
 
     # -- one record --------------------------------------------------------------------------------------------------
 
-    def _settle_one(self, work: Work, answer: Any, outcomes: list[Outcome]) -> None:
-        failed = isinstance(answer, Exception)
+    def _settle_one(self, work: Work, answer: object, outcomes: list[Outcome]) -> None:
         if isinstance(answer, ProcessTimeoutError):
-            answer = self._doubts.judged(answer)
+            answer = self._suspects.judged(answer)
         likewise: list[Work] = []
-        if self._once is not None:
-            likewise = self._once.given_up(work) if failed else self._once.computed(work, answer)
+        if self._dedupe is not None:
+            likewise = (
+                self._dedupe.given_up(work) if isinstance(answer, Exception) else self._dedupe.computed(work, answer)
+            )
             self._memory.release_prepared(likewise)
         for item in (work, *likewise):
-            if not failed:
-                outcomes += [*self._doubts.dispel(), self._ok(item, answer)]
+            if not isinstance(answer, Exception):
+                outcomes += [*self._suspects.dispel(), self._ok(item, answer)]
             elif self._job.stop.requested and isinstance(answer, StoppedError):
                 self.handed_back += 1
             elif self._retries.wants(answer, item.attempt):
                 self._retries.add(item.original, item.attempt, time.monotonic())
             else:
-                self._doubts.add(answer, _failed(item, answer), outcomes)
+                self._suspects.add(answer, _failed(item, answer), outcomes)
 
-    def _ok(self, work: Work, output: Any) -> Ok:
+    def _ok(self, work: Work, output: object) -> Ok:
         if self._job.user.finishes:
             output = UnfinishedOutput(work.mapped, output)
         return Ok(work.record, output, work.cost, work.row)
 
     @property
     def _parked(self) -> int:
-        return len(self._retries) + (self._once.waiting if self._once is not None else 0)
+        return len(self._retries) + (self._dedupe.waiting if self._dedupe is not None else 0)
 
 
 def _failed(work: Work, error: Exception) -> Outcome:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from headrace.errors import BrokenOffError, JobError, RecordError, text_of
 from headrace.events import Event, PartCommitted, RecordFailed, StageDone
@@ -239,7 +239,7 @@ def as_read(done: Ok) -> Record:
 Bad: TypeAlias = list[tuple[Ok, Exception]]
 
 
-def sort_out(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
+def sort_out(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> tuple[list[Ok], Bad]:
     """Those rows that can be written together, found by halving; and the others, each with its error."""
     good, bad = _each_alone(rows, encode)
     if _error(good, encode) is None:
@@ -248,7 +248,7 @@ def sort_out(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok
     return together, sorted(bad + more, key=lambda one: one[0].record.position)
 
 
-def _error(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> Exception | None:
+def _error(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> Exception | None:
     try:
         encode(rows)
     except JobError:
@@ -260,7 +260,7 @@ def _error(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> Exception | Non
     return None
 
 
-def _each_alone(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
+def _each_alone(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> tuple[list[Ok], Bad]:
     """Without those rows that cannot be written by themselves."""
     error = _error(rows, encode)
     if error is None:
@@ -272,7 +272,7 @@ def _each_alone(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list
     return good + more_good, bad + more_bad
 
 
-def _add(rows: list[Ok], to: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
+def _add(rows: list[Ok], to: list[Ok], encode: Callable[[list[Ok]], object]) -> tuple[list[Ok], Bad]:
     """As many of the rows as can be written with those before them."""
     error = _error(to + rows, encode)
     if error is None:

@@ -19,6 +19,10 @@ from headrace.processes.culprits import CrashIsolation
 from headrace.records import Record
 
 WorkerKind: TypeAlias = Literal["auto", "thread", "process"]
+PrepareFn: TypeAlias = Callable[[Any], object]
+"""`(row) -> row`; a user annotates the row with a type of choice."""
+FinishFn: TypeAlias = Callable[[Any, Any], object]
+"""`(row, output) -> output`."""
 
 PROCESS_PAYS_S = 0.000_2
 """CPU time of a function, in seconds per record, from which carrying records to another process is the cheaper way: the
@@ -38,8 +42,8 @@ class UserCode:
 
     def __init__(
         self,
-        prepare: Callable[[Any], Any] | None = None,
-        finish: Callable[[Any, Any], Any] | None = None,
+        prepare: PrepareFn | None = None,
+        finish: FinishFn | None = None,
         kind: WorkerKind = "auto",
         workers: int | None = None,
         timeout_s: float | None = None,
@@ -89,7 +93,7 @@ class UserCode:
             for record, row in zip(records, rows, strict=True)
         ]
 
-    def finished(self, pairs: Sequence[tuple[Any, Any]]) -> Sequence[Any]:
+    def finished(self, pairs: Sequence[tuple[object, object]]) -> Sequence[object]:
         """For each row and output the output to write, or why there is none.
 
         Raises:
@@ -107,7 +111,7 @@ class UserCode:
         while not self._children.empty():
             self._children.get_nowait()[0].close()
 
-    def _call(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _call(self, function: Callable[..., object], calls: Sequence[tuple[object, ...]]) -> list[object]:
         if self._kind == "process" and calls:
             return self._call_in_process(function, calls)
         started = time.thread_time()
@@ -117,7 +121,7 @@ class UserCode:
             self._kind = "process" if pays and self._workers > 1 and _travels(function) else "thread"
         return results
 
-    def _call_in_process(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _call_in_process(self, function: Callable[..., object], calls: Sequence[tuple[object, ...]]) -> list[object]:
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._workers, "headrace-user-code")
@@ -137,7 +141,7 @@ class UserCode:
                 f"cannot run {_name(function)} in a process: {error}; what is finished is kept, run again to go on"
             ) from error
 
-    def _survivors(self, calls: Sequence[Any]) -> list[Any]:
+    def _survivors(self, calls: Sequence[object]) -> list[object]:
         """The results of calls in one of the processes; a call that ends its process fails alone."""
         child, survivors = self._children.get()
         try:
@@ -154,23 +158,23 @@ def _own_copy(record: Record) -> Record:
         return record
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     if type(value) is dict:
         return {key: inner if type(inner) is str else _copied(inner) for key, inner in value.items()}
     return [_copied(inner) for inner in value] if type(value) is list else value
 
 
-def _mapped(record: Record, row: Any) -> Record | Exception:
+def _mapped(record: Record, row: object) -> Record | Exception:
     if isinstance(row, Mapping):
         return Record(record.position, record.id, row)
     return RecordError(f"prepare returned {type(row).__name__}, not a mapping of columns")
 
 
-def _apply(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+def _apply(function: Callable[..., object], calls: Sequence[tuple[object, ...]]) -> list[object]:
     return [_called(function, arguments) for arguments in calls]
 
 
-def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _called(function: Callable[..., object], arguments: tuple[object, ...]) -> object:
     """What the function returns, or its error as one that a record can bear."""
     try:
         result = function(*arguments)
@@ -186,27 +190,27 @@ def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def _applier(
-    prepare: Callable[..., Any] | None, finish: Callable[..., Any] | None, timeout_s: float | None
-) -> Callable[[Any], list[Any]]:
+    prepare: Callable[..., object] | None, finish: Callable[..., object] | None, timeout_s: float | None
+) -> Callable[[Sequence[tuple[str, tuple[object, ...]]]], list[object]]:
     """What answers calls of either function, in a process of its own, which a call that takes too long ends."""
     functions = {"prepare": prepare, "finish": finish}
     # The alarm has no handler: the system ends the process, also one that is stuck in a library's own code.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
-    def call(which: str, arguments: tuple[Any, ...]) -> Any:
+    def call(which: str, arguments: tuple[object, ...]) -> object:
         signal.setitimer(signal.ITIMER_REAL, timeout_s or 0)
         try:
-            return _called(cast("Callable[..., Any]", functions[which]), arguments)
+            return _called(cast("Callable[..., object]", functions[which]), arguments)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def apply(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+    def apply(calls: Sequence[tuple[str, tuple[object, ...]]]) -> list[object]:
         return [call(which, arguments) for which, arguments in calls]
 
     return apply
 
 
-def _travels(function: Callable[..., Any]) -> bool:
+def _travels(function: Callable[..., object]) -> bool:
     """Whether another process can import it."""
     if getattr(function, "__module__", None) in (None, "__main__"):
         return False
@@ -217,6 +221,6 @@ def _travels(function: Callable[..., Any]) -> bool:
     return True
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _name(function: Callable[..., object]) -> str:
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__)
     return f"{module}:{name}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import ResumeMismatchError
 
@@ -27,7 +26,7 @@ _FLAGS = {
 """What says so on the command line."""
 
 
-def check_same(output: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same(output: Path, then: Mapping[str, object], now: Mapping[str, object]) -> None:
     """See that a job is the one its output was begun with.
 
     Raises:
@@ -46,9 +45,9 @@ def check_same(output: Path, then: Mapping[str, Any], now: Mapping[str, Any]) ->
         )
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested mappings as dotted keys; values as JSON gives them back."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, inner in value.items():
         if isinstance(inner, Mapping):
             flat |= _flat(inner, f"{prefix}{key}.")

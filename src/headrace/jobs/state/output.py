@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import BinaryIO, Literal, TypeGuard, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
@@ -30,7 +30,7 @@ from headrace.io.storage.parts import PartFolder, atomic_file, listed
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import exclusive
-from headrace.jobs.state.passes import Finished, Pass
+from headrace.jobs.state.passes import Finished, JobState, Pass
 from headrace.jobs.state.retrying import Retrying
 from headrace.jobs.state.run_time import RunTimeLog
 from headrace.jobs.state.stalls import StallDetector
@@ -40,9 +40,9 @@ from headrace.jobs.state.stalls import StallDetector
 class StartMode:
     """How a run comes to an output."""
 
-    fingerprint: Mapping[str, Any]
+    fingerprint: Mapping[str, object]
     """JSON-able facts that decide the output."""
-    settings: Mapping[str, Any] | None = None
+    settings: Mapping[str, object] | None = None
     """What the job was begun with, to be begun with again; None where that cannot be written down."""
     changes: Literal["refuse", "ignore", "overwrite"] = "refuse"
     """What to do where the output was begun with something else."""
@@ -244,7 +244,7 @@ class JobOutput:
 
         return self._retrying.begin(finished, commit)
 
-    def _resumed(self, state: Mapping[str, Any], begun: StartMode) -> Finished | None:
+    def _resumed(self, state: JobState, begun: StartMode) -> Finished | None:
         """How the job ended, if it has. What a kill has left half done is done."""
         if begun.changes != "ignore":
             check_same(self.target, state["fingerprint"], begun.fingerprint)
@@ -303,7 +303,7 @@ class JobOutput:
     def _clear_scratch(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def read_state(self) -> dict[str, Any] | None:
+    def read_state(self) -> JobState | None:
         """What the job knows of itself; None where there is none.
 
         Raises:
@@ -348,7 +348,7 @@ def _file_change(path: Path, digest: str, size: int | None = None) -> list[str]:
     return []
 
 
-def read_state(path: Path) -> dict[str, Any] | None:
+def read_state(path: Path) -> JobState | None:
     """What a job has written down there; None where there is none.
 
     Raises:
@@ -362,10 +362,10 @@ def read_state(path: Path) -> dict[str, Any] | None:
         return None
     except (ValueError, RecursionError) as error:
         raise JobError(f"{path} is damaged ({error}); begin anew with --overwrite") from error
-    return cast("dict[str, Any]", state)
+    return state
 
 
-def _is_state(state: Any) -> bool:
+def _is_state(state: object) -> TypeGuard[JobState]:
     if not isinstance(state, dict) or not {"fingerprint", "finished"} <= state.keys():
         return False
     finished, settings = state["finished"], state.get("settings")
@@ -376,7 +376,7 @@ def _is_state(state: Any) -> bool:
     )
 
 
-def _is_an_end(finished: Mapping[str, Any]) -> bool:
+def _is_an_end(finished: Mapping[str, object]) -> bool:
     """Whether the fields of a `Finished` are there, and of its types; those with a default may be missing."""
     known = {field.name: field.type for field in fields(Finished)}
     needed = {field.name for field in fields(Finished) if field.default is MISSING}
