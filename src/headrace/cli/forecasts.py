@@ -1,4 +1,4 @@
-"""What a job will be, in lines for people."""
+"""Print the survey and the forecast of a job."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from headrace.jobs.planning.forecast import Forecast
 from headrace.jobs.planning.survey import Survey
 
 _SHOWN = 100
-"""Characters of an example."""
+"""Characters shown of an example."""
 
 
-def say_survey(survey: Survey) -> None:
-    """The short form, before every run."""
+def print_survey(survey: Survey) -> None:
+    """Print the survey in short, before a run."""
     for left_out in survey.left_out:
         say(f"left out of the input: {left_out}")
     if survey.sampled:
@@ -21,7 +21,7 @@ def say_survey(survey: Survey) -> None:
 
 
 def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | None) -> None:
-    """The long form, to stdout."""
+    """Print survey and forecast to stdout."""
     print(f"records     {_records(survey)}")
     print(f"sample      {survey.sampled:,} records: {_lengths(survey)}")
     for left_out in survey.left_out:
