@@ -126,7 +126,7 @@ class Job:
     engine: AnyEngine
     batcher: BatcherPort
     output: JobOutput
-    begun: StartMode
+    start: StartMode
     listener: Listener
     limits: Limits
     stop: StopRequest

@@ -40,7 +40,7 @@ def check_same(output: Path, then: Mapping[str, object], now: Mapping[str, objec
     ]
     if differences:
         raise ResumeMismatchError(
-            f"{output} was begun with something else: {'; '.join(differences)}. Restore that, choose another output, "
+            f"{output} was started with other settings: {'; '.join(differences)}. Restore that, choose another output, "
             "pass --overwrite to begin anew, or --ignore-changes to go on with what is done as it is"
         )
 
