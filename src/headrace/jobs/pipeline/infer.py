@@ -1,4 +1,4 @@
-"""The third stage: records to the engine, in runs of equal cost. A batcher decides when, and calls what is here."""
+"""The third stage: run records on the engine. A batcher calls these functions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headrace.jobs.state.in_flight import InFlight
 from headrace.retry import TRANSIENT
 
 MAX_RUN = 512
-"""Most records that go to the batcher together."""
+"""Maximum records submitted to the batcher together."""
 
 
 def longest_first(work: list[Work]) -> Iterator[list[Work]]:
-    """Runs of equal cost, the costliest first: what may run out of memory comes early, and the end has no long tail."""
+    """Runs of equal cost, costliest first: out-of-memory errors come early, and the end has no long tail."""
     if not work:
         return
     cost = work[0].cost
@@ -51,7 +51,7 @@ def infer(
     max_attempts: int,
     in_flight: InFlight | None = None,
 ) -> list[object]:
-    """One batch through the engine. What has not begun by the end of a stop's grace is handed back unprocessed.
+    """One batch through the engine. After the grace period of a stop, records are returned unprocessed.
 
     Raises:
         Exception: what the engine raised. The batcher runs the batch again in halves.
@@ -65,7 +65,7 @@ def infer(
     except ProcessTimeoutError:
         raise
     except TRANSIENT as error:
-        # Most likely no record's fault: each is tried again later. At the last attempt one of them may be at fault.
+        # Probably not a record failure: retry each later. At the last attempt a record may be the cause.
         if any(item.attempt >= max_attempts for item in work):
             raise
         return [error] * len(work)
@@ -83,7 +83,7 @@ def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | Non
 
 
 async def infer_one(work: Work, engine: AnyStreamEngine, stop: StopRequest) -> object:
-    """One record through an engine that batches by itself, unless the job is asked to stop before it has begun."""
+    """One record through an engine that batches by itself, unless the job was asked to stop first."""
     if not stop.requested:
         try:
             return sound(await engine.infer(work.payload))
@@ -91,13 +91,13 @@ async def infer_one(work: Work, engine: AnyStreamEngine, stop: StopRequest) -> o
             if not stop.requested:
                 raise sound_error(error) from error
         except EngineDeadError:
-            if not stop.requested:  # else the signal that asked for it has reached the engine's own processes too
+            if not stop.requested:  # else the signal has also reached the engine's processes
                 raise
     return StoppedError("the job was asked to stop")
 
 
 class WorkSteps:
-    """A `StepModel` of work: the engine sees its payload. What has not begun when the job is asked to stop does not."""
+    """A `StepModel` of work: the engine sees the payloads. After a stop request no record is added."""
 
     def __init__(self, engine: AnyStepEngine, stop: StopRequest) -> None:
         self._engine = engine
@@ -127,7 +127,7 @@ class WorkSteps:
         if not isinstance(finished, (list, tuple)) or not all(
             isinstance(pair, tuple) and len(pair) == 2 for pair in finished
         ):
-            return finished  # whoever called says what is wrong with it
+            return finished  # the caller reports the error
         for key, _ in finished:
             self._work.pop(key, None)
         return [(key, sound(result)) for key, result in finished]

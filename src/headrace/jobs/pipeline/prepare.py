@@ -1,4 +1,4 @@
-"""The second stage: rows become what the engine takes, some chunks at a time and a bounded way ahead of the engine."""
+"""The second stage: prepare rows for the engine, several chunks at once and a bounded distance ahead."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 
 class Preparing:
-    """Takes chunks from the reader, and records from `settling` that are to be tried again.
+    """Takes chunks from the reader, and records to retry from `settling`.
 
     At most `workers + 1` chunks are read or prepared at once, and none is read while `memory` has no room, so memory
-    does not grow with the input. `tally` is told how many records are on their way.
+    does not grow with the input. `tally` counts the records read.
     """
 
     def __init__(self, job: Job, reader: Reader, settling: Settling, tally: Tally, memory: Memory) -> None:
@@ -54,7 +54,7 @@ class Preparing:
         self._reading = 0
         self._ended = False
         self.exhausted = False
-        """Whether every record has been given out and settled."""
+        """Whether every record is settled."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,7 +71,7 @@ class Preparing:
         """What is ready, in input order; None when every record is settled or the job is asked to stop.
 
         Raises:
-            JobError: the input cannot be read on, or the engine is gone.
+            JobError: reading the input failed, or the engine died.
         """
         settling = self._settling
         while not self._job.stop.requested:
@@ -134,21 +134,21 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """How records are made ready: user code, columns, then the engine."""
+    """Prepares records: user code, columns, then the engine."""
 
     columns: Columns
     engine: AnyEngine
     user: UserCode
     dedupe: bool
     in_time: InTime = field(default_factory=InTime)
-    """How long the engine may take for it."""
+    """Applies the time limit of the engine's `prepare`."""
 
     def prepare(self, chunk: Chunk) -> tuple[PreparedChunk, StageDone]:
-        """Make a chunk of the input ready. Runs on a worker thread."""
+        """Prepare a chunk of the input. Runs on a worker thread."""
         return self._prepare(chunk.records, chunk.failures, {})
 
     def prepare_again(self, again: Sequence[Retry]) -> tuple[PreparedChunk, StageDone]:
-        """Make records ready that have failed before."""
+        """Prepare records for a retry."""
         return self._prepare([item.record for item in again], (), {a.record.position: a.attempt for a in again})
 
     def _prepare(

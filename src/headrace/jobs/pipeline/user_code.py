@@ -1,4 +1,4 @@
-"""A user's own functions at both ends of a job: `prepare(row)` before the model, `finish(row, output)` after it."""
+"""Functions of the user: `prepare(row)` before the model, `finish(row, output)` after it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ FinishFn: TypeAlias = Callable[[Any, Any], object]
 """`(row, output) -> output`."""
 
 PROCESS_PAYS_S = 0.000_2
-"""CPU time of a function, in seconds per record, from which carrying records to another process is the cheaper way: the
-function would else hold the interpreter that also reads, batches and writes."""
+"""CPU seconds per record above which a function runs in other processes: on a thread it would hold the interpreter that
+also reads, batches and writes."""
 
 
 class UserCode:
-    """Calls a user's functions, many records at a time; what they raise is that record's own error.
+    """Calls a user's functions on many records; an exception becomes the error of its record.
 
     Args:
         prepare: `(row) -> row`, both mappings; None leaves rows as they are.
         finish: `(row, output) -> output`, with the row as `prepare` returned it; None leaves outputs as they are.
         kind: where they run; "auto" begins on threads and measures.
         workers: processes, where they run in processes.
-        timeout_s: most seconds of one call there; None for no limit. On a thread, a call cannot be ended.
+        timeout_s: maximum seconds of a call in a process; None for no limit. A call on a thread has no limit.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class UserCode:
         self._kind = kind
         self._workers = workers or os.cpu_count() or 1
         self._threads: ThreadPoolExecutor | None = None
-        """One for each process: it waits for its answers."""
+        """One thread per process, which waits for its answers."""
         self._children: queue.SimpleQueue[tuple[ChildProcess, CrashIsolation]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         for name, function in (("prepare", prepare), ("finish", finish)):
@@ -69,18 +69,18 @@ class UserCode:
 
     @property
     def finishes(self) -> bool:
-        """Whether there is a `finish`, which wants to see the row."""
+        """Whether there is a `finish`."""
         return self._finish is not None
 
     def describe(self) -> Mapping[str, str]:
-        """What names the functions in a job's fingerprint; their code is not looked at."""
+        """The names of the functions, for the job's fingerprint; their code is not compared."""
         named = {"prepare": self._prepare, "finish": self._finish}
         return {key: _name(function) for key, function in named.items() if function is not None}
 
     def prepared(self, records: Sequence[Record]) -> Iterable[tuple[Record, Record | Exception]]:
-        """Each record, and what was made of it or why nothing could be. Called on worker threads.
+        """Each record with its prepared form or its error. Called on worker threads.
 
-        User code sees copies: for a dead letter or another try a record stays as it was read.
+        User code receives copies, so that dead letters and retries keep the record as it was read.
 
         Raises:
             BrokenOffError: no process can run the function.
@@ -94,7 +94,7 @@ class UserCode:
         ]
 
     def finished(self, pairs: Sequence[tuple[object, object]]) -> Sequence[object]:
-        """For each row and output the output to write, or why there is none.
+        """The output to write for each row and output, or its error.
 
         Raises:
             BrokenOffError: no process can run the function.
@@ -151,7 +151,7 @@ class UserCode:
 
 
 def _own_copy(record: Record) -> Record:
-    """The same record in dicts and lists of its own; the record itself where it is nested too deep for that."""
+    """A deep copy of the record; the record itself if it is nested too deep."""
     try:
         return Record(record.position, record.id, _copied(record.data))
     except RecursionError:
@@ -175,7 +175,7 @@ def _apply(function: Callable[..., object], calls: Sequence[tuple[object, ...]])
 
 
 def _called(function: Callable[..., object], arguments: tuple[object, ...]) -> object:
-    """What the function returns, or its error as one that a record can bear."""
+    """The result of the function, or its error as an Exception."""
     try:
         result = function(*arguments)
         return unfinished(_name(function), result) or result

@@ -1,4 +1,4 @@
-"""What an output was begun with, and what is different now."""
+"""Compare the settings that an output was started with to the present ones."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _FLAGS = {
     "text_column": "--text-column",
     "text_pair_column": "--text-pair-column",
 }
-"""What says so on the command line."""
+"""The command-line flag of each setting."""
 
 
 def check_same(output: Path, then: Mapping[str, object], now: Mapping[str, object]) -> None:
-    """See that a job is the one its output was begun with.
+    """Check that a job matches the one that started its output.
 
     Raises:
-        ResumeMismatchError: it is not; each difference is named.
+        ResumeMismatchError: it does not; the message names each difference.
     """
     old, new = _flat(then), _flat(now)
     differences = [

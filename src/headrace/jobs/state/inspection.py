@@ -1,4 +1,4 @@
-"""What an output tells of its job, from the files alone: while it runs, after a kill, when it is finished."""
+"""Read the state of a job from its files: while it runs, after a kill, or when it is finished."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ State: TypeAlias = Literal["running", "not running", "finished"]
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What is known of a job."""
+    """The state of a job."""
 
     state: State
     holder: str | None
@@ -40,7 +40,7 @@ class Inspection:
     """Of a retry under way: dead letters that have a new outcome, and how many there are."""
     spent: RunTime
     settings: Mapping[str, object] | None
-    """What it was begun with, where that could be written down."""
+    """The settings of the job; None if JSON cannot hold them."""
     damaged: Sequence[str]
     """Files that are not as they were committed, each with what is wrong."""
 

@@ -1,4 +1,4 @@
-"""The output of a job and its working folder: what it was begun with, its parts, and the one merged file at the end.
+"""The output of a job and its working folder: its settings, its parts, and the merged file at the end.
 
 For the file `out.parquet`: `out.parquet.parts/` holds `job.json`, `lock` and the parts; `out.errors.jsonl` takes the
 dead letters. The end is a row of steps, each of which may be repeated after a kill: merge the dead letters, merge the
@@ -38,16 +38,16 @@ from headrace.jobs.state.stalls import StallDetector
 
 @dataclass(frozen=True, slots=True)
 class StartMode:
-    """How a run comes to an output."""
+    """How a run starts on an output."""
 
     fingerprint: Mapping[str, object]
-    """JSON-able facts that decide the output."""
+    """Facts that determine the output, as JSON."""
     settings: Mapping[str, object] | None = None
-    """What the job was begun with, to be begun with again; None where that cannot be written down."""
+    """The settings of the job, as JSON; None if JSON cannot hold them."""
     changes: Literal["refuse", "ignore", "overwrite"] = "refuse"
     """What to do where the output was started with other settings."""
     made_of: str | None = None
-    """What the engine is made of, as `engines.identity` tells it; None where that cannot be told."""
+    """Identity of the engine: see `engines.identity`; None if unknown."""
 
 
 class JobOutput:
@@ -73,7 +73,7 @@ class JobOutput:
         self.writer = writer
         self.is_folder = target.is_folder
         self.work = target.work
-        """What the job knows of itself."""
+        """The working folder."""
         self._lease: Lease | None = None
         folder = place if target.is_folder else target.work
         self.parts = PartFolder(folder, writer.suffix, target.work, self._check_lease)
@@ -134,10 +134,10 @@ class JobOutput:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process that writes this output.
+        """Lock the output while the body runs.
 
         Raises:
-            OutputLockedError: another one does.
+            OutputLockedError: another process writes it.
         """
         lock = self.work / "lock"
         if is_remote(self.target):
@@ -164,7 +164,7 @@ class JobOutput:
             self._lease.wait_until_alone()
 
     def begin(self, start: StartMode) -> Pass | Finished:
-        """What is still to do, or how the job ended if it has. Begins anew where there is nothing, or as `start` says.
+        """What is left to do, or how the job ended. Starts again if there is no state, or if `start` asks for it.
 
         Raises:
             ResumeMismatchError: the output was started with other settings; each difference is named.
@@ -304,7 +304,7 @@ class JobOutput:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def read_state(self) -> JobState | None:
-        """What the job knows of itself; None where there is none.
+        """The state of the job; None if there is none.
 
         Raises:
             JobError: it cannot be read.
@@ -349,7 +349,7 @@ def _file_change(path: Path, digest: str, size: int | None = None) -> list[str]:
 
 
 def read_state(path: Path) -> JobState | None:
-    """What a job has written down there; None where there is none.
+    """The state that a job has stored; None if there is none.
 
     Raises:
         JobError: it cannot be read.
