@@ -1,7 +1,7 @@
-"""The one place where jobs, servers and the Batch API are built from settings.
+"""Build jobs, servers and the Batch API from settings.
 
 - `job.run`: run a bulk job to its end; also `headrace.run`
 - `job.execute`: the same from a `JobSettings`
 - `server.build_app`: a FastAPI app that serves a model
-- `server.ServerSettings`: what a user says about a server
+- `server.ServerSettings`: settings of a server
 """

@@ -1,4 +1,4 @@
-"""Batches over HTTP, run by the same main path, ledger and engine as everything else."""
+"""Batches over HTTP: each runs as a job on the engine of the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from headrace.app import job as wiring
+from headrace.app import job as jobs
 from headrace.engines.config import EngineConfig
 from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError, NotRunningError
@@ -32,34 +32,34 @@ from headrace.serving.state import ServerState
 _ENDPOINTS: Mapping[str, tuple[str, ...]] = {"embed": (EMBEDDINGS,), "generate": (COMPLETIONS, CHAT)}
 _LIMITS = Limits(max_error_rate=1.0, workers=1, part_records=1024, commit_interval_s=1.0)
 _AHEAD = 2_048
-"""Records of a batch that are read and not yet answered."""
+"""Maximum records of a batch that are read but not yet answered."""
 MOST_WAITING = 4 * AT_ONCE * _AHEAD
-"""Of all batches together, inputs in the batcher; each may be ahead by one line of many inputs besides."""
+"""Maximum inputs of all batches in the batcher, besides one line of many inputs per batch."""
 
 
 class BatchApi:
-    """The Batch API's part of a server.
+    """The Batch API of a server.
 
     Args:
         state: the folder of its files and jobs.
-        host: of the server.
-        task: of the model.
-        target_s: what requests may take beside bulk work.
-        listeners: of the server; the backfill becomes one.
+        server: the state of the server.
+        task: the task of the model.
+        target_s: latency target of requests during bulk work, in seconds.
+        listeners: listeners of the server; the backfill is added to them.
 
     Raises:
         ConfigError: the folder cannot be made.
     """
 
     def __init__(
-        self, state: Path, host: ServerState, task: str, target_s: float | None, listeners: list[Listener]
+        self, state: Path, server: ServerState, task: str, target_s: float | None, listeners: list[Listener]
     ) -> None:
         try:
             self.files = FileStore(state / "files")
         except OSError as error:
             raise ConfigError(f"cannot keep files in {state}: {error.strerror}; choose a folder to write to") from error
         self._state = state
-        self._host = host
+        self._server = server
         self._task = task
         self._target_s = target_s
         self._listeners = listeners
@@ -67,20 +67,20 @@ class BatchApi:
         self._backfill: Backfill | None = None
 
     def batches(self) -> Batches:
-        """All batches; raises NotRunningError outside the server's life."""
+        """All batches. Raises NotRunningError unless the server runs."""
         if self._batches is None:
             raise NotRunningError("the server is not running")
         return self._batches
 
     def state(self) -> BulkState | None:
-        """What there is now, for the metrics; None outside the server's life."""
+        """The current state, for the metrics; None unless the server runs."""
         if self._batches is None or self._backfill is None:
             return None
         return BulkState(self._batches, self._backfill.done, self._backfill.waiting)
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Be the only server of this state while the body runs.
+        """Hold the state folder while the body runs.
 
         Raises:
             ConfigError: the folder cannot be written.
@@ -96,21 +96,21 @@ class BatchApi:
 
     @asynccontextmanager
     async def running(self, service: Service) -> AsyncIterator[None]:
-        """Continue unfinished batches, and take new ones while the body runs."""
+        """Continue unfinished batches and accept new ones while the body runs."""
         backfill = Backfill(
             service.engine, service.batcher, self._target_s, lambda: service.admission.requests, service.tokens
         )
         self._listeners.append(backfill.listen)
         loop = asyncio.get_running_loop()
-        limits = self._host.limits
+        limits = self._server.limits
 
         def look(path: Path, url: str, stopped: Callable[[], bool]) -> ValidatedFile:
             return validate(path, LineRules(url, service.name, limits.max_body_bytes), stopped)
 
         def make_run(source: Path, folder: Path, url: str, owner: str | None) -> _Run:
-            # What a key has in batches is one share of them, however many these are.
+            # All batches of a key share one turn.
             make_client = partial(BackfillClient, backfill, loop, ("batch", owner or folder.name))
-            return _Run(service, Lines(service.engine, url, self._host), make_client, source, folder, url)
+            return _Run(service, Lines(service.engine, url, self._server), make_client, source, folder, url)
 
         services = BatchServices(self.files, _ENDPOINTS.get(self._task, ()), look, make_run)
         batches = Batches(self._state / "batches", services)
@@ -125,14 +125,14 @@ class BatchApi:
 
 
 class _Stop(StopRequest):
-    """A stop that does not wait for what is queued behind requests."""
+    """A stop that does not wait for records queued behind requests."""
 
     def __init__(self, client: BackfillClient) -> None:
         super().__init__()
         self._client = client
 
     def request(self) -> None:
-        """Read no more, give up what is in flight, commit, return."""
+        """Stop reading, drop records in flight, commit and return."""
         super().request()
         self._client.stop()
 
@@ -149,10 +149,10 @@ class _Run:
         self._client = make_client(min(8 * profile.batch_size, _AHEAD) if profile.batching == "batches" else _AHEAD)
         self._stop = _Stop(self._client)
         self._lines = lines
-        self._settings = wiring.JobSettings(
+        self._settings = jobs.JobSettings(
             source=source,
             sink=folder / "output.jsonl",
-            # It is loaded: the model's name in requests need not be that of a folder.
+            # The engine is loaded already; the model name in requests need not be a folder.
             config=EngineConfig(task=service.task, engine=lambda *_: engine),
             limits=_LIMITS,
         )
@@ -161,32 +161,32 @@ class _Run:
         self._model = service.name
 
     def run(self) -> BatchEnd:
-        """Work to the end, or until asked to stop."""
+        """Run to the end, or until asked to stop."""
         plan = self._plan()
         self._earlier_failures = plan.output.parts.count_errors() if plan.output.parts.path.is_dir() else 0
-        end = main_path.run(wiring.build(plan, self._lines, self._stop, self._listen, self._client))
+        end = main_path.run(jobs.build(plan, self._lines, self._stop, self._listen, self._client))
         self.completed, self.failed = end.records - end.failed, end.failed
         if end.state == "interrupted":
             return BatchEnd(complete=False, output=None, errors=None)
         return _end(plan, complete=True)
 
-    def _plan(self) -> wiring.Plan:
-        plan = wiring.check(self._settings, own_engine=False)
+    def _plan(self) -> jobs.Plan:
+        plan = jobs.check(self._settings, own_engine=False)
         asked = url_of(plan.source)
         if asked != self._url:
             raise ConfigError(f"the batch is for {self._url}, its file asks for {asked}")
         for form in getattr(plan.source, "formats", ()):
-            form.leave_bodies(self._model)  # which `Lines` checks as it does those of requests
+            form.leave_bodies(self._model)  # `Lines` checks them, as in requests
         assert isinstance(plan.output.writer, OpenAIWriter)
         plan.output.writer.batch = self._folder.name
         return replace(plan, columns=replace(plan.columns, text="body", text_only=False))
 
     def stop(self) -> None:
-        """Ask for an early end."""
+        """Ask the job to stop."""
         self._stop.request()
 
     def salvage(self) -> BatchEnd:
-        """Make files of what is finished, and count it."""
+        """Write the finished records to files and count them."""
         plan = self._plan()
         with plan.output.locked():
             plan.output.merge_so_far()
@@ -206,8 +206,8 @@ class _Run:
                 pass
 
 
-def _end(plan: wiring.Plan, *, complete: bool) -> BatchEnd:
-    """The files there are, those without a line not counted."""
+def _end(plan: jobs.Plan, *, complete: bool) -> BatchEnd:
+    """The output and errors files; None for an empty or missing one."""
     files = (plan.output.target, plan.output.errors)
     output, errors = (path if path.exists() and path.stat().st_size else None for path in files)
     return BatchEnd(complete, output, errors)

@@ -1,4 +1,4 @@
-"""The one place that makes a batcher: from an engine's profile, and what a job or a server asks for."""
+"""Make a batcher from an engine's profile and the settings of a job or server."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from headrace.events import Listener
 
 T = TypeVar("T")
 
-_RunBatch: TypeAlias = Callable[[list[T]], Sequence[Any]]
-_RunOne: TypeAlias = Callable[[T], Awaitable[Any]]
+_RunBatch: TypeAlias = Callable[[list[T]], Sequence[object]]
+_RunOne: TypeAlias = Callable[[T], Awaitable[object]]
 Process: TypeAlias = _RunBatch[T] | _RunOne[T] | StepModel[T, Any]
-"""What runs records, in the order of "batches", "own" and "steps"."""
+"""Runs records; one kind each for "batches", "own" and "steps"."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatcherSettings:
-    """What the engine's profile does not say."""
+    """Settings that the engine's profile does not contain."""
 
     listener: Listener
     max_queue_size: int | None = None
-    """Records that may wait; None for as many as the engine's next batches are chosen from."""
+    """Maximum waiting records; None for the engine's window."""
     batch_delay_s: float | None = None
-    """How long a record waits for others while the engine is free; None for the engine's own, or 50 ms."""
+    """Seconds that a record waits for others while the engine is free; None for the engine's value, or 0.05."""
     cost_estimator: CostEstimatorFn | None = None
-    """None where each record's cost is submitted with it."""
+    """None if each record is submitted with its cost."""
     process_timeout_s: float | None = None
-    """Most seconds of a batch, a step or a request."""
+    """Maximum seconds of a batch, step or request; None for no limit."""
 
 
-def engine_process(engine: AnyEngine) -> Process[Any]:
-    """What runs an engine's own prepared records."""
+def engine_process(engine: AnyEngine) -> Process[object]:
+    """The function or object that runs prepared records on an engine."""
     if batches_itself(engine):
         return engine.infer
     if works_in_steps(engine):
@@ -50,11 +50,11 @@ def engine_process(engine: AnyEngine) -> Process[Any]:
 
 
 def make_batcher(profile: EngineProfile, process: Process[T], settings: BatcherSettings) -> Batcher[T, Any]:
-    """The batcher that suits an engine.
+    """Make the batcher for an engine.
 
     Args:
-        profile: of the engine, with the user's own budget and size.
-        process: runs the records; of the kind that `profile.batching` names.
+        profile: the engine's profile, with the user's cost budget and batch size.
+        process: runs the records; must match `profile.batching`.
         settings: see `BatcherSettings`.
     """
     if profile.batching == "own":
@@ -86,7 +86,7 @@ def make_batcher(profile: EngineProfile, process: Process[T], settings: BatcherS
         max_queue_size=settings.max_queue_size or profile.window,
         prefetch_batches=0,
         padded=profile.pads,
-        length_bucketing=profile.window if profile.pads else False,  # without padding, like lengths are no gain
+        length_bucketing=profile.window if profile.pads else False,  # equal lengths help only with padding
         on_error="isolate",
         process_timeout_s=settings.process_timeout_s,
         listener=settings.listener,

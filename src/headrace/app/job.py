@@ -1,4 +1,4 @@
-"""The one place that builds a job from settings, and `headrace.run`, its front door."""
+"""Build a job from settings and run it; `headrace.run`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from headrace.jobs.planning.survey import Survey, survey
 from headrace.jobs.settings import JobOptions, as_json, split_options
 from headrace.jobs.settings import JobSettings as JobSettings
 from headrace.jobs.settings import known_tasks as known_tasks
-from headrace.jobs.state.in_flight import InFlight, tell_of_a_crash
+from headrace.jobs.state.in_flight import InFlight, warn_of_crash
 from headrace.jobs.state.output import StartMode
 from headrace.observe.progress import Progress
 from headrace.observe.report import Report, ReportBuilder
@@ -52,17 +52,17 @@ T = TypeVar("T")
 
 
 class RunOptions(EngineOptions, JobOptions, total=False):
-    """Options of the engine, and what `JobSettings` has besides the parameters that `run` names itself."""
+    """Options of the engine, and fields of `JobSettings` that are not parameters of `run`."""
 
 
-def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
-    source: Any,
+def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
+    source: object,
     model: str | Path | None = None,
     *,
     sink: str | Path | Receiver,
     task: str | None = None,
-    engine: str | Callable[..., Any] | None = None,
-    engine_options: Mapping[str, Any] | None = None,
+    engine: str | Callable[..., object] | None = None,
+    engine_options: Mapping[str, object] | None = None,
     engine_process: bool = False,
     engine_timeout_s: float | None = None,
     batch_tokens: int | None = None,
@@ -114,7 +114,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, each one a 
 
 
 def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
-    """Names as settings keep them; what is no sequence of them is left for the check of types."""
+    """Names as settings keep them; other values are left to the type check."""
     is_list = hasattr(names, "__iter__") and not isinstance(names, str)
     return tuple(names) if is_list else names  # type: ignore[return-value]
 
@@ -130,11 +130,11 @@ def execute(
     """Build the job and run it to its end, or until it is asked to stop. Blocks.
 
     Args:
-        settings: what to do.
-        stop: how to be asked.
+        settings: the job.
+        stop: requests the stop.
         progress: show a progress bar on stderr.
-        on_survey: told what the first rows are like, if there is anything to do.
-        on_load: told what is to be done before a model is loaded for it.
+        on_survey: called with a survey of the first rows, unless the job is finished.
+        on_load: called with the settings before the model is loaded.
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
@@ -143,7 +143,7 @@ def execute(
     plan = check(settings)
     if (end := already_finished(plan)) is not None:
         return end
-    tell_of_a_crash(plan.output, overwrite=plan.settings.overwrite)
+    warn_of_crash(plan.output, overwrite=plan.settings.overwrite)
     if on_load is not None:
         on_load(plan.settings)
     return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey)
@@ -158,16 +158,16 @@ def carry_out(
     on_survey: Callable[[Survey], None] | None = None,
     batcher: Callable[[Listener], BatcherPort] | None = None,
 ) -> tuple[JobEnd, Report]:
-    """Run what `check` has planned, then close the engine; `batcher` makes what feeds one that is elsewhere. Blocks.
+    """Run a plan from `check`, then close the engine. `batcher` makes the batcher of a remote engine. Blocks.
 
     Raises:
         JobError: the job cannot start or go on; what it has finished is kept.
     """
     report = ReportBuilder()
     listeners: list[Listener] = [report]
-    fan = Broadcast(listeners)
+    broadcast = Broadcast(listeners)
     try:
-        job = build(plan, engine, stop, fan, batcher(fan) if batcher is not None else None)
+        job = build(plan, engine, stop, broadcast, batcher(broadcast) if batcher is not None else None)
         found = None
         if not (plan.settings.retry or plan.output.is_finished) and (on_survey or wants_sample(plan, engine)):
             found = _survey(plan, job, spread=False)
@@ -176,16 +176,16 @@ def carry_out(
         tuned = tune(plan, engine, found, tuned_profile(plan.settings, engine))
         if tuned.engine is not engine:
             engine = tuned.engine
-            job = build(plan, engine, stop, fan)
-        if (follower := follow(plan.settings.config, engine, job.batcher, fan)) is not None:
+            job = build(plan, engine, stop, broadcast)
+        if (follower := follow(plan.settings.config, engine, job.batcher, broadcast)) is not None:
             listeners.append(follower)
         with Progress() if progress else contextlib.nullcontext() as bar:
             if bar is not None:
                 listeners.append(bar)
             if tuned.numbers is not None:
-                fan(tuned.numbers)
+                broadcast(tuned.numbers)
             for left_out in plan.left_out:
-                fan(InputLeftOut(left_out, time.monotonic()))
+                broadcast(InputLeftOut(left_out, time.monotonic()))
             end = main_path.run(job)
     finally:
         _close(engine)
@@ -195,7 +195,7 @@ def carry_out(
 
 
 def _close(engine: AnyEngine) -> None:
-    """What an engine raises when it is closed does not undo a job."""
+    """Close the engine; log what it raises."""
     try:
         engine.close()
     except StoppedEarly:
@@ -205,7 +205,7 @@ def _close(engine: AnyEngine) -> None:
 
 
 def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
-    """How a job ended that is known to have, without its engine: see `planning.finished_before`."""
+    """How a finished job ended, found without its engine: see `plan.finished_before`."""
     started = time.monotonic()
     ended = finished_before(plan)
     if ended is None:
@@ -217,7 +217,7 @@ def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
 
 
 def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
-    """What the job would be, without running it: nothing is written. Blocks for some batches.
+    """Estimate the job without writing anything. Blocks for some batches.
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used.
@@ -249,9 +249,9 @@ def build(
     listener: Listener,
     batcher: BatcherPort | None = None,
 ) -> Job:
-    """Put the parts together; `batcher` is for an engine that is shared with others."""
+    """Build the job; `batcher` is for a shared or remote engine."""
     settings = plan.settings
-    # Ids that come twice would leave it open which output belongs to which record; a retry knows that none does.
+    # Duplicate ids would make outputs ambiguous. A retry need not check again.
     identity = None if settings.retry else plan.columns.id
     source, ids = plan.source, None
     if identity and settings.prepare:
@@ -265,7 +265,7 @@ def build(
         engine=engine,
         batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
         output=plan.output,
-        begun=StartMode(
+        start=StartMode(
             fingerprint(plan, _description(engine)), as_json(settings), changes(settings), engine_identity(settings)
         ),
         listener=listener,
@@ -280,18 +280,18 @@ def build(
     )
 
 
-def _description(engine: AnyEngine) -> Mapping[str, Any]:
-    """What decides an engine's outputs, as JSON gives it back.
+def _description(engine: AnyEngine) -> Mapping[str, object]:
+    """The engine's `describe()` after a round trip through JSON.
 
     Raises:
-        ConfigError: JSON cannot hold it, or it is no mapping.
+        ConfigError: it is not a mapping, or JSON cannot hold it.
     """
     described = engine.describe()
     try:
         if isinstance(described, Mapping):
             return dict(json.loads(json.dumps(dict(described))))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the engine's describe() must return what JSON can hold: {error}") from error
+        raise ConfigError(f"the engine's describe() must return JSON-serializable values: {error}") from error
     raise ConfigError(f"the engine's describe() returned {type(described).__name__}; it must return a dict")
 
 
@@ -302,8 +302,8 @@ def build_batcher(
     listener: Listener,
     in_flight: InFlight | None = None,
 ) -> Batcher[Work, Any]:
-    """What feeds the engine the records of a job."""
-    # A process of its own ends a batch that takes too long, and then the batcher need not.
+    """Make the batcher of a job."""
+    # An engine process enforces the timeout itself.
     timeout_s = None if settings.config.engine_process else settings.config.engine_timeout_s
     batching = BatcherSettings(listener, cost_estimator=operator.attrgetter("cost"), process_timeout_s=timeout_s)
     process = _process(engine, stop, settings.limits.max_attempts, in_flight)
@@ -320,7 +320,7 @@ def _process(engine: AnyEngine, stop: StopRequest, max_attempts: int, in_flight:
 
 
 def tuned_profile(settings: JobSettings, engine: AnyEngine) -> EngineProfile:
-    """The engine's profile, with the budget and the size of the settings."""
+    """The engine's profile with the cost budget and batch size of the settings."""
     return profile_of(engine).tuned(settings.config.batch_tokens, settings.config.batch_size)
 
 
@@ -330,7 +330,7 @@ def _survey(plan: Plan, job: Job, *, spread: bool) -> Survey:
 
 
 class Broadcast:
-    """One listener that tells several."""
+    """A listener that forwards events to several listeners."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
@@ -341,7 +341,7 @@ class Broadcast:
 
 
 def _off_loop(call: Callable[[], T]) -> T:
-    """Call here, or on a thread where this one runs an event loop already, as in a notebook."""
+    """Call directly, or on a new thread if this one runs an event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

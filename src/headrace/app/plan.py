@@ -1,4 +1,4 @@
-"""What can be known of a job before a model is loaded: what is asked for, what is there, whether it is done already."""
+"""Check a job before its model is loaded: settings, input, output, and whether it is finished."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.engines.custom import load_factory
 from headrace.engines.identity import identity
@@ -39,24 +39,24 @@ _OPENAI_TASKS = {openai.EMBEDDINGS: "embed", openai.COMPLETIONS: "generate", ope
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What can be checked before a model is loaded."""
+    """A checked job whose model is not loaded yet."""
 
     settings: JobSettings
-    """With the task that the input decided."""
+    """With the task resolved."""
     source: Source
     columns: columns.Columns
     output: JobOutput
     user: UserCode
     left_out: tuple[LeftOut, ...]
-    """What the input holds that is not read, as far as a listing tells."""
+    """Entries of the input that a listing shows but the job does not read."""
 
 
 def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
-    """Open the input and look at its first rows, and see that the output may be written. Writes nothing.
+    """Open the input, look at its first rows and check that the output can be written. Writes nothing.
 
     Args:
-        settings: what to do.
-        own_engine: whether the job will load the engine that the settings name; False where it is given one.
+        settings: the job.
+        own_engine: whether the job loads the engine in the settings; False if it receives a loaded one.
 
     Raises:
         ConfigError: a file, column or format cannot be used.
@@ -107,10 +107,10 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
 
 
 def _check_output(settings: JobSettings, output: JobOutput) -> None:
-    """See that the output may be written, and is not somebody else's.
+    """Check that the output can be written and belongs to this job.
 
     Raises:
-        ConfigError: it may not, or is.
+        ConfigError: it cannot or does not.
     """
     try:
         if settings.overwrite or not output.is_finished:
@@ -122,9 +122,9 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
 
 
 def _check_kept(source: Source, names: Sequence[str]) -> None:
-    """See that the columns to be kept are of types that JSON has a form for, by the first rows.
+    """Check in the first rows that JSON can hold the columns to keep.
 
-    A single value that cannot be written is its record's failure, and not the column's.
+    A single value that JSON cannot hold fails its record only.
 
     Raises:
         ConfigError: all values of a column are of such a type.
@@ -148,7 +148,7 @@ def _target(settings: JobSettings) -> Target:
         raise ConfigError(
             f"the sink is of type {type(settings.sink).__name__}; give the name of a file or folder, or a function"
         )
-    # What a job knows of itself has to be somewhere, though nothing can be resumed from it.
+    # A job needs a working folder, though this one cannot be resumed.
     place = Path(tempfile.mkdtemp(prefix="headrace-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     return Target(place, is_folder=True, format="rows")
@@ -168,28 +168,27 @@ def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) 
 
 
 def finished_before(plan: Plan) -> Finished | None:
-    """How the job ended, where that is known without its engine; None where it has not, or the engine must be asked.
+    """How the job ended, if it is known without loading the engine; else None.
 
-    The engine is told by its name, its options and the files of both; all else that the job was begun with is compared
-    as ever.
+    The engine is identified by its name, options and files; all other settings are compared as in any resume.
 
     Raises:
-        ConfigError: what the finished job wrote is not there as it left it.
-        ResumeMismatchError: the output was begun with something else.
+        ConfigError: the files of the finished job have changed.
+        ResumeMismatchError: the job was started with other settings.
     """
     settings, output = plan.settings, plan.output
     state = output.read_state() if output.is_finished else None
-    if state is None or changes(settings) != "refuse":
+    if state is None or state["finished"] is None or changes(settings) != "refuse":
         return None
     made_of = engine_identity(settings)
     facts = state["fingerprint"].get("engine")
     if made_of is None or made_of != state.get("made_of") or not isinstance(facts, dict):
         return None
-    begun = StartMode(fingerprint(plan, facts), as_json(settings), made_of=made_of)
+    start = StartMode(fingerprint(plan, facts), as_json(settings), made_of=made_of)
     if settings.retry and state["finished"]["failed"]:
         return None
     with output.locked():
-        ended = output.begin_retry(begun) if settings.retry else output.begin(begun)
+        ended = output.begin_retry(start) if settings.retry else output.begin(start)
     if not isinstance(ended, Finished):
         return None
     plan.user.close()
@@ -202,8 +201,8 @@ def engine_identity(settings: JobSettings) -> str | None:
     return identity(config.task or "", config.model, config.engine, config.engine_options)
 
 
-def fingerprint(plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the output."""
+def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
+    """The facts that determine the output."""
     return {
         "source": plan.source.describe(),
         "engine": engine,
@@ -218,9 +217,9 @@ def fingerprint(plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changes(settings: JobSettings) -> Literal["refuse", "ignore", "overwrite"]:
-    """What to do where the output was begun with something else."""
+    """What to do if the output was started with other settings."""
     return "overwrite" if settings.overwrite else "ignore" if settings.ignore_changes else "refuse"
 
 
-def _function(given: Callable[..., Any] | str | None) -> Callable[..., Any] | None:
+def _function(given: Callable[..., object] | str | None) -> Callable[..., object] | None:
     return load_factory(given) if isinstance(given, str) else given

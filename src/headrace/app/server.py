@@ -1,4 +1,4 @@
-"""The one place that builds a server from settings, and `build_app`, its front door."""
+"""Build a server from settings; `build_app`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from fastapi import FastAPI
 
@@ -39,34 +39,34 @@ _DEFAULT_NAMES = {"embed": "all-MiniLM-L6-v2", "generate": "arithmetic"}
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What a user says about a server."""
+    """Settings of a server."""
 
     config: EngineConfig = field(default_factory=EngineConfig)
-    """The model; its task is "embed" if neither the user nor the engine says otherwise."""
+    """The model; its task defaults to that of the engine, else "embed"."""
     name: str | None = None
-    """The model's in requests and answers; None for the folder's."""
+    """Name of the model in requests and answers; None for the folder name."""
     batch_timeout_s: float = 0.002
-    """Longest time a request waits for company while the engine is free."""
+    """Maximum seconds that a request waits for others while the engine is free."""
     limits: ServeLimits = field(default_factory=ServeLimits)
     keys: Sequence[KeySettings] = ()
-    """None lets everybody in."""
+    """API keys; empty to accept all requests."""
     state: Path | None = None
-    """Folder of the Batch API's files and jobs; None for no Batch API."""
+    """Folder for files and jobs of the Batch API; None for no Batch API."""
     latency_target_s: float | None = None
-    """What a request may take beside bulk work; None promises nothing."""
+    """Maximum seconds of a request during bulk work; None for no target."""
     pickled_weights: bool = False
-    """Load weights that are kept as Python's pickle, which can run code too; otherwise safetensors alone."""
+    """Allow pickled weights, which can run code; otherwise only safetensors."""
 
 
 SERVER_SETTINGS = tuple(one.name for kind in (ServerSettings, ServeLimits) for one in fields(kind))
-"""What an unknown option of an engine may have meant."""
+"""Names to suggest for an unknown engine option."""
 
 
 class ServerOptions(LocalOptions, total=False):
-    """Keyword arguments of `build_app`, for functions that pass them on under a name of their own."""
+    """Keyword arguments of `build_app`, for functions that pass them on."""
 
-    engine: str | Callable[..., Any] | None
-    engine_options: Mapping[str, Any] | None
+    engine: str | Callable[..., object] | None
+    engine_options: Mapping[str, object] | None
     engine_process: bool
     engine_timeout_s: float | None
     batch_tokens: int | None
@@ -79,13 +79,13 @@ class ServerOptions(LocalOptions, total=False):
     pickled_weights: bool
 
 
-def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, each one a line in the caller's code
+def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     task: str | None = None,
     model: str | Path | None = None,
     *,
     name: str | None = None,
-    engine: str | Callable[..., Any] | None = None,
-    engine_options: Mapping[str, Any] | None = None,
+    engine: str | Callable[..., object] | None = None,
+    engine_options: Mapping[str, object] | None = None,
     engine_process: bool = False,
     engine_timeout_s: float | None = None,
     batch_tokens: int | None = None,
@@ -141,7 +141,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, each 
 
 
 def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
-    """The app, and what the process that serves it needs to know of it.
+    """The app and its state.
 
     Raises:
         ConfigError: a task, engine or option that does not exist.
@@ -150,15 +150,15 @@ def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
     task = settings.config.task or ""
     version = headrace.__version__
     bulk: BatchApi | None = None
-    metrics = PrometheusListener(lambda: families(host, lambda: bulk.state() if bulk is not None else None), version)
+    metrics = PrometheusListener(lambda: families(server, lambda: bulk.state() if bulk is not None else None), version)
     listeners: list[Listener] = [metrics]
-    host = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render)
-    make_service = functools.partial(_service, settings, host)
+    server = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render)
+    make_service = functools.partial(_service, settings, server)
     if settings.state is None:
-        return create_app(host, make_service, task, version=version), host
-    bulk = BatchApi(settings.state, host, task, settings.latency_target_s, listeners)
+        return create_app(server, make_service, task, version=version), server
+    bulk = BatchApi(settings.state, server, task, settings.latency_target_s, listeners)
     return create_app(
-        host,
+        server,
         make_service,
         task,
         version=version,
@@ -167,11 +167,11 @@ def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
             batches_router(bulk.batches),
         ),
         background=bulk,
-    ), host
+    ), server
 
 
 def checked(settings: ServerSettings) -> ServerSettings:
-    """The settings with their task named, once it is known that task, engine and options exist.
+    """Check task, engine and options, and resolve the task.
 
     Raises:
         ConfigError: one of them does not.
@@ -184,7 +184,7 @@ def checked(settings: ServerSettings) -> ServerSettings:
     return replace(settings, config=config, limits=limits)
 
 
-def _service(settings: ServerSettings, host: ServerState) -> Service:
+def _service(settings: ServerSettings, server: ServerState) -> Service:
     """Load the model. Blocks."""
     if not settings.pickled_weights:
         _refuse_pickles(settings.config.model)
@@ -196,11 +196,11 @@ def _service(settings: ServerSettings, host: ServerState) -> Service:
         logger.info("%s runs in %s", config.model or task, ready.detail)
     engine = ready.engine
     batching = BatcherSettings(
-        listener=host.listener,
-        # Its own room is never full: the gate and the backfill are before it.
+        listener=server.listener,
+        # Never full: admission control and backfill come first.
         max_queue_size=2 * settings.limits.max_requests + (MOST_WAITING if settings.state is not None else 0),
         batch_delay_s=settings.batch_timeout_s,
-        # A process of its own ends a batch that takes too long, and then the batcher need not.
+        # An engine process enforces the timeout itself.
         process_timeout_s=None if config.engine_process else config.engine_timeout_s,
     )
     profile = profile_of(engine).tuned(config.batch_tokens or ready.tokens, config.batch_size)
@@ -211,7 +211,7 @@ def _service(settings: ServerSettings, host: ServerState) -> Service:
         engine,
         make_batcher(profile, engine_process(engine), batching),
         settings.limits,
-        host.engine_died,
+        server.engine_died,
     )
 
 
@@ -223,5 +223,5 @@ def _refuse_pickles(model: str | None) -> None:
     if found:
         raise ConfigError(
             f"model {model!r} keeps its weights as pickle ({found[0].name}), which can run code when it is read; "
-            "use its safetensors, or say --allow-pickled-weights if you trust it"
+            "use its safetensors, or pass --allow-pickled-weights if you trust it"
         )

@@ -1,4 +1,4 @@
-"""The verbs of the command line, put together."""
+"""The command line: all commands together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 import headrace
-from headrace.cli import inspect, merge, retry, run, serve, tune
-from headrace.cli import outcome as ending
+from headrace.cli import inspect, merge, outcome, retry, run, serve, tune
 from headrace.cli.engine_flags import PASS_ON
 from headrace.cli.flags import Command
 
@@ -24,12 +23,14 @@ app.command(
     "run",
     cls=run.RunCommand,
     context_settings=PASS_ON,
-    epilog=ending.STATUSES,
+    epilog=f"{outcome.STATUSES}\n\n{run.EXAMPLES}",
 )(run.run)
-app.command("retry", cls=Command, context_settings=PASS_ON, epilog=ending.STATUSES)(retry.retry)
-app.command("inspect", cls=Command)(inspect.inspect)
-app.command("merge", cls=Command)(merge.merge)
-app.command("serve", cls=Command, context_settings=PASS_ON)(serve.serve)
+app.command("retry", cls=Command, context_settings=PASS_ON, epilog=f"{outcome.STATUSES}\n\n{retry.EXAMPLES}")(
+    retry.retry
+)
+app.command("inspect", cls=Command, epilog=inspect.EXAMPLES)(inspect.inspect)
+app.command("merge", cls=Command, epilog=merge.EXAMPLES)(merge.merge)
+app.command("serve", cls=Command, context_settings=PASS_ON, epilog=serve.EXAMPLES)(serve.serve)
 app.command("tune", cls=Command, context_settings=PASS_ON)(tune.tune)
 
 

@@ -1,4 +1,4 @@
-"""Flags that say where workers are to run, and how many; for every verb that works through records."""
+"""Flags for the workers of a job on a cluster."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ class ClusterFlags(FlagGroup):
         str | None,
         typer.Option(
             metavar="ray[://HOST:PORT]",
-            help="Run on a Ray cluster. ray: the cluster that RAY_ADDRESS names, or else a new one on this machine. "
-            "ray:HOST:PORT: the cluster there. ray://HOST:PORT: through Ray's client server.",
+            help="Ray cluster to run on: ray for RAY_ADDRESS or a new local cluster, ray:HOST:PORT for that cluster, "
+            "ray://HOST:PORT for Ray's client server. Default: this process.",
         ),
     ] = None
-    replicas: Annotated[int, typer.Option(min=1, help="With --on: the number of workers. Each loads the model.")] = 1
+    replicas: Annotated[int, typer.Option(min=1, help="With --on: number of workers; each loads the model.")] = 1
     gpus_per_replica: Annotated[
-        float | None, typer.Option(min=0, help="With --on: GPUs of each worker. Default: 1 if the cluster has GPUs.")
+        float | None, typer.Option(min=0, help="With --on: GPUs per worker. Default: 1 if the cluster has GPUs.")
     ] = None
-    cpus_per_replica: Annotated[float, typer.Option(min=0, help="With --on: CPUs of each worker.")] = 1.0
+    cpus_per_replica: Annotated[float, typer.Option(min=0, help="With --on: CPUs per worker.")] = 1.0
 
     def run(self) -> Execute | None:
-        """What runs a job as these flags say; None for this process.
+        """The function that runs a job on the cluster; None without --on.
 
         Raises:
-            BadParameter: what workers are to have is said, and not where they are.
+            BadParameter: flags of the workers are given without --on.
         """
         if self.on is None:
             if self != ClusterFlags():
-                raise typer.BadParameter("replicas, and what each of them has, need it", param_hint="--on")
+                raise typer.BadParameter("flags for replicas need it", param_hint="--on")
             return None
         return self._run_on
 
@@ -55,15 +55,15 @@ class ClusterFlags(FlagGroup):
         from headrace.cluster.ray_job import execute
         from headrace.cluster.ray_workers import ClusterResources
 
-        place = ClusterResources(address, self.replicas, self.gpus_per_replica, self.cpus_per_replica)
-        return execute(settings, place, stopper, progress=True)
+        resources = ClusterResources(address, self.replicas, self.gpus_per_replica, self.cpus_per_replica)
+        return execute(settings, resources, stopper, progress=True)
 
 
 def ray_address(on: str) -> str | None:
-    """The address that `--on` names; None where it leaves it to Ray.
+    """The address in `--on`; None to let Ray choose.
 
     Raises:
-        ConfigError: it names another kind of cluster.
+        ConfigError: it is not a Ray address.
     """
     kind, _, address = on.partition(":")
     if kind != "ray":

@@ -1,11 +1,11 @@
-"""Flags of an engine, declared once for every command that has one; unknown ones are the engine's own options."""
+"""Flags of an engine, shared by all commands. Unknown flags become options of the engine."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
@@ -15,7 +15,7 @@ from headrace.engines.registry import known_tasks
 from headrace.errors import ConfigError, nearest
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Context settings of a command that hands unknown flags to the engine."""
+"""Context settings of a command that passes unknown flags to the engine."""
 
 # Flags that are options of the engine, under the same name.
 _OPTIONS = ("handler", "max_model_len", "on_too_long", "device", "dtype", "truncate_dim")
@@ -23,93 +23,92 @@ _OPTIONS = ("handler", "max_model_len", "on_too_long", "device", "dtype", "trunc
 
 @dataclass(frozen=True, slots=True)
 class EngineFlags(FlagGroup):
-    """What an `EngineConfig` is made of."""
+    """Flags that make an `EngineConfig`."""
 
     panel: ClassVar[str] = ENGINE_PANEL
 
     task: Annotated[
         str | None,
         typer.Option(
-            help=f"What the model does: {', '.join(known_tasks())}. Default: what an OpenAI batch file asks for, "
-            "else embed."
+            help=f"Task of the model: {', '.join(known_tasks())}. Default: that of an OpenAI batch file, else embed."
         ),
     ] = None
     model: Annotated[
         str | None,
         typer.Option(
-            help="A local model folder, or the name of a small included model: all-MiniLM-L6-v2 (default for embed), "
-            "arithmetic (default for generate), docstrings, digits."
+            help="Local model folder, or an included model: all-MiniLM-L6-v2 (default for embed), arithmetic (default "
+            "for generate), docstrings, digits."
         ),
     ] = None
-    engine: Annotated[str | None, typer.Option(help="onnx, vllm, or module:name of your own. Default: the task's.")] = (
-        None
-    )
-    handler: Annotated[str | None, typer.Option(help="A TorchServe handler to run: a .py file or a .mar archive.")] = (
-        None
-    )
+    engine: Annotated[
+        str | None, typer.Option(help="onnx, vllm, or your module:name. Default: chosen by the task.")
+    ] = None
+    handler: Annotated[
+        str | None, typer.Option(help="TorchServe handler to run: a .py file or a .mar archive. Default: none.")
+    ] = None
     endpoint: Annotated[
         list[str] | None,
-        typer.Option(
-            help="The address of a server with OpenAI's API that does the inference. Repeat it for several servers."
-        ),
+        typer.Option(help="Address of an OpenAI-compatible server to use; repeatable. Default: run the model here."),
     ] = None
     batch_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Maximum tokens in a batch, padding included. Default: found by measuring, or the engine's own."
+            min=1, help="Maximum tokens in a batch, padding included. Default: measured, or set by the engine."
         ),
     ] = None
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Maximum records in a batch. Default: the engine's.")
+        int | None, typer.Option(min=1, help="Maximum records in a batch. Default: set by the engine.")
     ] = None
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Maximum tokens in a text. Default: the model's own limit.")
+        int | None, typer.Option(min=1, help="Maximum tokens in a text. Default: the model's limit.")
     ] = None
     on_too_long: Annotated[
         Literal["truncate", "error"] | None,
-        typer.Option(help="Cut a text that is too long for the model, or fail its record. Default: truncate."),
+        typer.Option(help="Cut a text that is too long, or fail its record. Default: truncate."),
     ] = None
     device: Annotated[
-        str | None, typer.Option(help="auto, cpu, cuda or cuda:N. Default: auto, a GPU if there is one.")
+        str | None, typer.Option(help="Device: auto (a GPU if there is one), cpu, cuda or cuda:N. Default: auto.")
     ] = None
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="auto, float32, float16 or bfloat16. Default: auto, the fastest that passes a check of its outputs."
+            help="Data type: auto (the fastest that passes a check), float32, float16 or bfloat16. Default: auto."
         ),
     ] = None
     truncate_dim: Annotated[
-        int | None, typer.Option(min=1, help="For embed: keep the first components of a Matryoshka model's vectors.")
+        int | None,
+        typer.Option(min=1, help="For embed: components to keep of a Matryoshka model's vectors. Default: all."),
     ] = None
-    labels: Annotated[str | None, typer.Option(help="For zero-shot: the labels, such as sports,politics.")] = None
+    labels: Annotated[
+        str | None, typer.Option(help="For zero-shot: labels, such as sports,politics. Required there.")
+    ] = None
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run Python code from the model's folder.")
+        bool, typer.Option("--trust-remote-code", help="Allow Python code from the model folder to run.")
     ] = False
     engine_process: Annotated[
         bool,
         typer.Option(
             "--engine-process",
-            help="Run the engine in its own process, so that a crash of the model costs only the record that caused "
-            "it. For engines that run batches.",
+            help="Run a batch engine in its own process, so that a crash fails only the record that caused it.",
         ),
     ] = False
     engine_timeout: Annotated[
         float | None,
         typer.Option(
-            help="Maximum seconds for a batch, step or request of the engine, and for a call of --map or --finish in a "
-            "process; see docs/jobs.md for what happens then."
+            help="Maximum seconds for a batch, step or request, and for a --map or --finish call in a process; see "
+            "docs/jobs.md. Default: no limit."
         ),
     ] = None
 
     def config(self, arguments: Sequence[str], meant: str = "") -> EngineConfig:
-        """What the flags say.
+        """The engine configuration that the flags describe.
 
         Args:
-            arguments: what the command does not know itself: options of the engine.
-            meant: what may have been meant by a stray argument, with {} in its place.
+            arguments: flags that the command does not know: options of the engine.
+            meant: suggestion for a stray argument, with {} in its place.
 
         Raises:
-            ConfigError: an argument that is no flag, or a flag given twice.
+            ConfigError: an argument is not a flag, or a flag is given twice.
         """
         return EngineConfig(
             task=self.task,
@@ -122,7 +121,7 @@ class EngineFlags(FlagGroup):
             engine_timeout_s=self.engine_timeout,
         )
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, object]:
         given = {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
         if self.labels is not None:  # a list in JSON, for labels with commas
             given["labels"] = _value(self.labels) if self.labels.startswith("[") else self.labels
@@ -134,7 +133,7 @@ class EngineFlags(FlagGroup):
 
 
 def changed(config: EngineConfig, given: EngineConfig) -> EngineConfig:
-    """A job's configuration with what is given on the command line in its place."""
+    """A job's configuration, overridden by the values given on the command line."""
     default = EngineConfig()
     new = {
         name: getattr(given, name)
@@ -144,15 +143,15 @@ def changed(config: EngineConfig, given: EngineConfig) -> EngineConfig:
     return replace(config, engine_options={**config.engine_options, **given.engine_options}, **new)
 
 
-def engine_options(arguments: Sequence[str], meant: str = "") -> dict[str, Any]:
+def engine_options(arguments: Sequence[str], meant: str = "") -> dict[str, object]:
     """`--max-num-seqs 64 --enforce-eager --no-enable-prefix-caching` as options of an engine.
 
-    A value that is JSON (a number, a list, an object) is read as that, any other is text.
+    A value that is valid JSON (a number, list or object) is parsed; any other is text.
 
     Raises:
-        ConfigError: something that is no flag, or a flag given twice.
+        ConfigError: an argument is not a flag, or a flag is given twice.
     """
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     left = list(arguments)
     while left:
         flag = left.pop(0)
@@ -163,7 +162,7 @@ def engine_options(arguments: Sequence[str], meant: str = "") -> dict[str, Any]:
                 + (hint if meant else "")
             )
         name, equals, text = flag.removeprefix("--").partition("=")
-        value: Any
+        value: object
         if equals:
             value = _value(text)
         elif left and not left[0].startswith("--"):
@@ -193,11 +192,11 @@ def as_flag(option: str) -> str:
 
 
 def suggestion(typed: str, flags: Sequence[str]) -> str:
-    """Which of the flags may have been meant, as the end of a sentence; nothing where none is like it."""
+    """The nearest flag as a sentence ending; empty if none is similar."""
     return nearest(as_flag(typed.lstrip("-")), [flag for flag in flags if flag != typed])
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:

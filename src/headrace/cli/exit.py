@@ -1,57 +1,66 @@
-"""The end of the process: it comes soon after the work is done, whatever a user's code has left running."""
+"""End the process soon after the work is done, even if user code has left threads or processes running."""
 
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Protocol
 
 _THREADS_S = 5.0
-"""How long threads that are no daemons may take to end; Python alone would wait for ever."""
+"""Seconds allowed for non-daemon threads to end; Python would wait without limit."""
 _EXIT_FUNCTIONS_S = 10.0
-"""And what is registered with `atexit`, which waits for child processes."""
+"""Seconds allowed for `atexit` functions, which wait for child processes."""
+
+
+class Named(Protocol):
+    """A thread or a process."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
 
 
 def leave_in_time(status: str | int | None) -> None:
-    """See that the process ends within some seconds; to be called as the last thing of the main thread.
+    """Make the process end within some seconds. Call this last in the main thread.
 
     Args:
-        status: what the main thread ends with, as in `SystemExit`.
+        status: the exit status, as in `SystemExit`.
     """
     code = status if isinstance(status, int) else int(status is not None)
     threads_ended = threading.Event()
-    atexit.register(threads_ended.set)  # the last one registered is called first
+    atexit.register(threads_ended.set)  # the last one registered runs first
     threading.Thread(target=_watch, args=(threads_ended, code), name="headrace-leaving", daemon=True).start()
 
 
 def _watch(threads_ended: threading.Event, code: int) -> None:
     if threads_ended.wait(_THREADS_S):
-        time.sleep(_EXIT_FUNCTIONS_S)  # during which the process ends, nearly always
+        time.sleep(_EXIT_FUNCTIONS_S)  # the process nearly always ends meanwhile
     else:
         threads = [one for one in threading.enumerate() if not (one.daemon or one is threading.main_thread())]
-        _say("thread", threads)
-        # In a thread: they may wait for ever too.
+        _report("thread", threads)
+        # In a thread: they may hang too.
         exits = threading.Thread(target=atexit._run_exitfuncs, name="headrace-exit", daemon=True)
         exits.start()
         exits.join(_EXIT_FUNCTIONS_S)
-    multiprocessing: Any = sys.modules.get("multiprocessing")
-    children = multiprocessing.active_children() if multiprocessing else []
+    children = multiprocessing.active_children()
     if children:
-        _say("process", children)
+        _report("process", children)
     for child in children:
         child.kill()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, AttributeError):  # closed, or never there: nobody reads it
+        except (OSError, ValueError, AttributeError):  # closed or missing
             pass
     os._exit(code)
 
 
-def _say(kind: str, left: Sequence[Any]) -> None:
+def _report(kind: str, left: Iterable[Named]) -> None:
     names = ", ".join(one.name for one in left) or "of an executor"
-    print(f"headrace: ending, though a {kind} of the user's code ({names}) still runs", file=sys.stderr)
+    print(f"headrace: exiting while a {kind} of user code ({names}) still runs", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Flags in groups: a dataclass of flags, declared once, is a parameter of every command that takes them."""
+"""Groups of flags: dataclasses that commands take as parameters."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class FlagGroup:
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """The same command, with each parameter that is a `FlagGroup` as one parameter for each of its fields."""
+    """Expand each `FlagGroup` parameter of a command into one parameter per field."""
     hints = get_type_hints(command, include_extras=True)
     plain: list[inspect.Parameter] = []
-    groups: dict[str, tuple[type[Any], tuple[str, ...]]] = {}
+    groups: dict[str, tuple[type[object], tuple[str, ...]]] = {}
     for parameter in inspect.signature(command).parameters.values():
         kind = hints[parameter.name]
         if isinstance(kind, type) and issubclass(kind, FlagGroup):
@@ -41,7 +41,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     plain = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in plain]
 
     @functools.wraps(command)
-    def expanded(**given: Any) -> None:
+    def expanded(**given: object) -> None:
         for name, (kind, fields) in groups.items():
             given[name] = kind(**{field: given.pop(field) for field in fields})
         command(**given)
@@ -62,7 +62,7 @@ def _flags(group: type[FlagGroup]) -> list[inspect.Parameter]:
     return flags
 
 
-def _in_panel(hint: Any, panel: str) -> Any:
+def _in_panel(hint: object, panel: str) -> object:
     assert get_origin(hint) is Annotated, "a flag is Annotated[type, typer.Option(...)]"
     kind, *more = get_args(hint)
     shown = [copy(one) for one in more]
@@ -73,15 +73,15 @@ def _in_panel(hint: Any, panel: str) -> Any:
 
 
 class Command(TyperCommand):
-    """A command that refuses a flag of the engine given twice; of others the last one counts."""
+    """A command that refuses an engine flag given twice; for other flags the last value counts."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As ever.
+        """Parse the arguments.
 
         Raises:
-            Exit: a flag of the engine is given twice.
+            Exit: an engine flag is given twice.
         """
-        left = super().parse_args(ctx, list(args))  # what else is wrong is reported first
+        left = super().parse_args(ctx, list(args))  # reports other errors first
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for parameter, times in Counter(order).items():
             of_engine = getattr(parameter, "rich_help_panel", None) == ENGINE_PANEL

@@ -1,20 +1,19 @@
-"""What a job will be, in lines for people."""
+"""Print the survey and the forecast of a job."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from headrace.cli.outcome import say
 from headrace.jobs.planning.forecast import Forecast
 from headrace.jobs.planning.survey import Survey
 
 _SHOWN = 100
-"""Characters of an example."""
+"""Characters shown of an example."""
 
 
-def say_survey(survey: Survey) -> None:
-    """The short form, before every run."""
+def print_survey(survey: Survey) -> None:
+    """Print the survey in short, before a run."""
     for left_out in survey.left_out:
         say(f"left out of the input: {left_out}")
     if survey.sampled:
@@ -22,7 +21,7 @@ def say_survey(survey: Survey) -> None:
 
 
 def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | None) -> None:
-    """The long form, to stdout."""
+    """Print survey and forecast to stdout."""
     print(f"records     {_records(survey)}")
     print(f"sample      {survey.sampled:,} records: {_lengths(survey)}")
     if survey.numbers is not None:
@@ -59,7 +58,7 @@ def _lengths(survey: Survey) -> str:
     return ", ".join(parts)
 
 
-def _short(example: Any) -> str:
+def _short(example: object) -> str:
     text = example if isinstance(example, str) else json.dumps(example, ensure_ascii=False, default=str)
     text = " ".join(text.split())
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

@@ -1,4 +1,4 @@
-"""`headrace inspect`: what an output tells of its job."""
+"""`headrace inspect`: show the state of a job."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from headrace.cli.outcome import guarded, say
 from headrace.jobs.state.inspection import Inspection
 from headrace.jobs.state.inspection import inspect as look_at
 
+EXAMPLES = """Examples:
+
+headrace inspect vectors.parquet
+
+headrace inspect --verify s3://bucket/labels/
+"""
+
 Output = Annotated[str, typer.Argument(help="The output of a job: its file, folder or address.")]
-Verify = Annotated[
-    bool, typer.Option("--verify", help="Read all of the output and compare it with the checksums that were kept.")
-]
+Verify = Annotated[bool, typer.Option("--verify", help="Read the whole output and compare it with its checksums.")]
 
 
 def inspect(output: Output, verify: Verify = False) -> None:
     """Show the state of a job: while it runs, after a kill, or when it is finished. Only its files are read.
 
-    Exit status 1 if a file of the output is missing or has another size than when it was written; with --verify, also
-    if its content differs.
+    Exit status 1 if a file of the output is missing or its size has changed; with --verify, also if its content has.
     """
     sys.exit(guarded(lambda: _inspect(output, verify=verify)))
 
@@ -47,16 +51,16 @@ def _inspect(output: str, *, verify: bool) -> int:
         say(_way_out(found))
         return 1
     if verify:
-        print("verified  every file is as it was committed")
+        print("verified  every file matches its checksum")
     return 0
 
 
 def _way_out(found: Inspection) -> str:
     if found.state != "finished":
-        return "run the job again: it removes what is damaged and makes it anew"
+        return "run the job again: it replaces the damaged parts"
     if found.parts:
-        return "restore what is damaged, or remove it and run the job again to make it anew"
-    return "restore what is damaged, or run the job again with --overwrite to make it anew"
+        return "restore the damaged files, or remove them and run the job again"
+    return "restore the damaged files, or run the job again with --overwrite"
 
 
 def _parts(found: Inspection) -> str:

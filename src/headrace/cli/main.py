@@ -1,4 +1,4 @@
-"""The command `headrace`. Little is imported here, so that Ctrl-C is heard from the beginning."""
+"""The command `headrace`. Imports little, so that Ctrl-C works from the start."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import os
 import signal
 import sys
 
-TYPE_CHECKING = False  # as typing's own, without the time to import it
+TYPE_CHECKING = False  # as in typing, without the import time
 if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, TextIO
 
 
 class SafeStream:
-    """A stream to which one may write though nobody reads it, or its disk is full: that is no reason to end a job."""
+    """A stream whose write errors (a closed pipe, a full disk) do not end the job."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.error: OSError | None = None
-        """Why what was written is lost, if it is."""
+        """The first write error, if any."""
 
     def write(self, text: str) -> int:
-        """Write what can be written."""
+        """Write the text; an error is recorded in `error`."""
         try:
             return self._stream.write(text)
         except OSError as error:
@@ -31,7 +31,7 @@ class SafeStream:
             return len(text)
 
     def flush(self) -> None:
-        """Likewise."""
+        """Flush; an error is recorded in `error`."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -39,7 +39,7 @@ class SafeStream:
 
     def _lose(self, error: OSError) -> None:
         self.error = self.error or error
-        try:  # what the stream still holds must go somewhere, or Python complains at its end
+        try:  # else Python fails to flush the buffered rest at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
         except OSError:
             pass
@@ -55,13 +55,13 @@ def _interrupted(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 
 
 def main() -> None:
     """Run the command line; ends the process with its exit status."""
-    # Before a job begins and after it has ended there is nothing to finish, and nobody wants to read a traceback.
+    # Outside a job there is nothing to finish: end without a traceback.
     signal.signal(signal.SIGINT, _interrupted)
-    # Where the process was started without a stream, there is none.
-    output, told = (_unheard(stream) for stream in (sys.stdout, sys.stderr))
-    sys.stdout, sys.stderr = output, told  # they have a stream's methods
+    # A process may be started without streams.
+    output, errors = (_safe_stream(stream) for stream in (sys.stdout, sys.stderr))
+    sys.stdout, sys.stderr = output, errors  # they have the methods of a stream
     try:
-        import typer  # noqa: F401 - only to see that it is there
+        import typer  # noqa: F401 - only to check that it is installed
     except ModuleNotFoundError:
         print('headrace: the command line needs typer: pip install "headrace[cli]"', file=sys.stderr)
         sys.exit(2)
@@ -73,7 +73,7 @@ def main() -> None:
     except SystemExit as end:
         output.flush()
         status, lost = end.code, output.error
-        # A reader who has gone has what it wanted; a disk that is full has not.
+        # A closed pipe is not an error; a full disk is.
         if lost is not None and lost.errno != errno.EPIPE:
             print(f"headrace: cannot write to standard output: {lost.strerror}", file=sys.stderr)
             status = end.code or 1
@@ -81,9 +81,9 @@ def main() -> None:
         sys.exit(status)
 
 
-def _unheard(stream: TextIO | None) -> SafeStream:
+def _safe_stream(stream: TextIO | None) -> SafeStream:
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")  # what it cannot encode, such as half a surrogate pair
+        stream.reconfigure(errors="backslashreplace")  # for text it cannot encode, such as lone surrogates
     return SafeStream(stream or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""`headrace merge`: one file of many parts."""
+"""`headrace merge`: merge the parts of an output into one file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import typer
 from headrace.cli.outcome import guarded, say
 from headrace.jobs.state.merging import merge as merge_parts
 
+EXAMPLES = """Examples:
+
+headrace merge labels/ -o labels.jsonl
+
+headrace merge vectors.parquet -o so-far.parquet
+"""
+
 Output = Annotated[str, typer.Argument(help="A folder of parts, or the output of a job that is not finished.")]
 Into = Annotated[str, typer.Option("-o", "--output-file", help="The file to write, in the format of the parts.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")]
 
 
 def merge(output: Output, into: Into, overwrite: Overwrite = False) -> None:
-    """Write the parts of an output as one file, in input order, and their failed records into a file beside it.
+    """Merge the parts of an output into one file, in input order, and their failed records into a file beside it.
 
     The parts are kept, and an unfinished job can continue.
     """
@@ -26,7 +33,7 @@ def merge(output: Output, into: Into, overwrite: Overwrite = False) -> None:
 def _merge(output: str, into: str, *, overwrite: bool) -> int:
     merged = merge_parts(output, into, overwrite=overwrite)
     failed = f", {merged.failed:,} failed, see {merged.errors}" if merged.failed else ""
-    gaps = "" if merged.whole else ", and there are gaps between these"
+    gaps = "" if merged.whole else ", and records between these are missing"
     more = "" if merged.finished else f"; the job is not finished{gaps}"
     say(f"wrote {into}: {merged.records - merged.failed:,} of {merged.records:,} records{failed}{more}")
     return 0

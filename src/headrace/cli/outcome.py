@@ -1,4 +1,4 @@
-"""How a command ends: one line that says what is not as asked, and an exit status that a supervisor can act on."""
+"""The end of a command: its exit status, and one line that names any error."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from headrace.observe.table import print_report
 
 STATUSES = """Exit status:
 
-0 - finished, or had finished before
+0 - finished, now or before
 
-1 - failed, and would most likely fail again: too many errors, or an unexpected one; finished work is kept
+1 - failed, and would probably fail again: too many failed records, or an unexpected error; finished work is kept
 
 2 - not started: wrong usage, or a problem with a file, the model or a column
 
-3 - finished, or had finished before, but some records failed
+3 - finished, now or before, but some records failed
 
 75 - the engine, input or output failed; finished work is kept, and the same command continues from there
 
@@ -43,15 +43,15 @@ STATUSES = """Exit status:
 
 TRY_AGAIN = 75
 """EX_TEMPFAIL of sysexits.h: a supervisor may start the same command again."""
-# An EngineError that comes this far is one of loading: later ones belong to records or are the job's.
+# An EngineError here comes from loading. Later ones become record failures or JobErrors.
 _NOT_STARTED = (ConfigError, EngineError, ResumeMismatchError, OutputLockedError)
 
 
 def guarded(command: Callable[[], int], flags: Sequence[str] = ()) -> int:
-    """The exit status of a command; an error is one line, and never a traceback.
+    """Run a command and return its exit status. An error prints one line, never a traceback.
 
     Args:
-        flags: the command's own, one of which may be meant where an engine has no such option.
+        flags: the command's flags, to suggest one for an unknown option.
     """
     try:
         return command()
@@ -64,19 +64,19 @@ def guarded(command: Callable[[], int], flags: Sequence[str] = ()) -> int:
         if isinstance(error, _NOT_STARTED):
             return 2
         return TRY_AGAIN if isinstance(error, BrokenOffError) else 1
-    except OSError as error:  # a job's own are BrokenOffError by now
-        say(f"cannot go on: {error}")
+    except OSError as error:  # from outside a job: a job raises BrokenOffError
+        say(f"cannot continue: {error}")
         return 2
     except StoppedEarly:
         raise
-    except BaseException as error:  # noqa: BLE001 - the edge of the program: a user is never shown a traceback
+    except BaseException as error:  # noqa: BLE001 - the user must never see a traceback
         place, words = traceback.extract_tb(error.__traceback__)[-1], " ".join(text_of(error).split())
         say(f"unexpected {type(error).__name__} at {place.filename}:{place.lineno}: {words}; what is committed is kept")
         return 1
 
 
 def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report) -> int:
-    """Say how a job has ended; returns the exit status."""
+    """Print how the job ended. Returns the exit status."""
     sink = str(settings.sink)
     failed = f", {end.failed:,} failed, see {_errors(settings)}" if end.failed else ""
     if end.state == "already_finished":
@@ -95,5 +95,5 @@ def _errors(settings: JobSettings) -> Path:
 
 
 def say(line: str) -> None:
-    """One line to stderr."""
+    """Print one line to stderr."""
     print(f"headrace: {line}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`headrace retry`: do again what failed, and nothing else."""
+"""`headrace retry`: run the failed records of a finished job again."""
 
 from __future__ import annotations
 
@@ -22,10 +22,21 @@ from headrace.jobs.state.inspection import state_of
 
 _DEFAULTS = Limits()
 
+EXAMPLES = """Examples:
+
+headrace retry vectors.parquet
+
+headrace retry answers.jsonl --engine-timeout 120 --max-errors 10
+"""
+
 Output = Annotated[str, typer.Argument(help="The output of a finished job: its file, folder or address.")]
-MaxErrors = Annotated[int | None, typer.Option(min=0, help="Stop when more than this many have failed again.")]
+MaxErrors = Annotated[
+    int | None,
+    typer.Option(min=0, help="Stop when more than this number of records has failed again. Default: no limit."),
+]
 MaxAttempts = Annotated[
-    int, typer.Option(min=1, help="How often to try a record that fails for a passing reason, such as a time-out.")
+    int,
+    typer.Option(min=1, help="Maximum attempts for a record that fails for a transient reason, such as a time-out."),
 ]
 IgnoreChanges = Annotated[
     bool, typer.Option("--ignore-changes", help="Continue although the input or the model has changed.")
@@ -44,10 +55,11 @@ def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
 ) -> None:
     """Run the failed records of a finished job again, with the settings of the job.
 
-    Flags of the engine replace the job's own, as far as they are given.
+    Engine flags given here replace those of the job.
 
-    A record that succeeds moves from the errors file to its place in the output. The others stay, with their attempts
-    added up. After a stop or kill, the same command continues. The output changes once, at the end.
+    A record that succeeds moves from the errors file to its place in the output; the others stay there.
+
+    After a stop or kill, the same command continues. The output changes once, at the end.
     """
     run = cluster.run() or functools.partial(execute, progress=True)
     limits = Limits(max_errors=max_errors, max_attempts=max_attempts)
@@ -65,13 +77,14 @@ def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
 
 def _settings(output: str, limits: Limits, ignore_changes: bool) -> JobSettings:
     _, state = state_of(output)
-    if state.get("settings") is None:
+    settings = state.get("settings")
+    if settings is None:
         raise ConfigError(
-            f"{output} was made of rows or functions that only its program has: call headrace.run there with retry=True"
+            f"{output} was made from rows or functions of a Python program: call headrace.run there with retry=True"
         )
     try:
-        return from_json(state["settings"], output, limits, ignore_changes=ignore_changes)
+        return from_json(settings, output, limits, ignore_changes=ignore_changes)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"the settings that {output} was made with are damaged ({error}): run the job anew"
+            f"the stored settings of {output} are damaged ({error}): run the job again with --overwrite"
         ) from error

@@ -1,4 +1,4 @@
-"""`headrace run`: a bulk job from a file to a file."""
+"""`headrace run`: run a bulk job from an input file to an output file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.app.job import JobSettings, execute, rehearse
 from headrace.cli.cluster_flags import ClusterFlags, Execute
 from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import Command, FlagGroup, with_groups
-from headrace.cli.forecasts import print_forecast, say_survey
+from headrace.cli.forecasts import print_forecast, print_survey
 from headrace.cli.outcome import conclude, guarded, say
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.engines.config import EngineConfig
@@ -24,11 +24,19 @@ from headrace.io.sources.selection import Selection, parse_shard
 from headrace.jobs.pipeline.job import Limits
 
 _DEFAULTS = Limits()
+EXAMPLES = """Examples:
+
+headrace run -i texts.jsonl -o vectors.parquet
+
+headrace run --task generate --model ./qwen -i in.jsonl -o out.jsonl
+
+headrace run --dry-run --task zero-shot --labels a,b -i '*.csv' -o labels/
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FileFlags(FlagGroup):
-    """What is read and written."""
+    """Input and output of a job."""
 
     panel: ClassVar[str] = "Input and output"
 
@@ -37,8 +45,8 @@ class FileFlags(FlagGroup):
         typer.Option(
             "-i",
             "--input-file",
-            help="The records: a file, folder, glob or address (s3://...), or - for stdin. JSONL, CSV, TSV, Parquet, "
-            "Arrow, tar, images, an OpenAI batch file or a saved dataset. Text and tar files may be .gz or .zst.",
+            help="File, folder, glob or address (s3://...) of the records, or - for stdin: JSONL, CSV, TSV, Parquet, "
+            "Arrow, tar, images, an OpenAI batch file or a saved dataset; text and tar files may be .gz or .zst.",
         ),
     ]
     sink: Annotated[
@@ -46,36 +54,34 @@ class FileFlags(FlagGroup):
         typer.Option(
             "-o",
             "--output-file",
-            help="The results: a .jsonl (.gz, .zst) or .parquet file, or a folder of parts if it ends in /. It may "
-            "be an address (s3://...).",
+            help="File or address (s3://...) of the results: .jsonl, .jsonl.gz, .jsonl.zst or .parquet; a name that "
+            "ends in / is a folder of parts.",
         ),
     ]
     input_format: Annotated[
         str | None,
-        typer.Option(
-            help=f"The input's format if its name does not tell it, as for stdin: {', '.join(known_formats())}."
-        ),
+        typer.Option(help=f"Format of the input: {', '.join(known_formats())}. Default: from the name."),
     ] = None
     output_format: Annotated[
-        str | None, typer.Option(help="The output's format if its name does not tell it: jsonl or parquet.")
+        str | None, typer.Option(help="Format of the output: jsonl or parquet. Default: from the name.")
     ] = None
     on_nan: Annotated[
         Literal["null", "error"],
-        typer.Option(help="NaN and infinities in JSON output: write and count them as null, or fail the record."),
+        typer.Option(help="Write NaN and infinities in JSON output as null, or fail the record."),
     ] = "null"
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again and replace an existing output.")] = False
     ignore_changes: Annotated[
         bool,
         typer.Option(
             "--ignore-changes",
-            help="Continue although the input, model or parameters have changed. Finished records stay as they are.",
+            help="Continue although the input, model or parameters have changed; finished records stay as they are.",
         ),
     ] = False
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFlags(FlagGroup):
-    """What of the input is taken, and what becomes of it."""
+    """Which records are processed, and how."""
 
     panel: ClassVar[str] = "Records"
 
@@ -85,54 +91,58 @@ class RecordFlags(FlagGroup):
             "--text-column",
             "--prompt-column",
             "--image-column",
-            help='The column that holds the text, the prompt or the image. Default: "text", or "image".',
+            help='Column of the text, prompt or image. Default: "text", or "image" for image tasks.',
         ),
     ] = None
     text_pair_column: Annotated[
-        str | None, typer.Option(help="The column of the second text of a pair, for score and classify.")
+        str | None, typer.Option(help="Column of the second text of a pair, for score and classify. Default: none.")
     ] = None
     id_column: Annotated[
         str | None,
         typer.Option(
-            help='The column with a unique id for each record. Default: "id" if there is one, else the position. With '
-            '"", the position.'
+            help='Column of the unique record id; "" is the position. Default: "id" if it exists, else the position.'
         ),
     ] = None
     prompt_template: Annotated[
-        str | None, typer.Option(help='Makes the text from columns, such as "Q: {question}". Default: the text column.')
+        str | None,
+        typer.Option(
+            help='Template that builds the text from columns, such as "Q: {question}". Default: the text column.'
+        ),
     ] = None
-    keep_columns: Annotated[str | None, typer.Option(help="Columns to copy to the output, such as a,b.")] = None
-    limit: Annotated[int | None, typer.Option(min=1, help="Take only this many records, from the start.")] = None
-    sample: Annotated[float | None, typer.Option(help="Take each record with this probability, between 0 and 1.")] = (
-        None
-    )
-    sample_seed: Annotated[int, typer.Option(help="With --sample: the same seed takes the same records.")] = 0
+    keep_columns: Annotated[
+        str | None, typer.Option(help="Columns to copy to the output, such as a,b. Default: none.")
+    ] = None
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Process only the first records, up to this number. Default: all.")
+    ] = None
+    sample: Annotated[
+        float | None, typer.Option(help="Process each record with this probability, between 0 and 1. Default: all.")
+    ] = None
+    sample_seed: Annotated[int, typer.Option(help="With --sample: the same seed selects the same records.")] = 0
     shard: Annotated[
-        str | None, typer.Option(help="i/n: take every n-th record from the i-th on, i from 0 to n-1.")
+        str | None, typer.Option(help="i/n: process every n-th record, starting at record i (0 to n-1). Default: all.")
     ] = None
     dedupe: Annotated[
-        bool, typer.Option("--dedupe", help="Compute equal inputs once. Each record is still written.")
+        bool, typer.Option("--dedupe", help="Compute equal inputs only once; each record is still written.")
     ] = False
     prepare: Annotated[
-        str | None, typer.Option("--map", help="Your module:function, (row) -> row, called for each row that was read.")
+        str | None,
+        typer.Option("--map", help="Your module:function, (row) -> row, called for each input row. Default: none."),
     ] = None
     finish: Annotated[
         str | None,
-        typer.Option(help="Your module:function, (row, output) -> output, called before the output is written."),
+        typer.Option(help="Your module:function, (row, output) -> output, called before writing. Default: none."),
     ] = None
     worker_kind: Annotated[
         Literal["auto", "thread", "process"],
-        typer.Option(
-            help="Where --map and --finish run. auto measures them, and uses processes if threads would slow the "
-            "job down."
-        ),
+        typer.Option(help="Where --map and --finish run; auto uses processes if threads would slow the job down."),
     ] = "auto"
 
     def selection(self) -> Selection:
-        """Which rows are taken.
+        """Which rows are processed.
 
         Raises:
-            ConfigError: a shard that is none, or a number out of range.
+            ConfigError: the shard is malformed, or a number is out of range.
         """
         shard = parse_shard(self.shard) if self.shard else None
         return Selection(shard, self.sample, self.sample_seed, self.limit)
@@ -140,7 +150,7 @@ class RecordFlags(FlagGroup):
 
 @dataclass(frozen=True, slots=True)
 class LimitFlags(FlagGroup):
-    """How far a job may go."""
+    """Failure limits and resources of a job."""
 
     panel: ClassVar[str] = "Failures and resources"
 
@@ -149,34 +159,35 @@ class LimitFlags(FlagGroup):
         typer.Option(
             min=0,
             max=1,
-            help="Stop when more than this fraction of the records has failed. Checked after a tenth of the input.",
+            help="Stop when more than this fraction of the records has failed; checked after a tenth of the input.",
         ),
     ] = _DEFAULTS.max_error_rate
     max_errors: Annotated[
-        int | None, typer.Option(min=0, help="Stop when more than this many records have failed.")
+        int | None,
+        typer.Option(min=0, help="Stop when more than this number of records has failed. Default: no limit."),
     ] = None
     max_attempts: Annotated[
-        int, typer.Option(min=1, help="How often to try a record that fails for a passing reason, such as a time-out.")
+        int,
+        typer.Option(
+            min=1, help="Maximum attempts for a record that fails for a transient reason, such as a time-out."
+        ),
     ] = _DEFAULTS.max_attempts
     workers: Annotated[
         str,
-        typer.Option(
-            help="Chunks of records to prepare at once: a number, or auto for as many as keep the model busy."
-        ),
+        typer.Option(help="Chunks of records to prepare at once: a number, or auto to keep the model busy."),
     ] = "auto"
     buffer_memory: Annotated[
         str,
         typer.Option(
-            help="Maximum memory for records between reading and writing, such as 512MB or 2GB. The model is not "
-            "counted."
+            help="Maximum memory for records between reading and writing, such as 2GB; the model is not counted."
         ),
     ] = "512MB"
 
     def limits(self) -> Limits:
-        """As a job has them.
+        """The limits of the job.
 
         Raises:
-            BadParameter: a number or a size that is none.
+            BadParameter: a value is not a number or a size.
         """
         return Limits(
             workers=_workers(self.workers),
@@ -196,11 +207,13 @@ class DryRunFlags(FlagGroup):
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Estimate the job without running it: records, lengths, time, disk space. Write nothing."
+            "--dry-run",
+            help="Estimate records, lengths, time and disk space without running the job or writing anything.",
         ),
     ] = False
     gpu_hour_price: Annotated[
-        float | None, typer.Option(min=0, help="With --dry-run: the price of an hour, to estimate the cost.")
+        float | None,
+        typer.Option(min=0, help="With --dry-run: price of one hour, to estimate the cost. Default: no cost estimate."),
     ] = None
 
 
@@ -220,44 +233,44 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 
     Records that fail go to a file beside the output, such as vectors.errors.jsonl, with position and reason.
 
-    A record that fails for a passing reason (a connection, a time-out) is tried again after growing waits.
+    A record that fails for a transient reason (a connection, a time-out) is retried after growing waits.
     """
     if estimate.gpu_hour_price is not None and not estimate.dry_run:
-        raise typer.BadParameter("it belongs to --dry-run", param_hint="--gpu-hour-price")
-    elsewhere = cluster.run()
-    if elsewhere is not None and estimate.dry_run:
-        raise typer.BadParameter("it tries this machine; leave out --on", param_hint="--dry-run")
+        raise typer.BadParameter("it needs --dry-run", param_hint="--gpu-hour-price")
+    on_cluster = cluster.run()
+    if on_cluster is not None and estimate.dry_run:
+        raise typer.BadParameter("it measures this machine; leave out --on", param_hint="--dry-run")
     flags = [flag for parameter in context.command.params for flag in parameter.opts]
-    here = functools.partial(execute, progress=True, on_survey=say_survey, on_load=_say_loading)
-    bounds = limits.limits()
+    locally = functools.partial(execute, progress=True, on_survey=print_survey, on_load=_print_loading)
+    job_limits = limits.limits()
 
     def settings() -> JobSettings:
         return _settings(
-            files, engine.config(context.args, "-i {}? Put a glob in quotes: -i '*.jsonl'"), records, bounds
+            files, engine.config(context.args, "-i {}? Put a glob in quotes: -i '*.jsonl'"), records, job_limits
         )
 
     if estimate.dry_run:
         sys.exit(guarded(lambda: _rehearse(settings(), estimate.gpu_hour_price), flags))
     with stop_on_signals() as stopper:
-        run_it = elsewhere or here
-        sys.exit(guarded(lambda: _run(settings(), stopper, run_it), flags))
+        execute_job = on_cluster or locally
+        sys.exit(guarded(lambda: _run(settings(), stopper, execute_job), flags))
 
 
-def _run(settings: JobSettings, stopper: Stopper, run_it: Execute) -> int:
-    return conclude(settings, stopper, *run_it(settings, stopper))
+def _run(settings: JobSettings, stopper: Stopper, execute_job: Execute) -> int:
+    return conclude(settings, stopper, *execute_job(settings, stopper))
 
 
-def _say_loading(settings: JobSettings) -> None:
+def _print_loading(settings: JobSettings) -> None:
     config = settings.config
     chosen = " ".join(str(name) for name in (config.engine, config.model) if name) or "the default model"
     say(f"loading {chosen} for {config.task} ...")
 
 
 class RunCommand(Command):
-    """Says what is meant where the input stands without its flag."""
+    """Suggests -i if the input is given without its flag."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As ever."""
+        """Parse the arguments."""
         first = args[0] if args else ""
         try:
             return super().parse_args(ctx, args)
@@ -313,7 +326,9 @@ def _bytes(text: str) -> int:
     """A size such as 512MB; 1 MB is 1,000,000 bytes, 1 MiB 1,048,576."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]i?)?b?", text.strip().lower())
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no size; write 512MB or 2GB, say", param_hint="--buffer-memory")
+        raise typer.BadParameter(
+            f"{text!r} is not a size; write 512MB or 2GB, for example", param_hint="--buffer-memory"
+        )
     number, unit = found.groups(default="")
     base = 1024 if unit.endswith("i") else 1000
     return int(float(number) * base ** (" kmgt".index(unit[0]) if unit else 0))

@@ -1,4 +1,4 @@
-"""`headrace serve`: one model for many callers, over HTTP."""
+"""`headrace serve`: serve a model over HTTP."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ssl
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
@@ -21,47 +21,58 @@ if TYPE_CHECKING:
     from headrace.app.server import ServerSettings
     from headrace.engines.config import EngineConfig
 
+EXAMPLES = """Examples:
+
+headrace serve --task embed --port 9000
+
+headrace serve --engine vllm --model ./qwen --max-num-seqs 64
+
+headrace serve --task embed --state-dir ./batches --latency-target-ms 200
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerFlags(FlagGroup):
-    """How a model is served."""
+    """Flags of the server."""
 
     panel: ClassVar[str] = "Server"
 
     name: Annotated[
         str | None,
-        typer.Option("--served-model-name", help="The model's name in requests. Default: the folder's name."),
+        typer.Option("--served-model-name", help="Name of the model in requests. Default: the name of its folder."),
     ] = None
-    host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 for any free one.")] = 8000
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 picks a free one.")] = 8000
     batch_timeout_ms: Annotated[
-        float, typer.Option(min=0, help="How long an idle engine waits for more requests before it starts a batch.")
+        float,
+        typer.Option(min=0, help="Milliseconds that an idle engine waits for more requests before it starts a batch."),
     ] = 2.0
     max_requests: Annotated[
-        int, typer.Option(min=1, help="Maximum records accepted and not yet answered; more get 429.")
+        int, typer.Option(min=1, help="Maximum records accepted but not yet answered; more get status 429.")
     ] = 4_096
-    timeout: Annotated[float, typer.Option(min=0.001, help="Time limit in seconds of a request that names none.")] = (
-        300.0
-    )
+    timeout: Annotated[
+        float, typer.Option(min=0.001, help="Seconds allowed for a request that sets no time limit.")
+    ] = 300.0
     drain_timeout: Annotated[
-        float, typer.Option(min=0.001, help="Seconds that accepted requests have to finish after SIGTERM.")
+        float, typer.Option(min=0.001, help="Seconds allowed for accepted requests to finish after SIGTERM.")
     ] = 30.0
     api_key_file: Annotated[
-        Path | None, typer.Option("--api-key-file", help="A file of API keys, one on each line; see docs/serving.md.")
+        Path | None,
+        typer.Option("--api-key-file", help="File of API keys, one per line; see docs/serving.md. Default: no file."),
     ] = None
     state_dir: Annotated[
-        Path | None, typer.Option(help="Turns on the Batch API, and keeps its files and jobs in this folder.")
+        Path | None, typer.Option(help="Folder for files and jobs of the Batch API. Default: no Batch API.")
     ] = None
     latency_target_ms: Annotated[
         float | None,
         typer.Option(
-            min=0.001, help="Keep requests below this latency while batches of the Batch API run. Default: no target."
+            min=0.001, help="Milliseconds that requests may take while the Batch API runs. Default: no target."
         ),
     ] = None
     allow_pickled_weights: Annotated[
         bool,
         typer.Option(
-            "--allow-pickled-weights", help="Load weights in formats other than safetensors. Such files can run code."
+            "--allow-pickled-weights", help="Load weights in formats other than safetensors, which can run code."
         ),
     ] = False
 
@@ -72,28 +83,29 @@ class TlsFlags(FlagGroup):
 
     panel: ClassVar[str] = "HTTPS"
 
-    ssl_keyfile: Annotated[Path | None, typer.Option(help="For HTTPS, as in uvicorn.")] = None
-    ssl_certfile: Annotated[Path | None, typer.Option(help="For HTTPS, as in uvicorn.")] = None
+    ssl_keyfile: Annotated[Path | None, typer.Option(help="Private key file (PEM). Default: no HTTPS.")] = None
+    ssl_certfile: Annotated[Path | None, typer.Option(help="Certificate file (PEM). Default: no HTTPS.")] = None
     ssl_keyfile_password: Annotated[
-        str | None, typer.Option(help="The password of the key file, if it is encrypted.")
+        str | None, typer.Option(help="Password of the key file. Default: the file is not encrypted.")
     ] = None
     ssl_ca_certs: Annotated[
         Path | None,
         typer.Option(
-            "--ssl-ca-certs", help="Accept only clients with a certificate signed by one of these authorities."
+            "--ssl-ca-certs",
+            help="File of authorities (PEM) that must have signed a client's certificate. Default: no check.",
         ),
     ] = None
 
-    def for_uvicorn(self) -> dict[str, Any]:
-        """As uvicorn names them.
+    def for_uvicorn(self) -> dict[str, object]:
+        """The arguments for uvicorn.
 
         Raises:
-            ConfigError: one of them is missing.
+            ConfigError: a file is missing.
         """
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("--ssl-keyfile and --ssl-certfile go together; one is missing")
         if self.ssl_ca_certs is not None and self.ssl_certfile is None:
-            raise ConfigError("--ssl-ca-certs needs a certificate of the server's own: --ssl-keyfile, --ssl-certfile")
+            raise ConfigError("--ssl-ca-certs needs a server certificate: --ssl-keyfile, --ssl-certfile")
         return {
             "ssl_keyfile": self.ssl_keyfile,
             "ssl_certfile": self.ssl_certfile,
@@ -114,23 +126,24 @@ class ReplicaFlags(FlagGroup):
         str | None,
         typer.Option(
             metavar="ray[://HOST:PORT]",
-            help="Serve on a Ray cluster, with as many replicas as the load needs; addresses as in headrace run --on.",
+            help="Ray cluster to serve on; addresses as in headrace run --on. Default: this process.",
         ),
     ] = None
     min_replicas: Annotated[
         int,
-        typer.Option(min=0, help="With --on: minimum replicas. With 0, the first request waits until one is loaded."),
+        typer.Option(min=0, help="With --on: minimum replicas; with 0, the first request waits for the model to load."),
     ] = 0
     max_replicas: Annotated[int, typer.Option(min=1, help="With --on: maximum replicas.")] = 2
     target_ongoing_requests: Annotated[
-        float, typer.Option(min=0.001, help="With --on: add replicas if each has more running requests than this.")
+        float,
+        typer.Option(min=0.001, help="With --on: add replicas above this number of running requests per replica."),
     ] = 10.0
     target_queued_cost: Annotated[
         float | None,
         typer.Option(
             "--target-queued-cost",
             min=0.001,
-            help="With --on: add replicas by the tokens that wait in each, instead of by requests.",
+            help="With --on: add replicas above this number of queued tokens per replica. Default: by requests.",
         ),
     ] = None
     scaledown_after: Annotated[
@@ -140,13 +153,13 @@ class ReplicaFlags(FlagGroup):
         float | None,
         typer.Option(
             min=1,
-            help="With --on: while no replica is loaded, answer 503 with this Retry-After in seconds. Default: wait.",
+            help="With --on: answer 503 with this Retry-After in seconds while no replica is loaded. Default: wait.",
         ),
     ] = None
     gpus_per_replica: Annotated[
-        float | None, typer.Option(min=0, help="With --on: GPUs of each replica. Default: 1 if the cluster has GPUs.")
+        float | None, typer.Option(min=0, help="With --on: GPUs per replica. Default: 1 if the cluster has GPUs.")
     ] = None
-    cpus_per_replica: Annotated[float, typer.Option(min=0, help="With --on: CPUs of each replica.")] = 1.0
+    cpus_per_replica: Annotated[float, typer.Option(min=0, help="With --on: CPUs per replica.")] = 1.0
 
 
 @with_groups
@@ -215,7 +228,7 @@ def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, 
     """Serve on a cluster until told to stop; returns the exit status."""
     address = ray_address(cluster.on or "")
     if tls.ssl_certfile is not None:
-        raise ConfigError("Ray Serve's own proxy takes the requests: leave out --ssl-certfile, or --on")
+        raise ConfigError("Ray Serve's proxy receives the requests: leave out --ssl-certfile, or --on")
     settings = _settings(config, server)
     from headrace.cluster.ray_serve import Replicas, serve_until_stopped
     from headrace.cluster.ray_workers import ClusterResources
@@ -228,6 +241,6 @@ def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, 
         target_queued_cost=cluster.target_queued_cost,
         cold_retry_after_s=cluster.cold_retry_after,
     )
-    place = ClusterResources(address, gpus=cluster.gpus_per_replica, cpus=cluster.cpus_per_replica)
-    serve_until_stopped(settings, replicas, place, (server.host, server.port), say)
+    resources = ClusterResources(address, gpus=cluster.gpus_per_replica, cpus=cluster.cpus_per_replica)
+    serve_until_stopped(settings, replicas, resources, (server.host, server.port), say)
     return 0

@@ -24,10 +24,10 @@ from headrace.jobs.state.stalls import StallDetector
 
 
 async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
-    """Take every record that is still to do to the sink: read, prepare, infer, settle, write. Whether none is left.
+    """Read, prepare, infer, settle and write all unfinished records. Returns whether none is left.
 
     Raises:
-        JobError: a stage cannot go on; what was finished by then is committed.
+        JobError: a stage failed; finished records are committed.
         TooManyErrorsError: more records have failed than the job allows.
     """
     memory = Memory(job.limits.buffer_memory)
@@ -41,31 +41,36 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
 
         async def prepared() -> AsyncIterator[list[Work]]:
             while (chunk := await preparing.next_chunk()) is not None:
-                work, answered = await settling.sort_out(chunk)
-                await sink.put(settling.settle(*answered))
+                work, refused = await settling.sort_out(chunk)
+                del chunk  # no rows may stay referenced while the next ones are read
+                await sink.put(settling.settle(*refused))
+                del refused
                 for run in longest_first(work):
                     if job.stop.is_over:
                         return
                     yield run
+                    del run
+                del work
 
         async with aclosing(batcher.runs_as_completed(prepared())) as inferred:
             async for answered in inferred:
                 await sink.put(settling.settle(*answered))
+                del answered
         if preparing.exhausted:
             await sink.put(settling.rest())
     return preparing.exhausted and not settling.handed_back
 
 
 def run(job: Job) -> JobEnd:
-    """Run a job to its end, or until it is asked to stop; what an earlier run has committed is not done again.
+    """Run a job to its end, or until asked to stop. Records that an earlier run committed are skipped.
 
     Raises:
         OutputLockedError: another process writes the same output.
-        ResumeMismatchError: the output was begun with something else.
-        JobError: the job cannot go on; run again to continue after mending the cause.
+        ResumeMismatchError: the output was started with other settings.
+        JobError: the job cannot continue; fix the cause and run it again.
     """
     with job.output.locked():
-        todo = job.output.begin_retry(job.begun) if job.retry else job.output.begin(job.begun)
+        todo = job.output.begin_retry(job.start) if job.retry else job.output.begin(job.start)
         job.listener(_started(job, todo))
         for damage in todo.damaged if isinstance(todo, Pass) else ():
             records = damage.interval.end - damage.interval.start
@@ -100,8 +105,8 @@ def _started(job: Job, todo: Pass | Finished) -> JobStarted:
 
 
 def _work(job: Job, todo: Pass) -> JobEnd:
-    """What is left to do, and the job's end where nothing is left."""
-    # All records of a retry are known to fail: no rate of theirs says that something is wrong.
+    """Process the unfinished records; merge the output if none is left."""
+    # All records of a retry have failed before, so their error rate means nothing.
     job.stop.working = True
     limits = replace(job.limits, max_error_rate=1.0) if job.retry else job.limits
     tally = Tally(todo.done, todo.failed, limits, Length(job.source.total_records, job.source.total_bytes))
@@ -111,7 +116,7 @@ def _work(job: Job, todo: Pass) -> JobEnd:
             tally.check()
     except TooManyErrorsError:
         if not job.retry:
-            todo.parts.merge_errors(job.output.errors, work=job.output.work)  # where the user looks for what is wrong
+            todo.parts.merge_errors(job.output.errors, work=job.output.work)  # where the user looks for the cause
         raise
     if not complete:
         return JobEnd("interrupted", tally.records, tally.failed)

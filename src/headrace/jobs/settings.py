@@ -1,9 +1,9 @@
-"""What a user says about a job, and what each task reads and writes where the user says nothing."""
+"""Settings of a job, and the default columns of each task."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
@@ -15,17 +15,18 @@ from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
 from headrace.jobs.pipeline.job import Limits
-from headrace.jobs.pipeline.user_code import WorkerKind
+from headrace.jobs.pipeline.user_code import FinishFn, PrepareFn, WorkerKind
+from headrace.records import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a task reads and writes where the user says nothing."""
+    """Default columns of a task."""
 
     output: str
     input: str = "text"
     text_only: bool = True
-    """Whether the input is a text; otherwise the engine judges what it is given."""
+    """Whether the input must be text; otherwise the engine checks it."""
     pairs: Literal["never", "perhaps", "always"] = "never"
 
 
@@ -43,47 +44,47 @@ TASKS = {
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """What a user says about a job."""
+    """Settings of a job."""
 
-    source: Any
+    source: object
     """A file, folder, glob or address, "-" for stdin, or rows: see `headrace.io.sources.opening.open_source`."""
     sink: str | Path | Receiver
     """A file, a folder of parts (see `headrace.io.sinks.targets.find_target`), or a function called with lists of rows
     (see `headrace.io.sinks.callback_sink.CallbackWriter`)."""
     config: EngineConfig = field(default_factory=EngineConfig)
-    """What computes the results."""
+    """Task, model and engine."""
     text_column: str | None = None
-    """What to process; None for the column "text", or "image" where the task is one of images."""
+    """Input column; None for "text", or "image" for an image task."""
     text_pair_column: str | None = None
     """The second text of a pair: what a cross-encoder scores the first with."""
     id_column: str | None = None
-    """None: the column "id" where there is one, else the record's position."""
+    """None for the column "id" if it exists, else the record's position."""
     prompt_template: str | None = None
-    """Makes the text of several columns, such as "Q: {question}"."""
+    """Template that builds the text from columns, such as "Q: {question}"."""
     keep_columns: tuple[str, ...] = ()
-    """Columns that go to the output as they are."""
+    """Columns copied to the output."""
     on_nan: OnNan = "null"
-    """What NaN and infinities become in JSON, which lacks them: null, or their record's failure."""
+    """Write NaN and infinities in JSON as null, or fail the record."""
     selection: Selection = field(default_factory=Selection)
-    """Which rows of the input are taken."""
+    """Which rows of the input are processed."""
     input_format: str | None = None
-    """For names that do not tell: see `headrace.io.sources.opening.known_formats`."""
+    """For names that do not show the format: see `headrace.io.sources.opening.known_formats`."""
     output_format: str | None = None
     limits: Limits = field(default_factory=Limits)
     overwrite: bool = False
-    """Begin anew, whatever there is."""
+    """Start again and replace an existing output."""
     ignore_changes: bool = False
-    """Go on though the output was begun with something else: what is done stays as it is."""
+    """Continue although settings have changed; finished records stay as they are."""
     retry: bool = False
-    """Do again what failed in the finished job, and nothing else."""
-    prepare: Callable[[Any], Any] | str | None = None
-    """`(row) -> row`, or `module:function`: what happens to each row before its columns are looked at."""
-    finish: Callable[[Any, Any], Any] | str | None = None
-    """`(row, output) -> output`, or `module:function`: what happens to each output before it is written."""
+    """Process only the failed records of the finished job."""
+    prepare: PrepareFn | str | None = None
+    """`(row) -> row`, or `module:function`: called for each row before its columns are read."""
+    finish: FinishFn | str | None = None
+    """`(row, output) -> output`, or `module:function`: called for each output before it is written."""
     worker_kind: WorkerKind = "auto"
-    """Where these two run: on threads, in processes, or whichever their measured cost calls for."""
+    """Whether these run on threads or in processes; "auto" measures their cost."""
     dedupe: bool = False
-    """Compute equal inputs once; each still has its row in the output."""
+    """Compute equal inputs only once; each record is still written."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -99,34 +100,34 @@ class JobOptions(TypedDict, total=False):
     overwrite: bool
     ignore_changes: bool
     retry: bool
-    prepare: Callable[[Any], Any] | str | None
-    finish: Callable[[Any, Any], Any] | str | None
+    prepare: PrepareFn | str | None
+    finish: FinishFn | str | None
     worker_kind: WorkerKind
     dedupe: bool
 
 
-def split_options(options: Mapping[str, Any]) -> tuple[JobOptions, dict[str, Any]]:
-    """Those of the job, and the engine's."""
+def split_options(options: Mapping[str, object]) -> tuple[JobOptions, dict[str, object]]:
+    """Split options into those of the job and those of the engine."""
     names = JobOptions.__annotations__.keys()
     job = {name: value for name, value in options.items() if name in names}
     return cast(JobOptions, job), {name: value for name, value in options.items() if name not in names}
 
 
 SETTING_NAMES = tuple(one.name for kind in (JobSettings, Selection, Limits) for one in fields(kind))
-"""What an unknown option of an engine may have meant."""
+"""Names to suggest for an unknown engine option."""
 
 
 def known_tasks() -> tuple[str, ...]:
-    """What a job can do with its records."""
+    """Names of all tasks."""
     return tuple(TASKS)
 
 
 _PER_RUN = frozenset({"config", "sink", "limits", "overwrite", "ignore_changes", "retry"})
-"""What another run of the same job may choose anew."""
+"""Settings that may differ between runs of one job."""
 
 
-def as_json(settings: JobSettings) -> dict[str, Any] | None:
-    """What begins the same job again; None where it cannot be written down: rows or functions that only Python has."""
+def as_json(settings: JobSettings) -> JsonObject | None:
+    """The settings as JSON, to start the job again; None if they contain Python rows or functions."""
     flat = {**_shallow(settings), **_shallow(settings.config)}  # one level, as jobs of earlier versions have it
     kept = {name: value for name, value in flat.items() if name not in _PER_RUN}
     if not isinstance(kept["source"], (str, Path)) or str(kept["source"]) == "-":
@@ -138,7 +139,7 @@ def as_json(settings: JobSettings) -> dict[str, Any] | None:
             return None
     kept["selection"] = asdict(settings.selection)
     try:
-        found: dict[str, Any] = json.loads(json.dumps(kept))
+        found: JsonObject = json.loads(json.dumps(kept))
     except TypeError:
         return None
     return found
@@ -149,26 +150,26 @@ def from_json(kept: Mapping[str, Any], sink: str | Path, limits: Limits, *, igno
     chosen = dict(kept["selection"])
     shard = chosen.pop("shard")
     selection = Selection(shard=tuple(shard) if shard else None, **chosen)
-    given = {**kept, "keep_columns": tuple(kept["keep_columns"]), "selection": selection}
+    given: dict[str, Any] = {**kept, "keep_columns": tuple(kept["keep_columns"]), "selection": selection}
     config = EngineConfig(**{one.name: given.pop(one.name) for one in fields(EngineConfig) if one.name in given})
     return JobSettings(sink=sink, config=config, limits=limits, ignore_changes=ignore_changes, retry=True, **given)
 
 
-def _shallow(settings: JobSettings | EngineConfig) -> dict[str, Any]:
+def _shallow(settings: JobSettings | EngineConfig) -> dict[str, object]:
     return {one.name: getattr(settings, one.name) for one in fields(settings)}
 
 
-def _absolute(name: Any) -> Any:
-    return str(Path(name).resolve()) if name is not None and Path(name).exists() else name
+def _absolute(name: object) -> object:
+    return str(Path(name).resolve()) if isinstance(name, (str, Path)) and Path(name).exists() else name
 
 
 def check_values(settings: JobSettings) -> None:
-    """See that each setting is of its type, and each number in its range.
+    """Check the type of each setting and the range of each number.
 
     Raises:
-        ConfigError: one is not; the message names it.
+        ConfigError: a setting is invalid; the message names it.
     """
-    check_types(settings, "sink")  # which says it in words of its own
+    check_types(settings, "sink")  # checked elsewhere
     check_types(settings.config)
     check_types(settings.limits)
     limits = settings.limits

@@ -36,7 +36,6 @@ class _Sample:
     records: int
     tokens: float
     busy_s: float
-    fraction: float
 
 
 class Meter:
@@ -53,12 +52,12 @@ class Meter:
         self._samples: deque[_Sample] = deque()
 
     def hear(self, event: Event) -> None:
-        """Count one event."""
+        """Count an event."""
         match event:
             case JobStarted():
                 self._total_bytes, self._total_records = event.total_bytes, event.total_records
                 self._skipped = event.records_done
-                if not self._skipped:  # else skipping over finished records would pass for speed
+                if not self._skipped:  # else the time to pass over finished records would count
                     self._samples.append(self._sample(event.at))
             case StageDone(stage="load"):
                 self._bytes += event.bytes
@@ -91,29 +90,29 @@ class Meter:
         current = self._sample(now)
         first = self._samples[0] if self._samples else current
         elapsed = now - first.at
-        gained = current.fraction - first.fraction
-        sized = self._sized
+        rate = (current.records - first.records) / elapsed if elapsed > 0 else 0.0
+        fraction = self._fraction(current.records)
         return Snapshot(
             ok=self._ok,
             failed=self._failed,
             skipped=self._skipped,
-            records_per_s=(current.records - first.records) / elapsed if elapsed > 0 else 0.0,
+            records_per_s=rate,
             tokens_per_s=(current.tokens - first.tokens) / elapsed if elapsed > 0 else 0.0,
             busy=min(1.0, (current.busy_s - first.busy_s) / elapsed) if elapsed > 0 else 0.0,
-            fraction=current.fraction if sized else None,
-            eta_s=(1 - current.fraction) / gained * elapsed if sized and gained > 0 else None,
+            fraction=fraction,
+            eta_s=self._records_left(fraction) / rate if fraction and rate else None,
             dtype=self._dtype,
         )
 
-    @property
-    def _sized(self) -> bool:
-        return bool(self._total_records or self._total_bytes)
-
     def _sample(self, at: float) -> _Sample:
-        done = self._ok + self._failed
-        return _Sample(at, done, self._tokens, self._busy.seconds, self._fraction(done))
+        return _Sample(at, self._ok + self._failed, self._tokens, self._busy.seconds)
 
-    def _fraction(self, done: int) -> float:
+    def _records_left(self, fraction: float) -> float:
+        """Of the whole input. Fractions of two moments do not tell: passing over finished records changes them too."""
+        return (self._skipped + self._ok + self._failed) * (1 - fraction) / fraction
+
+    def _fraction(self, done: int) -> float | None:
+        """Of the whole input, after `done` records of this run; None where its size is unknown."""
         if self._total_records:
             return min(1.0, (self._skipped + done) / self._total_records)
         if self._total_bytes:
@@ -121,4 +120,4 @@ class Meter:
             read = self._skipped + self._loaded
             processed = min(1.0, (self._skipped + done) / read) if read else 1.0
             return min(1.0, self._bytes * processed / self._total_bytes)
-        return 0.0
+        return None

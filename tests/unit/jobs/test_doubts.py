@@ -19,8 +19,8 @@ def test_a_late_record_waits_for_one_that_succeeds() -> None:
     doubts.add(WorkerDiedError("gone"), FAILED, outcomes)
     doubts.add(ValueError("bad"), FAILED, outcomes)
     assert outcomes == [FAILED]
-    assert doubts.dispel() == [FAILED, FAILED]
-    assert doubts.dispel() == []
+    assert doubts.release() == [FAILED, FAILED]
+    assert doubts.release() == []
 
 
 def test_its_error_says_what_can_be_done_about_the_thread() -> None:
@@ -33,7 +33,7 @@ def test_where_none_succeeds_in_between_the_engine_hangs() -> None:
     doubts = SuspectFailures("batches", 2.0)
     for _ in range(MOST_IN_A_ROW - 1):
         doubts.judged(LATE)
-    doubts.dispel()
+    doubts.release()
     for _ in range(MOST_IN_A_ROW - 1):
         doubts.judged(LATE)
     with pytest.raises(BrokenOffError, match="8 records in a row had no result after 2 s"):

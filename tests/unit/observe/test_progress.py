@@ -87,6 +87,19 @@ def test_skipping_over_finished_records_is_not_speed() -> None:
     assert snapshot.eta_s == pytest.approx(10.0)
 
 
+def test_finished_records_passed_over_later_do_not_shorten_the_time_to_go() -> None:
+    meter = Meter()
+    meter.hear(started(total_bytes=1_000, records_done=800))
+    meter.hear(StageDone("load", 10, 0.1, at=0.1, bytes=10))
+    meter.hear(batch(1.0))
+    meter.hear(StageDone("load", 0, 0.1, at=1.5, bytes=800))  # done by an earlier run
+    meter.hear(StageDone("load", 190, 0.1, at=1.6, bytes=190))
+    meter.hear(batch(2.0))
+    snapshot = meter.snapshot(2.0)
+    assert snapshot.fraction == pytest.approx(0.82)
+    assert snapshot.eta_s == pytest.approx(180 / snapshot.records_per_s)
+
+
 class Clock:
     now = 0.0
 

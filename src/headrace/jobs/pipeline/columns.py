@@ -8,7 +8,6 @@ import string
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from headrace.errors import ConfigError, RecordError
 from headrace.io.base import Source
@@ -50,7 +49,7 @@ class Columns:
             _check_text(value, self.id)
         return Record(record.position, value, self.kept(record))
 
-    def input_of(self, record: Record) -> Any:
+    def input_of(self, record: Record) -> object:
         """What to process.
 
         Raises:
@@ -71,7 +70,7 @@ class Columns:
             _check_text(second, self.pair)
         return value, second
 
-    def kept(self, record: Record) -> Mapping[str, Any] | None:
+    def kept(self, record: Record) -> Mapping[str, object] | None:
         """The columns that go to the output; null where a record lacks one."""
         return {name: record.data.get(name) for name in self.keep} if self.keep else None
 
@@ -92,14 +91,14 @@ def _filled(record: Record, name: str) -> str:
     return str(value)
 
 
-def _value(record: Record, column: str) -> Any:
+def _value(record: Record, column: str) -> object:
     try:
         return record.data[column]
     except KeyError:
         raise RecordError(f"the record has no column {column!r}") from None
 
 
-def _check_text(value: Any, column: str) -> None:
+def _check_text(value: object, column: str) -> None:
     if type(value) is str and value.isascii():  # most are: no message is made for them
         return
     if refusal := text_refusal(value, f"column {column!r}"):

@@ -1,16 +1,16 @@
-"""How many chunks are prepared at once: as many as it takes that nobody waits for one."""
+"""Tunes how many chunks are prepared at once, so that the engine does not wait."""
 
 from __future__ import annotations
 
 _LOOK_EVERY = 8
 """Chunks after which the balance is judged."""
 _TOLERATED = 0.05
-"""Fraction of its time that preparing may be waited for."""
+"""Tolerated waiting time, as a fraction of preparation time."""
 _FIRST = 2
 
 
 class ConcurrencyTuner:
-    """Grows while the feed waits for chunks whose preparation fills the workers it has. Pure: told durations."""
+    """Adds workers while the job waits for chunks and all workers are busy. Pure: takes durations, reads no clock."""
 
     def __init__(self, workers: int | None, cores: int) -> None:
         self.now = workers if workers is not None else min(_FIRST, cores)
@@ -20,11 +20,11 @@ class ConcurrencyTuner:
         self._chunks = 0
 
     def waited(self, seconds: float) -> None:
-        """So long the feed has waited for a chunk."""
+        """Count seconds spent waiting for a chunk."""
         self._waited += seconds
 
     def prepared(self, seconds: float) -> None:
-        """So long one worker has prepared a chunk."""
+        """Count seconds that a worker took to prepare a chunk."""
         self._preparing += seconds
         self._chunks += 1
         if self._chunks < _LOOK_EVERY:

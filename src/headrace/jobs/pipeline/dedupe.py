@@ -9,7 +9,7 @@ import pickle
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 _KEYS_PER_QUERY = 500
 _CACHE_KIB = 16 * 1024
@@ -27,7 +27,7 @@ class Keyed(Protocol):
 ItemT = TypeVar("ItemT", bound=Keyed)
 
 
-def key_of(value: Any) -> bytes | None:
+def key_of(value: object) -> bytes | None:
     """256 bits that two different inputs do not share; None for an input that cannot be told from others."""
     if isinstance(value, str):
         content = b"s" + value.encode(errors="surrogatepass")
@@ -50,19 +50,19 @@ class Deduplicator(Generic[ItemT]):
         self._thread = ThreadPoolExecutor(1, "headrace-dedupe")
         self._connection: sqlite3.Connection | None = None
         self._under_way: dict[bytes, list[ItemT]] = {}
-        self._fresh: dict[bytes, Any] = {}
+        self._fresh: dict[bytes, object] = {}
         """Outputs that have come since the file was last written."""
         self.waiting = 0
         """Items that wait for an equal one."""
 
-    async def sort_out(self, items: Sequence[ItemT]) -> tuple[list[ItemT], list[tuple[ItemT, Any]]]:
+    async def sort_out(self, items: Sequence[ItemT]) -> tuple[list[ItemT], list[tuple[ItemT, object]]]:
         """Those to be computed now, and those whose output is known, with it. The others wait. One call at a time."""
         fresh, self._fresh = self._fresh, {}
         keys = {item.key for item in items if item.key is not None}
         loop = asyncio.get_running_loop()
         known = await loop.run_in_executor(self._thread, self._store_and_find, fresh, keys)
         to_do: list[ItemT] = []
-        done: list[tuple[ItemT, Any]] = []
+        done: list[tuple[ItemT, object]] = []
         for item in items:
             key = item.key
             if key is None:
@@ -79,7 +79,7 @@ class Deduplicator(Generic[ItemT]):
                 to_do.append(item)
         return to_do, done
 
-    def computed(self, item: ItemT, output: Any) -> list[ItemT]:
+    def computed(self, item: ItemT, output: object) -> list[ItemT]:
         """Keep the output of an item; returns those that have waited for it."""
         if item.key is not None:
             self._fresh[item.key] = output
@@ -100,7 +100,7 @@ class Deduplicator(Generic[ItemT]):
         if self._connection is not None:
             self._connection.close()
 
-    def _store_and_find(self, fresh: Mapping[bytes, Any], keys: Iterable[bytes]) -> dict[bytes, Any]:
+    def _store_and_find(self, fresh: Mapping[bytes, object], keys: Iterable[bytes]) -> dict[bytes, object]:
         if self._connection is None:
             self._connection = sqlite3.connect("")  # a private file in the folder for temporary ones, which has no name
             self._connection.execute("PRAGMA journal_mode = OFF")

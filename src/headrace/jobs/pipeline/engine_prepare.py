@@ -1,11 +1,10 @@
-"""An engine's own `prepare`, whatever it raises or returns: one answer for each input, and each failure its input's."""
+"""Call an engine's `prepare`: one answer or error per input, whatever it raises or returns."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 from headrace.batching.callables import unfinished
 from headrace.batching.pending import checked_results, own_copy
@@ -16,14 +15,14 @@ from headrace.errors import BadResultError, BrokenOffError, EngineDeadError, Pro
 from headrace.jobs.pipeline.suspects import MOST_IN_A_ROW
 
 _ROWS = 64
-"""Records that are prepared within the limit together, where the engine has no size of batches."""
+"""Records prepared per time limit if the engine has no batch size."""
 
 
 class InTime:
-    """`prepare_all` within a limit of time for each batch of records.
+    """`prepare_all` with a time limit for each batch of records.
 
-    A batch that takes longer is tried in halves, until the record that blocks `prepare` is alone and fails. Each call
-    has a thread of its own: one that hangs cannot be ended and goes on without being heard.
+    A batch that takes longer is split in halves until the record that blocks `prepare` fails alone. Each call has its
+    own thread: one that hangs cannot be ended, and its result is ignored.
 
     Args:
         timeout_s: None for no limit.
@@ -33,11 +32,11 @@ class InTime:
         self._timeout_s = timeout_s
         self._in_a_row = 0
 
-    def prepare(self, engine: AnyEngine, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
-        """What the engine makes of each input, or that input's error.
+    def prepare(self, engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+        """The prepared form of each input, or its error.
 
         Raises:
-            BrokenOffError: the engine is gone, or hangs whatever the record is.
+            BrokenOffError: the engine died, or hangs on every record.
         """
         if self._timeout_s is None:
             return prepare_all(engine, inputs)
@@ -46,13 +45,15 @@ class InTime:
         pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
         return [answer for piece in pieces for answer in self._within(engine, piece, self._timeout_s)]
 
-    def _within(self, engine: AnyEngine, inputs: Sequence[Any], timeout_s: float) -> list[Prepared[Any] | Exception]:
-        future: Future[list[Prepared[Any] | Exception]] = Future()
+    def _within(
+        self, engine: AnyEngine, inputs: Sequence[object], timeout_s: float
+    ) -> list[Prepared[object] | Exception]:
+        future: Future[list[Prepared[object] | Exception]] = Future()
         threading.Thread(target=_answer, args=(future, engine, inputs), name="headrace-prepare", daemon=True).start()
         try:
             found = future.result(timeout_s)
         except TimeoutError:
-            if future.done():  # raised by the engine's side, and not by the wait
+            if future.done():  # raised by the engine, not by the wait
                 raise
         else:
             self._in_a_row = 0
@@ -69,20 +70,20 @@ class InTime:
         return [ProcessTimeoutError(f"the engine's prepare had no result after {limit}")]
 
 
-def _answer(future: Future[list[Prepared[Any] | Exception]], engine: AnyEngine, inputs: Sequence[Any]) -> None:
+def _answer(future: Future[list[Prepared[object] | Exception]], engine: AnyEngine, inputs: Sequence[object]) -> None:
     try:
         future.set_result(prepare_all(engine, inputs))
-    except BaseException as error:  # noqa: BLE001 - it is raised again where the answer is waited for
+    except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
         future.set_exception(error)
 
 
-def prepare_all(engine: AnyEngine, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
-    """What the engine makes of each input, or that input's error.
+def prepare_all(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+    """The prepared form of each input, or its error.
 
     If the call fails or returns something other than one entry per input, each input is prepared alone.
 
     Raises:
-        BrokenOffError: the engine is gone, which is no record's fault.
+        BrokenOffError: the engine died, which is not a record failure.
     """
     try:
         return _prepared(engine, inputs)
@@ -98,11 +99,11 @@ def prepare_all(engine: AnyEngine, inputs: Sequence[Any]) -> list[Prepared[Any] 
     return [prepare_all(engine, [value])[0] for value in inputs]
 
 
-def _prepared(engine: AnyEngine, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+def _prepared(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
     return [_checked(answer) for answer in checked_results(engine.prepare(inputs), len(inputs), "prepare")]
 
 
-def _checked(answer: Any) -> Prepared[Any] | Exception:
+def _checked(answer: object) -> Prepared[object] | Exception:
     if isinstance(answer, BaseException):
         return answer if isinstance(answer, Exception) else own_copy(answer)
     if not isinstance(answer, Prepared):

@@ -1,9 +1,8 @@
-"""The third stage: records to the engine, in runs of equal cost. A batcher decides when, and calls what is here."""
+"""The third stage: run records on the engine. A batcher calls these functions."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
 
 from headrace.batching.callables import PROMISES, unfinished
 from headrace.batching.pending import checked_results
@@ -15,11 +14,11 @@ from headrace.jobs.state.in_flight import InFlight
 from headrace.retry import TRANSIENT
 
 MAX_RUN = 512
-"""Most records that go to the batcher together."""
+"""Maximum records submitted to the batcher together."""
 
 
 def longest_first(work: list[Work]) -> Iterator[list[Work]]:
-    """Runs of equal cost, the costliest first: what may run out of memory comes early, and the end has no long tail."""
+    """Runs of equal cost, costliest first: out-of-memory errors come early, and the end has no long tail."""
     if not work:
         return
     cost = work[0].cost
@@ -51,8 +50,8 @@ def infer(
     stop: StopRequest,
     max_attempts: int,
     in_flight: InFlight | None = None,
-) -> list[Any]:
-    """One batch through the engine. What has not begun by the end of a stop's grace is handed back unprocessed.
+) -> list[object]:
+    """One batch through the engine. After the grace period of a stop, records are returned unprocessed.
 
     Raises:
         Exception: what the engine raised. The batcher runs the batch again in halves.
@@ -62,18 +61,18 @@ def infer(
     try:
         results = checked_results(_forward(work, engine, in_flight), len(work), "the engine")
     except StoppedError as error:
-        raise sound(error) from error
+        raise sound_error(error) from error
     except ProcessTimeoutError:
         raise
     except TRANSIENT as error:
-        # Most likely no record's fault: each is tried again later. At the last attempt one of them may be at fault.
+        # Probably not a record failure: retry each later. At the last attempt a record may be the cause.
         if any(item.attempt >= max_attempts for item in work):
             raise
         return [error] * len(work)
     return list(map(sound, results))
 
 
-def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | None) -> Any:
+def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | None) -> object:
     if in_flight is None:
         return engine.forward([item.payload for item in work])
     in_flight.enter([item.record.position for item in work])
@@ -83,22 +82,22 @@ def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | Non
         in_flight.leave()
 
 
-async def infer_one(work: Work, engine: AnyStreamEngine, stop: StopRequest) -> Any:
-    """One record through an engine that batches by itself, unless the job is asked to stop before it has begun."""
+async def infer_one(work: Work, engine: AnyStreamEngine, stop: StopRequest) -> object:
+    """One record through an engine that batches by itself, unless the job was asked to stop first."""
     if not stop.requested:
         try:
             return sound(await engine.infer(work.payload))
         except StoppedError as error:
             if not stop.requested:
-                raise sound(error) from error
+                raise sound_error(error) from error
         except EngineDeadError:
-            if not stop.requested:  # else the signal that asked for it has reached the engine's own processes too
+            if not stop.requested:  # else the signal has also reached the engine's processes
                 raise
     return StoppedError("the job was asked to stop")
 
 
 class WorkSteps:
-    """A `StepModel` of work: the engine sees its payload. What has not begun when the job is asked to stop does not."""
+    """A `StepModel` of work: the engine sees the payloads. After a stop request no record is added."""
 
     def __init__(self, engine: AnyStepEngine, stop: StopRequest) -> None:
         self._engine = engine
@@ -116,19 +115,19 @@ class WorkSteps:
         try:
             self._engine.add(key, record.payload)
         except StoppedError as error:
-            raise sound(error) from error
+            raise sound_error(error) from error
         self._work[key] = record
 
-    def step(self) -> Sequence[tuple[int, Any]]:
+    def step(self) -> Sequence[tuple[int, object]]:
         """See `StepEngine.step`."""
         try:
             finished = self._engine.step()
         except StoppedError as error:
-            raise sound(error) from error
+            raise sound_error(error) from error
         if not isinstance(finished, (list, tuple)) or not all(
             isinstance(pair, tuple) and len(pair) == 2 for pair in finished
         ):
-            return finished  # whoever called says what is wrong with it
+            return finished  # the caller reports the error
         for key, _ in finished:
             self._work.pop(key, None)
         return [(key, sound(result)) for key, result in finished]
@@ -144,10 +143,15 @@ class WorkSteps:
         return None if work is None or payload is None else work._replace(payload=payload)
 
 
-def sound(result: Any) -> Any:
+def sound_error(error: StoppedError) -> ProcessError:
+    """An engine's own StoppedError, which does not mean that this job was stopped, as the record's error."""
+    return ProcessError(f"the engine raised StoppedError: {text_of(error)}")
+
+
+def sound(result: object) -> object:
     """An engine's result; its own StoppedError, which does not mean that this job was stopped, and a coroutine or a
     generator, which nobody would run, as the record's error.
     """
     if isinstance(result, StoppedError):
-        return ProcessError(f"the engine raised StoppedError: {text_of(result)}")
+        return sound_error(result)
     return unfinished("the engine", result) or result if isinstance(result, PROMISES) else result

@@ -1,4 +1,4 @@
-"""A job as it is handed to its run: the parts, built and checked, and how far they may go."""
+"""A job, built and checked, with its limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from headrace.engines.base import AnyEngine
 from headrace.errors import TooManyErrorsError
@@ -15,87 +15,88 @@ from headrace.events import Listener
 from headrace.io.base import Chunk, Source
 from headrace.jobs.pipeline.columns import Columns
 from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.pipeline.work import PreparedChunk
 from headrace.jobs.state.in_flight import InFlight
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.records import Failed
 
 JUDGED_SHARE = 0.1
-"""The error rate is judged once so much of the input has been read: its beginning may be worse than the rest."""
+"""Fraction of the input after which the error rate is checked: the beginning may be worse than the rest."""
 JUDGED_AFTER = (1_000, 100_000)
-"""At the earliest and at the latest after so many records."""
+"""Minimum and maximum records before the error rate is checked."""
 JUDGED_AFTER_UNKNOWN = 10_000
-"""The same where nothing tells how long the input is."""
+"""Records before the check if the length of the input is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far a job goes. None of these decides what the output is."""
+    """Limits of a job. None of them changes the output."""
 
     max_error_rate: float = 0.5
-    """Stop when more than this fraction of the records has failed; judged after a tenth of the input and at its end."""
+    """Stop when more than this fraction of records has failed; checked after a tenth of the input and at its end."""
     max_errors: int | None = None
-    """Stop when more than so many records have failed, in all runs; None for no such limit."""
+    """Stop when more than this number of records has failed, in all runs; None for no limit."""
     max_attempts: int = 4
-    """Times a record is tried whose failure may pass."""
+    """Maximum attempts for a record with a transient failure."""
     retry_wait_s: float = 0.5
-    """Before the second attempt at most so many seconds, before each later one at most twice as many."""
+    """Maximum seconds before the second attempt; doubles for each later one."""
     workers: int | None = None
-    """Chunks that are prepared at once; None for as many as it takes, up to the cores there are."""
+    """Chunks prepared at once; None to tune it, up to the number of cores."""
     buffer_memory: int = 512_000_000
-    """Bytes of rows and outputs that may be in memory at once, from reading to writing; reading waits at the bound."""
+    """Maximum bytes of rows and outputs in memory, from reading to writing; reading waits at the limit."""
     part_records: int = 4096
-    """Rows after which a part is committed."""
+    """Rows of a part."""
     commit_interval_s: float = 2.0
-    """Seconds after which a finished row is committed though its part is small: what a kill may cost."""
+    """Maximum seconds before a finished row is committed: the work that a kill may lose."""
 
 
 class StopRequest:
     """Asks a running job to stop. A plain flag: it may be set from a signal handler or from any thread."""
 
     grace_s: float = 0.0
-    """For so long batches of records already read are begun: what has finished lies scattered among what waits, and
-    each gap makes one more part."""
+    """Seconds after a stop request in which batches still start: they close gaps, and each gap makes one more part."""
 
     def __init__(self) -> None:
         self.requested = False
         self.working = False
-        """Whether a job has begun that would finish what is in flight; before, there is nothing to wait for."""
+        """Whether a job is running and would finish its records in flight."""
         self._asked_at = 0.0
 
     @property
     def is_over(self) -> bool:
-        """Whether no more batches are to be begun."""
+        """Whether no more batches may start."""
         return self.requested and time.monotonic() >= self._asked_at + self.grace_s
 
     def judge(self, waiting: int, per_second: float) -> None:
-        """Begin no more batches if so many records cannot be done in the grace: it would be spent for nothing."""
+        """End the grace period if the waiting records cannot finish in it."""
         if waiting > per_second * self.grace_s:
             self.grace_s = 0.0
 
     def request(self) -> None:
-        """Read no more, finish what is in flight, commit, return."""
+        """Stop reading, finish records in flight, commit and return."""
         self._asked_at = time.monotonic()
         self.requested = True
 
 
 class BatcherPort(Protocol):
-    """What a job needs of a batcher."""
+    """The part of a batcher that a job uses."""
 
-    async def __aenter__(self) -> Any:
-        """Begin to form batches."""
+    async def __aenter__(self) -> Self:
+        """Start to form batches."""
         ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Any:
+    ) -> object:
         """End."""
         ...
 
     def runs_as_completed(
         self, runs: AsyncIterable[Sequence[Any]]
     ) -> AsyncGenerator[tuple[Sequence[Any], Sequence[Any], bool], None]:
-        """Records that come in runs of equal cost: as they complete, some of them, their results, and whether one of
-        these may be an exception. In bounded memory.
+        """Process runs of equal cost. Yields completed records, their results, and whether one may be an exception.
+
+        Memory is bounded.
         """
         ...
 
@@ -107,7 +108,7 @@ class IdCheck(Protocol):
         """What is to be prepared."""
         ...
 
-    def check(self, prepared: Any) -> list[int]:
+    def check(self, prepared: PreparedChunk) -> list[int]:
         """Check what was; returns the positions that are not to be done again and were left out."""
         ...
 
@@ -125,21 +126,21 @@ class Job:
     engine: AnyEngine
     batcher: BatcherPort
     output: JobOutput
-    begun: StartMode
+    start: StartMode
     listener: Listener
     limits: Limits
     stop: StopRequest
     user: UserCode
     ids: IdCheck | None = None
-    """Looks at ids that user code makes; None where the source does, or positions are ids."""
+    """Checks ids made by user code; None if the source checks them or positions are the ids."""
     engine_timeout_s: float | None = None
-    """What the batcher allows the engine for a batch, a step or a request."""
+    """Maximum seconds of a batch, step or request; None for no limit."""
     dedupe: bool = False
-    """Compute equal inputs once."""
+    """Compute equal inputs only once."""
     retry: bool = False
-    """Do again what failed in the finished job, and nothing else."""
+    """Process only the failed records of the finished job."""
     in_flight: InFlight | None = None
-    """Where the batch in the engine is noted; None where a crash of the engine does not end this process."""
+    """Records the batch in the engine; None if a crash of the engine does not end this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +149,14 @@ class JobEnd:
 
     state: Literal["finished", "interrupted", "already_finished"]
     records: int
-    """Records of the input that are done, those of earlier runs included."""
+    """Finished records, including those of earlier runs."""
     failed: int
     """How many of them are dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long an input is, as far as its source knows."""
+    """Length of an input, if known."""
 
     records: int | None = None
     bytes: int | None = None
@@ -164,9 +165,9 @@ class Length:
 class Tally:
     """Counts how records end, and raises when too many fail. Starts with what earlier runs have committed.
 
-    The rate is that of failures among the records that are known of. Those that have ended would be the wrong measure:
-    a record that cannot be read fails at once, while its good neighbours are still on their way. It is judged once a
-    tenth of the input is known (1,000 records at least, 100,000 at most), or as soon as the rest cannot mend it.
+    The error rate is failures per record read, not per record ended: an unreadable record fails at once while its
+    neighbours are still in progress. It is checked after a tenth of the input (1,000 to 100,000 records), or once
+    the rest of the input cannot bring it below the limit.
     """
 
     def __init__(self, records: int, failed: int, limits: Limits, length: Length | None = None) -> None:
@@ -181,7 +182,7 @@ class Tally:
         self._example = ""
 
     def expect(self, records: int, size: int = 0) -> None:
-        """So many more are on their way, read from so many bytes of the input."""
+        """Count records that were read, and their bytes of input."""
         self._known += records
         self._read_bytes += size
 
@@ -208,13 +209,13 @@ class Tally:
             self.check()
 
     def _whole(self) -> int | None:
-        """Records of the whole input, where that is certain."""
+        """Records of the whole input; None if unknown."""
         if self._length.bytes and self._read_bytes >= self._length.bytes:
             return self._known
         return self._length.records
 
     def _judged_from(self) -> float:
-        """How many records must be known of before their rate means anything."""
+        """Records to read before the error rate is checked."""
         total: float | None = self._whole()
         if total is None and self._length.bytes and self._read_bytes:
             total = self._known * self._length.bytes / self._read_bytes
@@ -224,7 +225,7 @@ class Tally:
         return min(max(least, JUDGED_SHARE * total), most)
 
     def check(self) -> None:
-        """Judge what has been counted, however few.
+        """Check the error rate now.
 
         Raises:
             TooManyErrorsError: more than the allowed fraction has failed.

@@ -1,4 +1,4 @@
-"""How many bytes records hold in memory, from their reading until a part with them is committed, and their bound."""
+"""Limit the bytes that records hold in memory, from reading until their part is committed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import getsizeof
-from typing import Any
 
 from headrace.jobs.pipeline.work import Work
 from headrace.records import Failed, Ok, Outcome, Record
 
 PARTS = 8
-"""A part is due when its rows hold so small a share of the bound."""
+"""A part holds at most 1/8 of the limit."""
 
 ROW_BYTES = 1024
-"""Of any row: its dict, its keys' values, and what carries it from stage to stage."""
+"""Overhead of a row in bytes: its dict, its values and the objects around it."""
 _NUMBER_BYTES = 32
 _SAMPLE = (16, 8, 4, 2)
-"""Values that are looked into at each level of nesting, evenly spread; the others are taken to be like them."""
+"""Values sampled at each level of nesting, evenly spread."""
 _DEEPEST = 64
 _PLAIN = (int, float, bool, type(None))
 
@@ -31,13 +30,12 @@ class _Chunk:
 
 
 class Memory:
-    """Counts bytes of rows, of what was prepared of them, and of outputs: nothing is read while they exceed a bound.
+    """Counts the bytes of rows, prepared payloads and outputs. Reading pauses at the limit.
 
-    The rows that are read together are taken to be equally long. What is read while nothing else is held may exceed
-    the bound: a single row can be longer.
+    Rows read together count as equally long. A single chunk may exceed the limit if nothing else is held.
 
     Args:
-        limit: the bound, in bytes.
+        limit: in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -45,9 +43,9 @@ class Memory:
         self.records = 0
         """Records held."""
         self.prepared = 0
-        """Bytes that the engine's `prepare` made of them."""
+        """Bytes of their prepared payloads."""
         self.outputs = 0.0
-        """Bytes of outputs that no part holds yet."""
+        """Bytes of uncommitted outputs."""
         self.on_wait: Callable[[], None] = lambda: None
         """Called when reading begins to wait."""
         self._rows = 0.0
@@ -63,7 +61,7 @@ class Memory:
         return self._rows + self.prepared + self.outputs
 
     def hold(self, start: int, count: int, size: int) -> None:
-        """So many records were read together, the first at position `start`, and hold so many bytes."""
+        """Count `count` records of `size` bytes together, the first at position `start`."""
         self._last_chunk = size
         if not count:
             return
@@ -74,7 +72,7 @@ class Memory:
         self._rows += size
 
     def release(self, positions: Sequence[int]) -> None:
-        """The records at these positions, in ascending order, are done with."""
+        """Release the records at these positions, in ascending order."""
         done = 0
         while done < len(positions):
             place = bisect_right(self._starts, positions[done]) - 1
@@ -89,32 +87,32 @@ class Memory:
         self._released.set()
 
     def hold_prepared(self, work: Sequence[Work]) -> None:
-        """So much was prepared."""
+        """Count prepared payloads."""
         self.prepared += sum([item.bytes for item in work])
 
     def release_prepared(self, work: Sequence[Work]) -> None:
-        """The engine is done with these."""
+        """Release prepared payloads."""
         if self.prepared:
             self.prepared -= sum([item.bytes for item in work])
 
     def release_outputs(self, share: float) -> None:
-        """A part with this fraction of the outputs is committed."""
+        """Release this fraction of the outputs."""
         self.outputs -= self.outputs * share
 
     def part_rows(self, most: int) -> int:
-        """Rows of a part, so that they hold an eighth of the bound; at most `most`."""
+        """Rows of a part that hold 1/8 of the limit; at most `most`."""
         if not self.records or self.held * PARTS * most <= self.limit * self.records:
             return most
         return max(1, int(self.limit / PARTS * self.records / self.held))
 
     def has_room(self, reading: int) -> bool:
-        """Whether another chunk may be read while so many are being read, if it is as long as the last one."""
+        """Whether another chunk of the last one's size may be read, besides `reading` chunks."""
         if self._last_chunk is None or not self.records:
             return not reading
         return self.held + (reading + 1) * self._last_chunk <= self.limit
 
     async def wait_for_room(self, at_most_s: float) -> None:
-        """Wait until something is released."""
+        """Wait until records are released, at most `at_most_s` seconds."""
         self._released.clear()
         self._waits = True
         self.on_wait()
@@ -127,12 +125,12 @@ class Memory:
             self._waits = False
 
     def wants(self, finished: int) -> bool:
-        """Whether reading waits while so many records, at least half of those held, only have to be committed."""
+        """Whether reading waits although `finished` records, at least half of those held, could be committed."""
         return self._waits and 2 * finished >= self.records
 
 
 def rows_bytes(records: Sequence[Record], failures: Sequence[Failed] = ()) -> int:
-    """What the rows of a chunk hold."""
+    """Estimated bytes of rows."""
     total = ROW_BYTES * (len(records) + len(failures))
     for record in records:
         data = record.data
@@ -146,22 +144,21 @@ def rows_bytes(records: Sequence[Record], failures: Sequence[Failed] = ()) -> in
 
 
 def outputs_bytes(outcomes: Sequence[Outcome]) -> int:
-    """What the outputs hold; where the first and the last are numbers, all are taken to be."""
+    """Estimated bytes of outputs; all count as numbers if the first and the last are."""
     if outcomes and all(type(end) is Ok and type(end.output) in _PLAIN for end in (outcomes[0], outcomes[-1])):
         return len(outcomes) * _NUMBER_BYTES
     return sum([value_bytes(outcome.output) for outcome in outcomes if type(outcome) is Ok])
 
 
-def value_bytes(value: Any, level: int = 0) -> int:
-    """What one value holds; of a long list or dict some values are looked at."""
-    kind = type(value)
-    if kind in _PLAIN:
+def value_bytes(value: object, level: int = 0) -> int:
+    """Estimated bytes of a value; long lists and dicts are sampled."""
+    if type(value) in _PLAIN:
         return _NUMBER_BYTES
-    if kind is str or kind is bytes:
+    if type(value) is str or type(value) is bytes:
         return getsizeof(value)
-    if kind is list or kind is tuple:
+    if type(value) is list or type(value) is tuple:
         return getsizeof(value) + _inner_bytes(value, level)
-    if kind is dict:
+    if type(value) is dict:
         return getsizeof(value) + _inner_bytes(list(value.values()), level)
     try:
         return _object_bytes(value, level)
@@ -169,7 +166,7 @@ def value_bytes(value: Any, level: int = 0) -> int:
         return _NUMBER_BYTES
 
 
-def _object_bytes(value: Any, level: int) -> int:
+def _object_bytes(value: object, level: int) -> int:
     size = getattr(value, "nbytes", None)
     if isinstance(size, int):
         return size
@@ -179,7 +176,7 @@ def _object_bytes(value: Any, level: int) -> int:
     return getsizeof(value, _NUMBER_BYTES) + _inner_bytes(parts, level)
 
 
-def _inner_bytes(values: Any, level: int) -> int:
+def _inner_bytes(values: Sequence[object], level: int) -> int:
     count = len(values)
     if not count or level >= _DEEPEST:
         return count * _NUMBER_BYTES

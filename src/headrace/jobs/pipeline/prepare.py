@@ -1,4 +1,4 @@
-"""The second stage: rows become what the engine takes, some chunks at a time and a bounded way ahead of the engine."""
+"""The second stage: prepare rows for the engine, several chunks at once and a bounded distance ahead."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar
 
 from headrace.engines.base import AnyEngine
 from headrace.engines.profile import profile_of
@@ -31,12 +31,14 @@ from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.pipeline.work import PreparedChunk, Work, unreadable
 from headrace.records import Failed, Record
 
+T = TypeVar("T")
+
 
 class Preparing:
-    """Takes chunks from the reader, and records from `settling` that are to be tried again.
+    """Takes chunks from the reader, and records to retry from `settling`.
 
     At most `workers + 1` chunks are read or prepared at once, and none is read while `memory` has no room, so memory
-    does not grow with the input. `tally` is told how many records are on their way.
+    does not grow with the input. `tally` counts the records read.
     """
 
     def __init__(self, job: Job, reader: Reader, settling: Settling, tally: Tally, memory: Memory) -> None:
@@ -46,13 +48,13 @@ class Preparing:
         self._tally = tally
         self._memory = memory
         self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe, InTime(job.engine_timeout_s))
-        self._width = ConcurrencyTuner(job.limits.workers, os.cpu_count() or 1)
-        self._workers = ThreadPoolExecutor(self._width.most, "headrace-prepare")
+        self._concurrency = ConcurrencyTuner(job.limits.workers, os.cpu_count() or 1)
+        self._workers = ThreadPoolExecutor(self._concurrency.most, "headrace-prepare")
         self._ahead: deque[asyncio.Task[PreparedChunk | None]] = deque()
         self._reading = 0
         self._ended = False
         self.exhausted = False
-        """Whether every record has been given out and settled."""
+        """Whether every record is settled."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -69,7 +71,7 @@ class Preparing:
         """What is ready, in input order; None when every record is settled or the job is asked to stop.
 
         Raises:
-            JobError: the input cannot be read on, or the engine is gone.
+            JobError: reading the input failed, or the engine died.
         """
         settling = self._settling
         while not self._job.stop.requested:
@@ -87,7 +89,7 @@ class Preparing:
 
     async def _next_read(self, at_most_s: float | None) -> PreparedChunk | None:
         """The next chunk, with those behind it that are ready too; None if the time is over or the input has ended."""
-        while len(self._ahead) <= self._width.now and self._memory.has_room(self._reading):
+        while len(self._ahead) <= self._concurrency.now and self._memory.has_room(self._reading):
             self._reading += 1
             self._ahead.append(asyncio.create_task(self._read_and_prepare(), name="headrace-prepare"))
         if not self._ahead:
@@ -96,7 +98,7 @@ class Preparing:
         started = time.monotonic()
         if not (await asyncio.wait({self._ahead[0]}, timeout=at_most_s))[0]:
             return None
-        self._width.waited(time.monotonic() - started)
+        self._concurrency.waited(time.monotonic() - started)
         ready = PreparedChunk()
         while self._ahead and self._ahead[0].done():
             if ready and self._ahead[0].exception() is not None:
@@ -122,10 +124,9 @@ class Preparing:
         prepared.bytes = chunk.bytes
         return prepared
 
-    async def _prepare(self, call: Callable[[Any], Any], argument: Any) -> PreparedChunk:
-        prepared: PreparedChunk
+    async def _prepare(self, call: Callable[[T], tuple[PreparedChunk, StageDone]], argument: T) -> PreparedChunk:
         prepared, event = await asyncio.get_running_loop().run_in_executor(self._workers, call, argument)
-        self._width.prepared(event.duration_s)
+        self._concurrency.prepared(event.duration_s)
         self._job.listener(event)
         self._memory.hold_prepared(prepared.work)
         return prepared
@@ -133,21 +134,21 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """How records are made ready: user code, columns, then the engine."""
+    """Prepares records: user code, columns, then the engine."""
 
     columns: Columns
     engine: AnyEngine
     user: UserCode
     dedupe: bool
     in_time: InTime = field(default_factory=InTime)
-    """How long the engine may take for it."""
+    """Applies the time limit of the engine's `prepare`."""
 
     def prepare(self, chunk: Chunk) -> tuple[PreparedChunk, StageDone]:
-        """Make a chunk of the input ready. Runs on a worker thread."""
+        """Prepare a chunk of the input. Runs on a worker thread."""
         return self._prepare(chunk.records, chunk.failures, {})
 
     def prepare_again(self, again: Sequence[Retry]) -> tuple[PreparedChunk, StageDone]:
-        """Make records ready that have failed before."""
+        """Prepare records for a retry."""
         return self._prepare([item.record for item in again], (), {a.record.position: a.attempt for a in again})
 
     def _prepare(
@@ -176,10 +177,10 @@ class Preparation:
 
     def _select(
         self, rows: Sequence[Record], attempts: Mapping[int, int], done: PreparedChunk
-    ) -> tuple[list[tuple[Record, Record, Record]], list[Any]]:
+    ) -> tuple[list[tuple[Record, Record, Record]], list[object]]:
         """Each record as it was read, as user code left it and as it is kept; and what the engine is to be given."""
         selected: list[tuple[Record, Record, Record]] = []
-        inputs: list[Any] = []
+        inputs: list[object] = []
         identify, input_of = self.columns.identify, self.columns.input_of
         for row, mapped in self.user.prepared(rows):
             if isinstance(mapped, Exception):
@@ -200,7 +201,7 @@ class Preparation:
                 inputs.append(value)
         return selected, inputs
 
-    def _id_of(self, row: Record) -> Any:
+    def _id_of(self, row: Record) -> object:
         """The id of a row that user code could not prepare, where that is among its own columns."""
         try:
             return self.columns.identify(row).id

@@ -1,4 +1,4 @@
-"""The first stage: chunks of the input, read one after the other on a thread of their own."""
+"""The first stage: read chunks of the input, in order, on one thread."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from headrace.jobs.pipeline.memory_budget import Memory, rows_bytes
 from headrace.jobs.pipeline.work import PreparedChunk
 
 _ALL_ROWS = 1 << 20
-"""For an engine that says nothing: chunks are prepared as they are read."""
+"""For an engine without `prepare_rows`: chunks are prepared as read."""
 
 
 class Reader:
-    """Reads what is still to do, in input order."""
+    """Reads the unfinished records, in input order."""
 
     def __init__(self, job: Job, next_todo: Callable[[int], int], memory: Memory) -> None:
         self._listener = job.listener
@@ -42,10 +42,10 @@ class Reader:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def read(self) -> Chunk | None:
-        """The next chunk; None at the end of the input. Calls are served in their order.
+        """The next chunk; None at the end of the input. Calls are served in order.
 
         Raises:
-            JobError: the input cannot be read on.
+            JobError: reading the input failed.
         """
         loaded = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
         if loaded is None:
@@ -58,10 +58,10 @@ class Reader:
         return chunk
 
     async def check_ids(self, chunk: PreparedChunk | None) -> None:
-        """Check the ids that user code made for the next chunk, and leave out what is done; None at the end.
+        """Check the ids that user code made for the next chunk and drop finished records; pass None at the end.
 
         Raises:
-            JobError: an id comes twice.
+            JobError: an id occurs twice.
         """
         if self._ids is None:
             return None
@@ -75,7 +75,7 @@ class Reader:
         return None
 
     def _load(self) -> tuple[Chunk, int, StageDone] | None:
-        """A chunk and the bytes it holds in memory. Runs on the thread."""
+        """The next chunk and its bytes in memory. Runs on the thread."""
         started = time.monotonic()
         try:
             chunk = next(self._chunks, None)
@@ -92,8 +92,12 @@ class Reader:
 
 
 def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
-    """The same rows in chunks of at most so many records, where an engine prepares fewer at a time than are read."""
+    """Split chunks into chunks of at most `rows` records."""
     for chunk in chunks:
-        yield replace(chunk, records=chunk.records[:rows])
-        for start in range(rows, len(chunk.records), rows):
-            yield Chunk(chunk.records[start : start + rows], (), 0)
+        if len(chunk.records) <= rows:
+            yield chunk
+        else:
+            yield replace(chunk, records=chunk.records[:rows])
+            for start in range(rows, len(chunk.records), rows):
+                yield Chunk(chunk.records[start : start + rows], (), 0)
+        del chunk  # no rows may stay referenced while the next ones are read

@@ -1,4 +1,4 @@
-"""The fourth stage: what an answer means. A record is done, is tried again, or has to wait for what others say."""
+"""The fourth stage: decide from its answer whether a record is done, retried or held back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from headrace.engines.profile import profile_of
 from headrace.errors import BrokenOffError, EngineDeadError, ProcessTimeoutError, StoppedError
@@ -22,35 +22,35 @@ from headrace.records import Ok, Outcome
 from headrace.retry import RetryPolicy
 
 MOST_PARKED = 4096
-"""Records that may wait for a next try, or for an equal one; with more, nothing is read until some have left."""
+"""Maximum records waiting for a retry or for an equal record; reading pauses above this number."""
 LOOK_S = 0.25
-"""How often whoever waits looks whether the job is asked to stop."""
+"""Seconds between checks for a stop request while waiting."""
 
 
 class UnfinishedOutput(NamedTuple):
-    """An output that a user's `finish` has not seen yet, and the row it wants to see."""
+    """An output, and the row to pass with it to the user's `finish`."""
 
-    row: Any
-    output: Any
+    row: object
+    output: object
 
 
 class Settling:
-    """Decides about every record, wherever its answer comes from: the reader, user code, the engine or an equal record.
+    """Decides the outcome of every record, whether its answer comes from the reader, user code or the engine.
 
-    Holds those that no outcome is known for yet: to be tried again, equal to one under way, or under suspicion.
+    Holds records without an outcome: to be retried, equal to one in progress, or suspected failures.
     """
 
     def __init__(self, job: Job, memory: Memory) -> None:
         self._job = job
         self._memory = memory
         self._retries = RetryQueue(RetryPolicy(job.limits.max_attempts, job.limits.retry_wait_s))
-        self._once: Deduplicator[Work] | None = Deduplicator() if job.dedupe else None
-        self._doubts = SuspectFailures(profile_of(job.engine).batching, job.engine_timeout_s)
+        self._dedupe: Deduplicator[Work] | None = Deduplicator() if job.dedupe else None
+        self._suspects = SuspectFailures(profile_of(job.engine).batching, job.engine_timeout_s)
         self._in_flight = self._done = 0
         self._began = math.inf
         self._settled = asyncio.Event()
         self.handed_back = 0
-        """Records that came back undone because the job was asked to stop."""
+        """Records returned unprocessed because of a stop request."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,26 +58,27 @@ class Settling:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._once is not None:
-            self._once.close()
+        if self._dedupe is not None:
+            self._dedupe.close()
 
     # -- in --------------------------------------------------------------------------------------------------------
 
     async def sort_out(self, chunk: PreparedChunk) -> tuple[list[Work], Answered]:
-        """Those for the engine, and those that have an answer without it: refused, or equal to one that is done."""
-        work, answered = chunk.work, chunk.refused
-        if self._once is not None:
-            work, known = await self._once.sort_out(work)
-            answered = answered + [(item._replace(key=None), output) for item, output in known]
+        """Split a chunk into records for the engine, and records already answered: refused, or equal to a done one."""
+        work = chunk.work
+        answered: list[tuple[Work, object]] = [*chunk.refused]
+        if self._dedupe is not None:
+            work, known = await self._dedupe.sort_out(work)
+            answered += [(item._replace(key=None), output) for item, output in known]
         self._in_flight += len(work) + len(answered)
         self._began = min(self._began, time.monotonic())
         return work, ([item for item, _ in answered], [answer for _, answer in answered], True)
 
-    def settle(self, run: Sequence[Work], answers: Sequence[Any], some_failed: bool) -> list[Outcome]:
-        """The outcomes that these answers bring; a record may have none yet, or bring those of others with it.
+    def settle(self, run: Sequence[Work], answers: Sequence[object], some_failed: bool) -> list[Outcome]:
+        """The outcomes of these answers. A record may have none yet, or release those of others.
 
         Raises:
-            BrokenOffError: the engine is gone, which is no record's fault.
+            BrokenOffError: the engine died, which is not a record failure.
         """
         self._in_flight -= len(run)
         self._done += len(run)
@@ -85,25 +86,27 @@ class Settling:
             self._job.stop.judge(self._in_flight, self._done / max(time.monotonic() - self._began, 1e-3))
         self._memory.release_prepared(run)
         self._settled.set()
-        if not some_failed and self._once is None:
-            return self._doubts.dispel() + [self._ok(work, answer) for work, answer in zip(run, answers, strict=True)]
+        if not some_failed and self._dedupe is None:
+            return self._suspects.release() + [
+                self._ok(work, answer) for work, answer in zip(run, answers, strict=True)
+            ]
         outcomes: list[Outcome] = []
         for work, answer in zip(run, answers, strict=True):
             self._settle_one(work, answer, outcomes)
         return outcomes
 
     def rest(self) -> list[Outcome]:
-        """Outcomes held back until now, once nothing else is to come."""
-        return self._doubts.dispel()
+        """Outcomes still held back at the end of the input."""
+        return self._suspects.release()
 
     # -- out, to be tried again --------------------------------------------------------------------------------------
 
     def to_try_again(self) -> list[Retry]:
-        """Records whose next try is due."""
+        """Records whose retry is due."""
         return self._retries.take(time.monotonic(), MAX_RUN)
 
     def next_try_in(self) -> float | None:
-        """Seconds until one is due; None where none waits."""
+        """Seconds until the next retry; None if no record waits."""
         return self._retries.due_in(time.monotonic())
 
     @property
@@ -117,7 +120,7 @@ class Settling:
         return bool(self._in_flight or self._parked)
 
     async def wait(self) -> None:
-        """Wait until some are settled or a next try is due, a moment at most."""
+        """Wait until records are settled or a retry is due, at most `LOOK_S` seconds."""
         due_in = self.next_try_in()
         self._settled.clear()
         try:
@@ -128,39 +131,40 @@ class Settling:
 
     # -- one record --------------------------------------------------------------------------------------------------
 
-    def _settle_one(self, work: Work, answer: Any, outcomes: list[Outcome]) -> None:
-        failed = isinstance(answer, Exception)
+    def _settle_one(self, work: Work, answer: object, outcomes: list[Outcome]) -> None:
         if isinstance(answer, ProcessTimeoutError):
-            answer = self._doubts.judged(answer)
+            answer = self._suspects.judged(answer)
         likewise: list[Work] = []
-        if self._once is not None:
-            likewise = self._once.given_up(work) if failed else self._once.computed(work, answer)
+        if self._dedupe is not None:
+            likewise = (
+                self._dedupe.given_up(work) if isinstance(answer, Exception) else self._dedupe.computed(work, answer)
+            )
             self._memory.release_prepared(likewise)
         for item in (work, *likewise):
-            if not failed:
-                outcomes += [*self._doubts.dispel(), self._ok(item, answer)]
+            if not isinstance(answer, Exception):
+                outcomes += [*self._suspects.release(), self._ok(item, answer)]
             elif self._job.stop.requested and isinstance(answer, StoppedError):
                 self.handed_back += 1
             elif self._retries.wants(answer, item.attempt):
                 self._retries.add(item.original, item.attempt, time.monotonic())
             else:
-                self._doubts.add(answer, _failed(item, answer), outcomes)
+                self._suspects.add(answer, _failed(item, answer), outcomes)
 
-    def _ok(self, work: Work, output: Any) -> Ok:
+    def _ok(self, work: Work, output: object) -> Ok:
         if self._job.user.finishes:
             output = UnfinishedOutput(work.mapped, output)
         return Ok(work.record, output, work.cost, work.row)
 
     @property
     def _parked(self) -> int:
-        return len(self._retries) + (self._once.waiting if self._once is not None else 0)
+        return len(self._retries) + (self._dedupe.waiting if self._dedupe is not None else 0)
 
 
 def _failed(work: Work, error: Exception) -> Outcome:
     """The outcome of a record that failed for good.
 
     Raises:
-        BrokenOffError: the engine is gone, which is no record's fault.
+        BrokenOffError: the engine died, which is not a record failure.
     """
     if isinstance(error, RefusedError):
         return error.failed

@@ -1,4 +1,4 @@
-"""The last stage: finished records are put in order, encoded and committed, on a thread of their own."""
+"""The last stage: order, encode and commit finished records, on one thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from headrace.errors import BrokenOffError, JobError, RecordError, text_of
 from headrace.events import Event, PartCommitted, RecordFailed, StageDone
@@ -22,27 +22,27 @@ from headrace.jobs.state.run_time import RunTimeLog
 from headrace.records import Failed, Ok, Outcome, Record
 
 _BACKLOG_RUNS = 2
-"""Full runs that may wait for the disk; with more, `put` waits."""
+"""Maximum full runs that wait for the disk; above this number `put` waits."""
 _FIRST_FINISHED = 64
-"""Records that are finished together before it is known how long their outputs become."""
+"""Records passed to `finish` together until the size of its outputs is known."""
 _SHARE_AT_RISK = 0.01
-"""A kill may cost so much of the run so far: parts grow with it, for each that a slow engine makes is a file."""
+"""Fraction of the run time that a kill may lose: longer runs wait longer, so that slow engines make fewer parts."""
 _LONGEST_WAIT_S = 60.0
 
 
 def least_wait_s(age_s: float) -> float:
-    """How long rows wait for more to share their part, in a run of that age."""
+    """Minimum seconds that rows wait to fill their part, in a run of that age."""
     return min(age_s * _SHARE_AT_RISK, _LONGEST_WAIT_S)
 
 
 class Sink:
-    """Takes outcomes in any order. On leaving, what is finished is committed, also when the job ends by an error."""
+    """Takes outcomes in any order. Commits finished records on exit, also after an error."""
 
     def __init__(self, job: Job, todo: Pass, tally: Tally, memory: Memory) -> None:
         limits = job.limits
         self._output = job.output
         self._parts = todo.parts
-        self._spent = RunTimeLog(job.output.work)
+        self._run_time = RunTimeLog(job.output.work)
         self._user = job.user
         self._listener = job.listener
         self._stop = job.stop
@@ -56,7 +56,7 @@ class Sink:
         memory.on_wait = self._wake.set
         self._part_records = limits.part_records
         self._finished_bytes = 0.0
-        """Of an output as `finish` has lately left it."""
+        """Mean size of an output after `finish`, in bytes."""
         self._room = asyncio.Event()
         self._closing = False
         self._committer: asyncio.Task[None] | None = None
@@ -74,12 +74,12 @@ class Sink:
         self._wake.set()
         try:
             await asyncio.shield(self._committer)
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._spent.close)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._run_time.close)
         finally:
             self._thread.shutdown(wait=True)
 
     async def put(self, outcomes: Sequence[Outcome]) -> None:
-        """Take more; waits while the disk is behind.
+        """Take outcomes. Waits while the disk is behind.
 
         Raises:
             JobError: the output cannot be written.
@@ -90,7 +90,7 @@ class Sink:
         coalescer.part_records = memory.part_rows(self._part_records)
         coalescer.add(outcomes, time.monotonic())
         failures = [outcome for outcome in outcomes if type(outcome) is Failed]
-        self._tell(failures)
+        self._report(failures)
         self._tally.count(len(outcomes), failures)
         if coalescer.full_runs or memory.wants(len(coalescer)):
             self._wake.set()
@@ -100,7 +100,7 @@ class Sink:
                 await self._room.wait()
         self._raise_if_dead()
 
-    def _tell(self, failures: Sequence[Failed]) -> None:
+    def _report(self, failures: Sequence[Failed]) -> None:
         for failed in failures:
             self._listener(RecordFailed(failed.record.position, failed.reason, failed.message))
 
@@ -109,7 +109,7 @@ class Sink:
             self._committer.result()
 
     async def _commit_all(self) -> None:
-        """Commit runs as they fall due, looked for twice per interval."""
+        """Commit runs when they are due; checked twice per interval."""
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
@@ -120,7 +120,7 @@ class Sink:
                 self._release(run[1])
                 for event in events:
                     self._listener(event)
-                self._tell(unfinished)
+                self._report(unfinished)
                 self._tally.count(0, unfinished)
                 self._room.set()
             if closing:
@@ -132,23 +132,23 @@ class Sink:
                 pass
 
     def _now(self, closing: bool) -> float:
-        """The time; infinity where every row is to be committed whatever its age, and its opposite for full runs alone.
+        """The time; infinity to commit all rows, minus infinity to commit full runs only.
 
-        While a job stops, rows wait for those between them: the end is near, and every gap makes one more part.
+        While a job stops, rows wait for the rows between them, because every gap makes one more part.
         """
         if closing or self._memory.wants(len(self._coalescer)):
             return float("inf")
         return float("-inf") if self._stop.requested else time.monotonic()
 
     def _release(self, outcomes: Sequence[Outcome]) -> None:
-        """Give back the memory of what is committed."""
+        """Release the memory of committed outcomes."""
         self._memory.release([outcome.record.position for outcome in outcomes])
         self._memory.release_outputs(len(outcomes) / (len(outcomes) + len(self._coalescer)))
 
     def _commit(self, interval: Interval, outcomes: list[Outcome]) -> tuple[tuple[Event, ...], list[Failed]]:
-        """Finish, encode and write a run, on the sink's thread; returns also what failed at that.
+        """Finish, encode and write a run on the sink's thread. Returns events and new failures.
 
-        It is one part, or several where `finish` makes its outputs so long that they exceed a part's share of memory.
+        Writes several parts if `finish` makes the outputs longer than a part's share of memory.
         """
         started = time.monotonic()
         if not self._user.finishes:
@@ -156,8 +156,8 @@ class Sink:
         room, size, done = self._memory.limit / PARTS, 0, 0
         events: tuple[Event, ...] = ()
         unfinished: list[Failed] = []
-        held: list[Outcome] = []  # of the part that is being made, as
-        failed: list[Failed] = []  # is this
+        held: list[Outcome] = []  # outcomes of the current part
+        failed: list[Failed] = []  # failures of the current part
         while done < len(outcomes):
             rows = max(1, int(room / self._finished_bytes)) if self._finished_bytes else _FIRST_FINISHED
             finished, failures = finish_all(outcomes[done : done + rows], self._user)
@@ -183,7 +183,7 @@ class Sink:
         finished = time.monotonic()
         try:
             self._parts.commit(interval, encoded, dead_letters)
-            self._spent.note()
+            self._run_time.note()
         except OSError as error:
             raise BrokenOffError(
                 f"cannot write to {self._parts.path}: {error.strerror or error}; "
@@ -199,7 +199,7 @@ class Sink:
         return events, unfinished
 
     def _encode(self, rows: list[Ok]) -> tuple[bytes, list[Failed], int]:
-        """The rows as they are written, which of them cannot be, and how many numbers became null."""
+        """The encoded rows, the rows that cannot be encoded, and the count of numbers written as null."""
         writer = self._output.writer
         before = writer.nulled
         try:
@@ -214,7 +214,7 @@ class Sink:
 
 
 def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcome], list[Failed]]:
-    """The outcomes as the user's `finish` leaves them, and which of them failed there. Runs on the sink's thread."""
+    """The outcomes after the user's `finish`, and its failures. Runs on the sink's thread."""
     pairs = [outcome.output for outcome in outcomes if type(outcome) is Ok]
     outputs = iter(user.finished(pairs))
     done: list[Outcome] = []
@@ -232,15 +232,15 @@ def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcom
 
 
 def as_read(done: Ok) -> Record:
-    """The record of an output that could not be used, for its dead letter."""
+    """The record as it was read, for its dead letter."""
     return Record(done.record.position, done.record.id, done.row)
 
 
 Bad: TypeAlias = list[tuple[Ok, Exception]]
 
 
-def sort_out(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
-    """Those rows that can be written together, found by halving; and the others, each with its error."""
+def sort_out(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> tuple[list[Ok], Bad]:
+    """Split rows, by halving, into those that can be written together and the others with their errors."""
     good, bad = _each_alone(rows, encode)
     if _error(good, encode) is None:
         return good, bad
@@ -248,7 +248,7 @@ def sort_out(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok
     return together, sorted(bad + more, key=lambda one: one[0].record.position)
 
 
-def _error(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> Exception | None:
+def _error(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> Exception | None:
     try:
         encode(rows)
     except JobError:
@@ -260,8 +260,8 @@ def _error(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> Exception | Non
     return None
 
 
-def _each_alone(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
-    """Without those rows that cannot be written by themselves."""
+def _each_alone(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> tuple[list[Ok], Bad]:
+    """Split off the rows that cannot be written even alone."""
     error = _error(rows, encode)
     if error is None:
         return rows, []
@@ -272,8 +272,8 @@ def _each_alone(rows: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list
     return good + more_good, bad + more_bad
 
 
-def _add(rows: list[Ok], to: list[Ok], encode: Callable[[list[Ok]], Any]) -> tuple[list[Ok], Bad]:
-    """As many of the rows as can be written with those before them."""
+def _add(rows: list[Ok], to: list[Ok], encode: Callable[[list[Ok]], object]) -> tuple[list[Ok], Bad]:
+    """Append the rows that can be written together with `to`."""
     error = _error(to + rows, encode)
     if error is None:
         return to + rows, []

@@ -1,4 +1,4 @@
-"""Records that took their engine too long, or ended its process: whether they are the cause, or the engine is."""
+"""Records that timed out or killed the engine process: is the record or the engine the cause?"""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from headrace.errors import BrokenOffError, ProcessTimeoutError, WorkerDiedError
 from headrace.records import Outcome
 
 MOST_IN_A_ROW = 8
-"""If so many records are too late and none succeeds in between, the engine hangs, and no record is the cause."""
+"""After this number of time-outs in a row the engine is taken to hang."""
 
 
 class SuspectFailures:
-    """Holds such failures back until a record succeeds: where none does, the engine is to blame, and not the records.
+    """Holds such failures back until a record succeeds; if none does, the engine is the cause.
 
     Args:
         batching: how the engine of the job batches.
@@ -30,7 +30,7 @@ class SuspectFailures:
         self._held: list[Outcome] = []
 
     def judged(self, error: ProcessTimeoutError) -> ProcessTimeoutError:
-        """The error as its record bears it.
+        """The error for the record.
 
         Raises:
             BrokenOffError: the engine hangs; only another process can go on.
@@ -52,12 +52,12 @@ class SuspectFailures:
         return ProcessTimeoutError(f"the engine had no result after {limit}{self._stuck}")
 
     def add(self, result: object, outcome: Outcome, outcomes: list[Outcome]) -> None:
-        """Add a failed record's outcome to `outcomes`, unless it is to be held back for now."""
-        doubtful = isinstance(result, (ProcessTimeoutError, WorkerDiedError))
-        (self._held if doubtful else outcomes).append(outcome)
+        """Add a failed record's outcome to `outcomes`, or hold it back."""
+        suspect = isinstance(result, (ProcessTimeoutError, WorkerDiedError))
+        (self._held if suspect else outcomes).append(outcome)
 
-    def dispel(self) -> list[Outcome]:
-        """A record has succeeded, or none is left: what was held back."""
+    def release(self) -> list[Outcome]:
+        """The outcomes held back; call when a record has succeeded or the input has ended."""
         self._in_a_row = 0
         held, self._held = self._held, []
         return held

@@ -1,4 +1,4 @@
-"""A user's own functions at both ends of a job: `prepare(row)` before the model, `finish(row, output)` after it."""
+"""Functions of the user: `prepare(row)` before the model, `finish(row, output)` after it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ from headrace.processes.culprits import CrashIsolation
 from headrace.records import Record
 
 WorkerKind: TypeAlias = Literal["auto", "thread", "process"]
+PrepareFn: TypeAlias = Callable[[Any], object]
+"""`(row) -> row`; a user annotates the row with a type of choice."""
+FinishFn: TypeAlias = Callable[[Any, Any], object]
+"""`(row, output) -> output`."""
 
 PROCESS_PAYS_S = 0.000_2
-"""CPU time of a function, in seconds per record, from which carrying records to another process is the cheaper way: the
-function would else hold the interpreter that also reads, batches and writes."""
+"""CPU seconds per record above which a function runs in other processes: on a thread it would hold the interpreter that
+also reads, batches and writes."""
 
 
 class UserCode:
-    """Calls a user's functions, many records at a time; what they raise is that record's own error.
+    """Calls a user's functions on many records; an exception becomes the error of its record.
 
     Args:
         prepare: `(row) -> row`, both mappings; None leaves rows as they are.
         finish: `(row, output) -> output`, with the row as `prepare` returned it; None leaves outputs as they are.
         kind: where they run; "auto" begins on threads and measures.
         workers: processes, where they run in processes.
-        timeout_s: most seconds of one call there; None for no limit. On a thread, a call cannot be ended.
+        timeout_s: maximum seconds of a call in a process; None for no limit. A call on a thread has no limit.
     """
 
     def __init__(
         self,
-        prepare: Callable[[Any], Any] | None = None,
-        finish: Callable[[Any, Any], Any] | None = None,
+        prepare: PrepareFn | None = None,
+        finish: FinishFn | None = None,
         kind: WorkerKind = "auto",
         workers: int | None = None,
         timeout_s: float | None = None,
@@ -50,7 +54,7 @@ class UserCode:
         self._kind = kind
         self._workers = workers or os.cpu_count() or 1
         self._threads: ThreadPoolExecutor | None = None
-        """One for each process: it waits for its answers."""
+        """One thread per process, which waits for its answers."""
         self._children: queue.SimpleQueue[tuple[ChildProcess, CrashIsolation]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         for name, function in (("prepare", prepare), ("finish", finish)):
@@ -65,18 +69,18 @@ class UserCode:
 
     @property
     def finishes(self) -> bool:
-        """Whether there is a `finish`, which wants to see the row."""
+        """Whether there is a `finish`."""
         return self._finish is not None
 
     def describe(self) -> Mapping[str, str]:
-        """What names the functions in a job's fingerprint; their code is not looked at."""
+        """The names of the functions, for the job's fingerprint; their code is not compared."""
         named = {"prepare": self._prepare, "finish": self._finish}
         return {key: _name(function) for key, function in named.items() if function is not None}
 
     def prepared(self, records: Sequence[Record]) -> Iterable[tuple[Record, Record | Exception]]:
-        """Each record, and what was made of it or why nothing could be. Called on worker threads.
+        """Each record with its prepared form or its error. Called on worker threads.
 
-        User code sees copies: for a dead letter or another try a record stays as it was read.
+        User code receives copies, so that dead letters and retries keep the record as it was read.
 
         Raises:
             BrokenOffError: no process can run the function.
@@ -89,8 +93,8 @@ class UserCode:
             for record, row in zip(records, rows, strict=True)
         ]
 
-    def finished(self, pairs: Sequence[tuple[Any, Any]]) -> Sequence[Any]:
-        """For each row and output the output to write, or why there is none.
+    def finished(self, pairs: Sequence[tuple[object, object]]) -> Sequence[object]:
+        """The output to write for each row and output, or its error.
 
         Raises:
             BrokenOffError: no process can run the function.
@@ -107,7 +111,7 @@ class UserCode:
         while not self._children.empty():
             self._children.get_nowait()[0].close()
 
-    def _call(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _call(self, function: Callable[..., object], calls: Sequence[tuple[object, ...]]) -> list[object]:
         if self._kind == "process" and calls:
             return self._call_in_process(function, calls)
         started = time.thread_time()
@@ -117,7 +121,7 @@ class UserCode:
             self._kind = "process" if pays and self._workers > 1 and _travels(function) else "thread"
         return results
 
-    def _call_in_process(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _call_in_process(self, function: Callable[..., object], calls: Sequence[tuple[object, ...]]) -> list[object]:
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self._workers, "headrace-user-code")
@@ -137,7 +141,7 @@ class UserCode:
                 f"cannot run {_name(function)} in a process: {error}; what is finished is kept, run again to go on"
             ) from error
 
-    def _survivors(self, calls: Sequence[Any]) -> list[Any]:
+    def _survivors(self, calls: Sequence[object]) -> list[object]:
         """The results of calls in one of the processes; a call that ends its process fails alone."""
         child, survivors = self._children.get()
         try:
@@ -147,31 +151,31 @@ class UserCode:
 
 
 def _own_copy(record: Record) -> Record:
-    """The same record in dicts and lists of its own; the record itself where it is nested too deep for that."""
+    """A deep copy of the record; the record itself if it is nested too deep."""
     try:
         return Record(record.position, record.id, _copied(record.data))
     except RecursionError:
         return record
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> object:
     if type(value) is dict:
         return {key: inner if type(inner) is str else _copied(inner) for key, inner in value.items()}
     return [_copied(inner) for inner in value] if type(value) is list else value
 
 
-def _mapped(record: Record, row: Any) -> Record | Exception:
+def _mapped(record: Record, row: object) -> Record | Exception:
     if isinstance(row, Mapping):
         return Record(record.position, record.id, row)
     return RecordError(f"prepare returned {type(row).__name__}, not a mapping of columns")
 
 
-def _apply(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+def _apply(function: Callable[..., object], calls: Sequence[tuple[object, ...]]) -> list[object]:
     return [_called(function, arguments) for arguments in calls]
 
 
-def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """What the function returns, or its error as one that a record can bear."""
+def _called(function: Callable[..., object], arguments: tuple[object, ...]) -> object:
+    """The result of the function, or its error as an Exception."""
     try:
         result = function(*arguments)
         return unfinished(_name(function), result) or result
@@ -186,27 +190,27 @@ def _called(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def _applier(
-    prepare: Callable[..., Any] | None, finish: Callable[..., Any] | None, timeout_s: float | None
-) -> Callable[[Any], list[Any]]:
+    prepare: Callable[..., object] | None, finish: Callable[..., object] | None, timeout_s: float | None
+) -> Callable[[Sequence[tuple[str, tuple[object, ...]]]], list[object]]:
     """What answers calls of either function, in a process of its own, which a call that takes too long ends."""
     functions = {"prepare": prepare, "finish": finish}
     # The alarm has no handler: the system ends the process, also one that is stuck in a library's own code.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
-    def call(which: str, arguments: tuple[Any, ...]) -> Any:
+    def call(which: str, arguments: tuple[object, ...]) -> object:
         signal.setitimer(signal.ITIMER_REAL, timeout_s or 0)
         try:
-            return _called(cast("Callable[..., Any]", functions[which]), arguments)
+            return _called(cast("Callable[..., object]", functions[which]), arguments)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def apply(calls: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+    def apply(calls: Sequence[tuple[str, tuple[object, ...]]]) -> list[object]:
         return [call(which, arguments) for which, arguments in calls]
 
     return apply
 
 
-def _travels(function: Callable[..., Any]) -> bool:
+def _travels(function: Callable[..., object]) -> bool:
     """Whether another process can import it."""
     if getattr(function, "__module__", None) in (None, "__main__"):
         return False
@@ -217,6 +221,6 @@ def _travels(function: Callable[..., Any]) -> bool:
     return True
 
 
-def _name(function: Callable[..., Any]) -> str:
+def _name(function: Callable[..., object]) -> str:
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__name__)
     return f"{module}:{name}"

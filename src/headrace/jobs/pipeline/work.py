@@ -19,13 +19,13 @@ class Work(NamedTuple):
 
     record: Record
     """What is kept of it once it is done: position and id."""
-    row: Any
+    row: object
     """The row as the source read it."""
     payload: Any = None
     """What the engine takes; None for a record that could not be prepared."""
     cost: int = 0
     attempt: int = 1
-    mapped: Any = None
+    mapped: object = None
     """The row as user code prepared it, where `finish` is to see it."""
     key: bytes | None = None
     """Equal for records that are computed once; None where each is computed."""
@@ -71,7 +71,7 @@ class PreparedChunk:
             self.work = [item for item in self.work if item.record.position not in done]
             self.refused = [pair for pair in self.refused if pair[0].record.position not in done]
 
-    def refuse(self, row: Record, identity: Any, error: Exception, attempt: int) -> None:
+    def refuse(self, row: Record, identity: object, error: Exception, attempt: int) -> None:
         """Note that a record has failed at this attempt, for good unless the reason may pass."""
         work = Work(Record(row.position, identity, None), row.data, attempt=attempt)
         if not is_transient(error):
@@ -86,7 +86,7 @@ class PreparedChunk:
         self.truncated += other.truncated
 
 
-Answered: TypeAlias = tuple[Sequence[Work], Sequence[Any], bool]
+Answered: TypeAlias = tuple[Sequence[Work], Sequence[object], bool]
 """Records, the answer to each (an output or an exception), and whether one of them may be an exception."""
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace.batching.policy.bucketing import MAX_STRETCH
 from headrace.batching.policy.cost import batch_cost
@@ -133,12 +132,12 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 def _measure(
     engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], profile: EngineProfile
-) -> tuple[float, list[tuple[Work, Any]]]:
+) -> tuple[float, list[tuple[Work, object]]]:
     """Seconds that all these batches take, and what came of those that were run."""
     chosen = sorted({round(n * (len(batches) - 1) / max(_MEASURED - 1, 1)) for n in range(_MEASURED)})
     engine.forward([item.payload for item in batches[chosen[len(chosen) // 2]]])
     points: list[tuple[float, float]] = []
-    done: list[tuple[Work, Any]] = []
+    done: list[tuple[Work, object]] = []
     for number in chosen:
         batch = batches[number]
         started = time.perf_counter()
@@ -157,19 +156,19 @@ def _cost(batch: Sequence[Work], profile: EngineProfile) -> float:
     return batch_cost([item.cost for item in batch], padded=profile.pads)
 
 
-async def _run_some(job: Job, work: Sequence[Work]) -> tuple[float, list[tuple[Work, Any]]]:
+async def _run_some(job: Job, work: Sequence[Work]) -> tuple[float, list[tuple[Work, object]]]:
     """Seconds that these take through the job's own batcher, and what came of them."""
 
     started = time.perf_counter()
-    done: list[tuple[Work, Any]] = []
+    done: list[tuple[Work, object]] = []
     async with job.batcher as batcher, aclosing(batcher.runs_as_completed(stream_longest_first(list(work)))) as results:
         async for run, outputs, _ in results:
             done += [(w, o) for w, o in zip(run, outputs, strict=True) if not isinstance(o, Exception)]
     return time.perf_counter() - started, done
 
 
-def _finished(job: Job, done: Sequence[tuple[Work, Any]]) -> list[Ok]:
-    outputs: Sequence[Any] = [output for _, output in done]
+def _finished(job: Job, done: Sequence[tuple[Work, object]]) -> list[Ok]:
+    outputs: Sequence[object] = [output for _, output in done]
     if job.user.finishes:
         outputs = job.user.finished([(work.row, output) for work, output in done])
     pairs = zip(done, outputs, strict=True)

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.errors import RecordError
 from headrace.events import NumbersChosen
@@ -40,7 +39,7 @@ class Survey:
     """Of the sample: longer than the model takes."""
     work: tuple[Work, ...]
     """The rest of the sample, ready for the engine."""
-    examples: tuple[Any, ...]
+    examples: tuple[object, ...]
     """Some inputs as the engine is given them."""
     prepare_s: float
     """Per record, on one worker."""
@@ -65,7 +64,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
     sample = _Sample(job.source)
     work: list[Work] = []
     left_out: list[LeftOut] = []
-    examples: list[Any] = []
+    examples: list[object] = []
     failed = truncated = 0
     spent = 0.0
     for chunk in sample.spread() if spread else sample.head():
@@ -91,7 +90,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
     )
 
 
-def _inputs(job: Job, chunk: Chunk) -> Iterator[Any]:
+def _inputs(job: Job, chunk: Chunk) -> Iterator[object]:
     for _, record in job.user.prepared(chunk.records[:_EXAMPLES]):
         if not isinstance(record, Exception):
             try:

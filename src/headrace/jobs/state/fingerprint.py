@@ -1,11 +1,10 @@
-"""What an output was begun with, and what is different now."""
+"""Compare the settings that an output was started with to the present ones."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import ResumeMismatchError
 
@@ -25,14 +24,14 @@ _FLAGS = {
     "text_column": "--text-column",
     "text_pair_column": "--text-pair-column",
 }
-"""What says so on the command line."""
+"""The command-line flag of each setting."""
 
 
-def check_same(output: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """See that a job is the one its output was begun with.
+def check_same(output: Path, then: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Check that a job matches the one that started its output.
 
     Raises:
-        ResumeMismatchError: it is not; each difference is named.
+        ResumeMismatchError: it does not; the message names each difference.
     """
     old, new = _flat(then), _flat(now)
     differences = [
@@ -42,14 +41,14 @@ def check_same(output: Path, then: Mapping[str, Any], now: Mapping[str, Any]) ->
     ]
     if differences:
         raise ResumeMismatchError(
-            f"{output} was begun with something else: {'; '.join(differences)}. Restore that, choose another output, "
+            f"{output} was started with other settings: {'; '.join(differences)}. Restore that, choose another output, "
             "pass --overwrite to begin anew, or --ignore-changes to go on with what is done as it is"
         )
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Nested mappings as dotted keys; values as JSON gives them back."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, inner in value.items():
         if isinstance(inner, Mapping):
             flat |= _flat(inner, f"{prefix}{key}.")

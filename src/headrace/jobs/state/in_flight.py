@@ -1,4 +1,4 @@
-"""The batch that is in the engine, noted on disk: what a run that was killed or crashed there leaves behind."""
+"""Records on disk which batch is in the engine, to name it after a crash or kill."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class InFlight:
         self._file: int | None = None
 
     def left_behind(self) -> str:
-        """What an earlier run was doing when it ended without a word; empty where none did."""
+        """The batch of an earlier run that crashed; empty if none did."""
         try:
             count, first, last = map(int, self._path.read_text(encoding="ascii").split()) if self._path else (0, 0, 0)
         except (OSError, ValueError):
@@ -36,22 +36,22 @@ class InFlight:
         return f"{count:,} records (positions {first:,} to {last:,})" if count else ""
 
     def enter(self, positions: Sequence[int]) -> None:
-        """These go into the engine."""
+        """Note a batch that enters the engine."""
         self._write(f"{len(positions)} {min(positions)} {max(positions)}")
 
     def leave(self) -> None:
-        """They came out."""
+        """Note that the batch has left the engine."""
         self._write("")
 
     def close(self) -> None:
-        """The run ends as it should."""
+        """Remove the file at the regular end of a run."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
         self.forget()
 
     def forget(self) -> None:
-        """What was left behind is known."""
+        """Remove the file."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
@@ -64,11 +64,11 @@ class InFlight:
             os.pwrite(self._file, text.ljust(_BYTES).encode(), 0)
 
 
-def tell_of_a_crash(output: JobOutput, *, overwrite: bool) -> None:
-    """Say where the last run ended if it did so without a word; with `overwrite` nobody wants to know.
+def warn_of_crash(output: JobOutput, *, overwrite: bool) -> None:
+    """Log a warning if the last run crashed or was killed in the engine; not with `overwrite`.
 
     Raises:
-        OutputLockedError: it has not ended.
+        OutputLockedError: the last run has not ended.
     """
     in_flight = InFlight(output.work)
     if not in_flight.left_behind():

@@ -1,4 +1,4 @@
-"""What an output tells of its job, from the files alone: while it runs, after a kill, when it is finished."""
+"""Read the state of a job from its files: while it runs, after a kill, or when it is finished."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from headrace.errors import ConfigError
 from headrace.io.sinks.targets import Target, find_target
@@ -16,7 +16,7 @@ from headrace.io.storage.locations import as_os_errors, exists, is_remote
 from headrace.io.storage.parts import PartFolder
 from headrace.jobs.state.lock import holder_in
 from headrace.jobs.state.output import changes, read_state
-from headrace.jobs.state.passes import Finished
+from headrace.jobs.state.passes import Finished, JobState
 from headrace.jobs.state.run_time import RunTime, RunTimeLog
 
 State: TypeAlias = Literal["running", "not running", "finished"]
@@ -24,7 +24,7 @@ State: TypeAlias = Literal["running", "not running", "finished"]
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What is known of a job."""
+    """The state of a job."""
 
     state: State
     holder: str | None
@@ -39,13 +39,13 @@ class Inspection:
     retried: tuple[int, int] | None
     """Of a retry under way: dead letters that have a new outcome, and how many there are."""
     spent: RunTime
-    settings: Mapping[str, Any] | None
-    """What it was begun with, where that could be written down."""
+    settings: Mapping[str, object] | None
+    """The settings of the job; None if JSON cannot hold them."""
     damaged: Sequence[str]
     """Files that are not as they were committed, each with what is wrong."""
 
 
-def state_of(name: str | Path) -> tuple[Target, dict[str, Any]]:
+def state_of(name: str | Path) -> tuple[Target, JobState]:
     """The output of that name, in its own format, and what its job has written down.
 
     Raises:
@@ -63,7 +63,7 @@ def state_of(name: str | Path) -> tuple[Target, dict[str, Any]]:
             "which a job writes once its model is loaded"
         )
     chosen = (state.get("settings") or {}).get("output_format")
-    return find_target(name, chosen or target.format), state
+    return find_target(name, chosen if isinstance(chosen, str) else target.format), state
 
 
 def inspect(name: str | Path, *, verify: bool = False) -> Inspection:

@@ -17,8 +17,8 @@ _held: set[int] = set()
 """File descriptors of the locks of this process."""
 
 
-def _let_go() -> None:
-    """Give up the locks in a forked child: one that outlives its parent must not go on holding them."""
+def _release_in_child() -> None:
+    """Release the locks in a forked child, which may outlive its parent."""
     if not _held:
         return
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -28,18 +28,18 @@ def _let_go() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 @contextlib.contextmanager
 def exclusive(path: Path, output: Path, way_out: str = "wait for it, or choose another output") -> Iterator[None]:
-    """Hold the lock file while the body runs; the file stays, and says who held it last.
+    """Hold the lock file while the body runs. The file remains and names its last holder.
 
     The kernel frees the lock when the process ends, however it ends, so a file left by `kill -9` locks nothing.
 
     Args:
-        path: the lock file, which is made if it is not there.
-        output: what it guards.
+        path: the lock file; created if missing.
+        output: the output it protects.
         way_out: what the error advises.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The output of a job and its working folder: what it was begun with, its parts, and the one merged file at the end.
+"""The output of a job and its working folder: its settings, its parts, and the merged file at the end.
 
 For the file `out.parquet`: `out.parquet.parts/` holds `job.json`, `lock` and the parts; `out.errors.jsonl` takes the
 dead letters. The end is a row of steps, each of which may be repeated after a kill: merge the dead letters, merge the
@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import BinaryIO, Literal, TypeGuard, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
@@ -30,7 +30,7 @@ from headrace.io.storage.parts import PartFolder, atomic_file, listed
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import exclusive
-from headrace.jobs.state.passes import Finished, Pass
+from headrace.jobs.state.passes import Finished, JobState, Pass
 from headrace.jobs.state.retrying import Retrying
 from headrace.jobs.state.run_time import RunTimeLog
 from headrace.jobs.state.stalls import StallDetector
@@ -38,16 +38,16 @@ from headrace.jobs.state.stalls import StallDetector
 
 @dataclass(frozen=True, slots=True)
 class StartMode:
-    """How a run comes to an output."""
+    """How a run starts on an output."""
 
-    fingerprint: Mapping[str, Any]
-    """JSON-able facts that decide the output."""
-    settings: Mapping[str, Any] | None = None
-    """What the job was begun with, to be begun with again; None where that cannot be written down."""
+    fingerprint: Mapping[str, object]
+    """Facts that determine the output, as JSON."""
+    settings: Mapping[str, object] | None = None
+    """The settings of the job, as JSON; None if JSON cannot hold them."""
     changes: Literal["refuse", "ignore", "overwrite"] = "refuse"
-    """What to do where the output was begun with something else."""
+    """What to do where the output was started with other settings."""
     made_of: str | None = None
-    """What the engine is made of, as `engines.identity` tells it; None where that cannot be told."""
+    """Identity of the engine: see `engines.identity`; None if unknown."""
 
 
 class JobOutput:
@@ -73,7 +73,7 @@ class JobOutput:
         self.writer = writer
         self.is_folder = target.is_folder
         self.work = target.work
-        """What the job knows of itself."""
+        """The working folder."""
         self._lease: Lease | None = None
         folder = place if target.is_folder else target.work
         self.parts = PartFolder(folder, writer.suffix, target.work, self._check_lease)
@@ -134,10 +134,10 @@ class JobOutput:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only process that writes this output.
+        """Lock the output while the body runs.
 
         Raises:
-            OutputLockedError: another one does.
+            OutputLockedError: another process writes it.
         """
         lock = self.work / "lock"
         if is_remote(self.target):
@@ -163,15 +163,15 @@ class JobOutput:
         if self._lease is not None:
             self._lease.wait_until_alone()
 
-    def begin(self, begun: StartMode) -> Pass | Finished:
-        """What is still to do, or how the job ended if it has. Begins anew where there is nothing, or as `begun` says.
+    def begin(self, start: StartMode) -> Pass | Finished:
+        """What is left to do, or how the job ended. Starts again if there is no state, or if `start` asks for it.
 
         Raises:
-            ResumeMismatchError: the output was begun with something else; each difference is named.
+            ResumeMismatchError: the output was started with other settings; each difference is named.
             ConfigError: the output file is not the one the finished job wrote, or its errors file is another's.
             JobError: the parts contradict each other.
         """
-        state = None if begun.changes == "overwrite" else self.read_state()
+        state = None if start.changes == "overwrite" else self.read_state()
         if state is None or state["finished"] is None:
             self._check_errors()
         if state is None:
@@ -180,49 +180,49 @@ class JobOutput:
             self._clear_scratch()
             RunTimeLog(self.work).forget()
             StallDetector(self.work).forget()
-            self._write_state(begun, None)
-            return self._pass(begun, Ledger([]))
-        finished = self._resumed(state, begun)
+            self._write_state(start, None)
+            return self._pass(start, Ledger([]))
+        finished = self._resumed(state, start)
         if finished is None:
-            return self._resume(begun)
+            return self._resume(start)
         if self.is_folder:
-            return self._begin_finished_folder(begun, finished)
+            return self._begin_finished_folder(start, finished)
         if not exists(self.target):  # someone took the result away: what is wanted is a new one
-            return self._reopen(begun)  # a kill may have left some parts
+            return self._reopen(start)  # a kill may have left some parts
         if self.target.stat().st_size != finished.bytes:
             raise ConfigError(f"{self.target} is not the file the finished job wrote; pass --overwrite to replace it")
         self.parts.clear()  # a kill may have come between the mark and this
         self._clear_scratch()
         return finished
 
-    def _resume(self, begun: StartMode) -> Pass:
+    def _resume(self, start: StartMode) -> Pass:
         intervals, damaged = self.parts.resume()
-        return self._pass(begun, Ledger(intervals), damaged)
+        return self._pass(start, Ledger(intervals), damaged)
 
-    def _reopen(self, begun: StartMode) -> Pass:
+    def _reopen(self, start: StartMode) -> Pass:
         """Go on with a job that had ended, to make anew what was taken away."""
         self._retrying.clear()  # it numbers the dead letters there were
-        self._write_state(begun, None)
-        return self._resume(begun)
+        self._write_state(start, None)
+        return self._resume(start)
 
-    def _begin_finished_folder(self, begun: StartMode, finished: Finished) -> Pass | Finished:
+    def _begin_finished_folder(self, start: StartMode, finished: Finished) -> Pass | Finished:
         """Parts that were taken away are made anew; one that is another now may be so on purpose, and is refused."""
         if damaged := self.parts.check(self.parts.committed()):
             raise ConfigError(
                 f"{self.target}/ is not as the finished job left it: {listed(damaged)}; remove what is damaged and run "
                 "again to make it anew, or pass --overwrite"
             )
-        return finished if Ledger(self.parts.take_over()).done == finished.records else self._reopen(begun)
+        return finished if Ledger(self.parts.take_over()).done == finished.records else self._reopen(start)
 
-    def begin_retry(self, begun: StartMode) -> Pass | Finished:
+    def begin_retry(self, start: StartMode) -> Pass | Finished:
         """A pass over the dead letters of the finished job; how it ended, if it left none.
 
         Raises:
-            ResumeMismatchError: the output was begun with something else; each difference is named.
+            ResumeMismatchError: the output was started with other settings; each difference is named.
             ConfigError: there is no finished job, or its files are not as it left them.
         """
         state = self.read_state()
-        finished = None if state is None else self._resumed(state, begun)
+        finished = None if state is None else self._resumed(state, start)
         if finished is None:
             raise ConfigError(
                 f"there is no finished job at {self.target}: run it to its end first (--max-error-rate 1 if it stops "
@@ -238,26 +238,26 @@ class JobOutput:
 
         def commit(ended: Finished) -> None:
             self._wait_until_alone()
-            self._write_state(begun, ended, swap=True)
+            self._write_state(start, ended, swap=True)
             self._retrying.swap()
-            self._write_state(begun, ended)
+            self._write_state(start, ended)
 
         return self._retrying.begin(finished, commit)
 
-    def _resumed(self, state: Mapping[str, Any], begun: StartMode) -> Finished | None:
+    def _resumed(self, state: JobState, start: StartMode) -> Finished | None:
         """How the job ended, if it has. What a kill has left half done is done."""
-        if begun.changes != "ignore":
-            check_same(self.target, state["fingerprint"], begun.fingerprint)
+        if start.changes != "ignore":
+            check_same(self.target, state["fingerprint"], start.fingerprint)
         finished = Finished(**state["finished"]) if state["finished"] else None
         if state.get("swap"):
             self._retrying.swap()
-        if state.get("swap") or begun.changes == "ignore":
-            self._write_state(begun, finished)
+        if state.get("swap") or start.changes == "ignore":
+            self._write_state(start, finished)
         return finished
 
-    def _pass(self, begun: StartMode, ledger: Ledger, damaged: Sequence[Damage] = ()) -> Pass:
+    def _pass(self, start: StartMode, ledger: Ledger, damaged: Sequence[Damage] = ()) -> Pass:
         failed = self.parts.count_errors()
-        finish = functools.partial(self._finish, begun)
+        finish = functools.partial(self._finish, start)
         return Pass(ledger.next_todo, self.parts, finish, ledger.done, failed, None, damaged=damaged)
 
     def merge_so_far(self) -> None:
@@ -274,7 +274,7 @@ class JobOutput:
             self.writer.merge([self.parts.part_path(interval) for interval in intervals], cast("BinaryIO", target))
         return target.digest
 
-    def _finish(self, begun: StartMode) -> Finished:
+    def _finish(self, start: StartMode) -> Finished:
         """Merge all parts into the one output file and mark the job finished.
 
         Raises:
@@ -291,11 +291,11 @@ class JobOutput:
         errors_digest = digest_of(self.errors) if failed else ""
         if self.is_folder:
             finished = Finished(ledger.done, failed, 0, "", errors_digest)
-            self._write_state(begun, finished)
+            self._write_state(start, finished)
         else:
             digest = self._merge(committed)
             finished = Finished(ledger.done, failed, self.target.stat().st_size, digest, errors_digest)
-            self._write_state(begun, finished)
+            self._write_state(start, finished)
             self.parts.clear()
         self._clear_scratch()
         return finished
@@ -303,19 +303,19 @@ class JobOutput:
     def _clear_scratch(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def read_state(self) -> dict[str, Any] | None:
-        """What the job knows of itself; None where there is none.
+    def read_state(self) -> JobState | None:
+        """The state of the job; None if there is none.
 
         Raises:
             JobError: it cannot be read.
         """
         return read_state(self._state)
 
-    def _write_state(self, begun: StartMode, finished: Finished | None, *, swap: bool = False) -> None:
+    def _write_state(self, start: StartMode, finished: Finished | None, *, swap: bool = False) -> None:
         state = {
-            "fingerprint": begun.fingerprint,
-            "settings": begun.settings,
-            "made_of": begun.made_of,
+            "fingerprint": start.fingerprint,
+            "settings": start.settings,
+            "made_of": start.made_of,
             "finished": asdict(finished) if finished else None,
             "swap": swap,
         }
@@ -348,8 +348,8 @@ def _file_change(path: Path, digest: str, size: int | None = None) -> list[str]:
     return []
 
 
-def read_state(path: Path) -> dict[str, Any] | None:
-    """What a job has written down there; None where there is none.
+def read_state(path: Path) -> JobState | None:
+    """The state that a job has stored; None if there is none.
 
     Raises:
         JobError: it cannot be read.
@@ -362,10 +362,10 @@ def read_state(path: Path) -> dict[str, Any] | None:
         return None
     except (ValueError, RecursionError) as error:
         raise JobError(f"{path} is damaged ({error}); begin anew with --overwrite") from error
-    return cast("dict[str, Any]", state)
+    return state
 
 
-def _is_state(state: Any) -> bool:
+def _is_state(state: object) -> TypeGuard[JobState]:
     if not isinstance(state, dict) or not {"fingerprint", "finished"} <= state.keys():
         return False
     finished, settings = state["finished"], state.get("settings")
@@ -376,7 +376,7 @@ def _is_state(state: Any) -> bool:
     )
 
 
-def _is_an_end(finished: Mapping[str, Any]) -> bool:
+def _is_an_end(finished: Mapping[str, object]) -> bool:
     """Whether the fields of a `Finished` are there, and of its types; those with a default may be missing."""
     known = {field.name: field.type for field in fields(Finished)}
     needed = {field.name for field in fields(Finished) if field.default is MISSING}

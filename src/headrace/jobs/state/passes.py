@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NotRequired, TypedDict
 
 from headrace.io.storage.checksums import Damage
 from headrace.io.storage.parts import PartFolder
+from headrace.records import JsonObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,31 @@ class Finished:
     """Of the merged file (see `io/storage/checksums.py`); empty for a folder of parts, and where it was not kept."""
     errors_digest: str = ""
     """Of the file of dead letters; empty where there is none, and where it was not kept."""
+
+
+class FinishedState(TypedDict):
+    """A `Finished` in `job.json`."""
+
+    records: int
+    failed: int
+    bytes: int
+    digest: NotRequired[str]
+    errors_digest: NotRequired[str]
+
+
+class JobState(TypedDict):
+    """The content of `job.json`."""
+
+    fingerprint: JsonObject
+    """What decides the output."""
+    settings: NotRequired[JsonObject | None]
+    """See `jobs.settings.as_json`."""
+    made_of: NotRequired[str | None]
+    """See `engines.identity`."""
+    finished: FinishedState | None
+    """None while records are left to do."""
+    swap: NotRequired[bool]
+    """Whether the new files of a retry are being moved into place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How long the runs of a job have worked, noted now and then in a file; by the monotonic clock, which no one sets."""
+"""Run time of a job over all runs, stored in a file at intervals; measured by the monotonic clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY_REMOTE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RunTime:
-    """Of all runs so far; of one that was killed, up to its last note."""
+    """Run time of all runs; for a killed run, up to its last note."""
 
     runs: int
     seconds: float
@@ -34,24 +34,24 @@ class RunTimeLog:
         self._every_s = EVERY_REMOTE_S if is_remote(work) else EVERY_S
 
     def read(self) -> RunTime:
-        """What has been noted."""
+        """The stored run time."""
         try:
             noted = json.loads(self._path.read_text(encoding="utf-8"))
             return RunTime(int(noted["runs"]), float(noted["seconds"]))
-        except (OSError, ValueError, KeyError, TypeError):  # none, or half of one: it decides nothing
+        except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: not needed
             return RunTime(0, 0.0)
 
     def note(self) -> None:
-        """Write it down, if that was a while ago."""
+        """Store the run time if the last note is old enough."""
         if self._earlier is None or self._clock() - self._noted >= self._every_s:
             self._write()
 
     def close(self) -> None:
-        """Write it down."""
+        """Store the run time."""
         self._write()
 
     def forget(self) -> None:
-        """The job begins anew."""
+        """Delete the file, for a new job."""
         remove(self._path)
 
     def _write(self) -> None:

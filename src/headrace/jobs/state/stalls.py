@@ -1,4 +1,4 @@
-"""Runs of a job that end at the same place, one after the other: the next one will not get further by itself."""
+"""Detect runs of a job that end one after the other without progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.passes import Pass
 
 MOST_RUNS = 4
-"""So many runs in a row may end without a record committed before that is said, with another exit status."""
+"""Runs in a row without a committed record before the job fails for good."""
 
 
 class StallDetector:
@@ -22,7 +22,7 @@ class StallDetector:
         self._path = work / "standstill.json"
 
     def judge(self, todo: Pass, error: BrokenOffError) -> None:
-        """Note that a run was broken off.
+        """Count a run that failed.
 
         Raises:
             JobError: this and the runs before it have committed nothing.
@@ -41,7 +41,7 @@ class StallDetector:
             ) from error
 
     def forget(self) -> None:
-        """The job begins anew."""
+        """Delete the file, for a new job."""
         remove(self._path)
 
     def _runs_at(self, done: int) -> int:
