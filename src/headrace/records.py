@@ -7,6 +7,9 @@ from typing import Any, TypeAlias
 
 from headrace.errors import RecordError
 
+JsonObject: TypeAlias = dict[str, object]
+"""A JSON object, as `json.loads` returns it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Record:

@@ -17,7 +17,7 @@ _FIELDS = frozenset(
 )
 
 
-def checked_messages(messages: Sequence[Any], parts: Collection[str] = TEXT_ONLY) -> list[Mapping[str, Any]]:
+def checked_messages(messages: Sequence[object], parts: Collection[str] = TEXT_ONLY) -> list[Mapping[str, object]]:
     """The messages without their empty fields; where all parts of a content are text, they are joined by newlines.
 
     Args:
@@ -33,7 +33,7 @@ def checked_messages(messages: Sequence[Any], parts: Collection[str] = TEXT_ONLY
     return [_checked(message, number, parts) for number, message in enumerate(messages)]
 
 
-def _checked(message: Any, number: int, parts: Collection[str]) -> Mapping[str, Any]:
+def _checked(message: object, number: int, parts: Collection[str]) -> Mapping[str, object]:
     place = f"messages.{number}"
     if not isinstance(message, dict) or "role" not in message:
         raise RecordError(
@@ -62,7 +62,7 @@ def _checked(message: Any, number: int, parts: Collection[str]) -> Mapping[str, 
     return {"role": role, "content": content or "", **given}
 
 
-def _content(content: Any, number: int, parts: Collection[str]) -> Any:
+def _content(content: object, number: int, parts: Collection[str]) -> object:
     """The text of a content, its parts where some are no text, or None where there is none."""
     if content is None or isinstance(content, str):
         return content
@@ -95,7 +95,7 @@ def _content(content: Any, number: int, parts: Collection[str]) -> Any:
     return content
 
 
-def _check_calls(calls: Any, number: int) -> None:
+def _check_calls(calls: object, number: int) -> None:
     for index, call in enumerate(calls if isinstance(calls, list) else [calls]):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -105,7 +105,7 @@ def _check_calls(calls: Any, number: int) -> None:
             )
 
 
-def with_known_roles(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
+def with_known_roles(messages: Sequence[Mapping[str, object]], template: str) -> list[Mapping[str, object]]:
     """A developer's messages as a system's, which they are the newer name of, where a template does not know them."""
     if "developer" in template:
         return list(messages)
@@ -113,7 +113,7 @@ def with_known_roles(messages: Sequence[Mapping[str, Any]], template: str) -> li
 
 
 def rendered(
-    messages: Sequence[Mapping[str, Any]], template: str, render: Callable[[list[Mapping[str, Any]]], str]
+    messages: Sequence[Mapping[str, object]], template: str, render: Callable[[list[Mapping[str, object]]], str]
 ) -> str:
     """The text that a chat template makes of checked messages.
 
@@ -145,20 +145,20 @@ def rendered(
     return text
 
 
-def _says_something(message: Mapping[str, Any], name: str) -> bool:
+def _says_something(message: Mapping[str, object], name: str) -> bool:
     if name == "name":
         return bool(message["role"] != "tool")  # a tool's is that of the call, which the order of messages tells too
     return name in ("content", "tool_calls")
 
 
 def _lost(
-    chat: Sequence[Mapping[str, Any]],
+    chat: Sequence[Mapping[str, object]],
     fields: Sequence[tuple[int, str]],
-    render: Callable[[list[Mapping[str, Any]]], str],
+    render: Callable[[list[Mapping[str, object]]], str],
 ) -> tuple[int, str] | None:
     """The first of some fields that does not come out of a template, whatever that makes of its text."""
     marks = [secrets.token_hex(8) for _ in fields]
-    marked = [dict(message) for message in chat]
+    marked: list[dict[str, Any]] = [dict(message) for message in chat]
     for (number, name), mark in zip(fields, marks, strict=True):
         if name == "tool_calls":
             first, *others = marked[number][name]
@@ -175,17 +175,17 @@ def _lost(
     return next(missing, None)
 
 
-def _with_arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _with_arguments(messages: Sequence[Mapping[str, object]]) -> Iterator[Mapping[str, object]]:
     """Arguments of tool calls as objects, which templates expect, where they are JSON in a text, as OpenAI has them."""
     for message in messages:
         if "tool_calls" not in message:
             yield message
             continue
-        calls = [{**call, "function": _parsed(call["function"])} for call in message["tool_calls"]]
-        yield {**message, "tool_calls": calls}
+        calls: Any = message["tool_calls"]
+        yield {**message, "tool_calls": [{**call, "function": _parsed(call["function"])} for call in calls]}
 
 
-def _parsed(function: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parsed(function: Mapping[str, object]) -> Mapping[str, object]:
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return function

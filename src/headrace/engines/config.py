@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from headrace.engines import registry
 from headrace.errors import ConfigError
@@ -22,10 +21,10 @@ class EngineConfig:
     """None for what the input asks for, else what the engine is for, else "embed"."""
     model: str | None = None
     """A folder or a known name; None for the task's default."""
-    engine: str | Callable[..., Any] | object | None = None
+    engine: str | Callable[..., object] | object | None = None
     """The engine to use instead of the task's own: a name such as "onnx" or "vllm", or one of your own: `module:name`,
     a function, or whatever else `headrace.engines.custom.load` takes."""
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    engine_options: Mapping[str, object] = field(default_factory=dict)
     """Options of the engine, such as `max_model_len`."""
     batch_tokens: int | None = None
     """Budget of a batch in the engine's unit of cost, padding included; None for the engine's default."""
@@ -81,7 +80,7 @@ class EngineConfig:
 _NAMES = tuple(entry.name for entry in fields(EngineConfig))
 
 
-def merged_options(explicit: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
+def merged_options(explicit: Mapping[str, object] | None, keywords: Mapping[str, object]) -> dict[str, object]:
     """Options given as a mapping and as keyword arguments, together.
 
     Raises:

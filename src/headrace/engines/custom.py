@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.batching.callables import plain_function, unfinished
+from headrace.batching.options import whole
 from headrace.engines.base import AnyBatchEngine, Prepared
 from headrace.engines.profile import EngineProfile, check_methods, profile_of
 from headrace.errors import BadResultError, ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
@@ -31,27 +32,27 @@ class FunctionEngine:
 
     def __init__(
         self,
-        function: Callable[[list[Any]], Sequence[Any]],
+        function: Callable[[list[Any]], Sequence[object]],
         name: str,
         model: str | Path | None = None,
         batch_size: int = BATCH_SIZE,
     ) -> None:
-        self._function: Callable[[list[Any]], Sequence[Any]] | None = function
+        self._function: Callable[[list[Any]], Sequence[object]] | None = function
         self._name = name
         self._model = model
         self.profile = EngineProfile(
             batching="batches", cost_unit="records", batch_cost=batch_size, batch_size=batch_size
         )
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """The function's name and its model's; not its code, so that a job can go on after it was mended."""
         return {"engine": self._name, "model": None if self._model is None else str(self._model)}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
         """The values themselves."""
         return [Prepared(value, cost=1) for value in inputs]
 
-    def forward(self, batch: list[Any]) -> Sequence[Any]:
+    def forward(self, batch: list[object]) -> Sequence[object]:
         """What the function returns.
 
         Raises:
@@ -78,7 +79,7 @@ class FunctionEngine:
         self._function = None
 
 
-def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> AnyBatchEngine:
+def load(engine: object, model: str | Path | None, options: Mapping[str, object]) -> AnyBatchEngine:
     """The engine that `module:name` stands for, or that a callable or object of one's own is.
 
     A callable whose first parameter is named `model` is a factory: it is called with the model and the options, and
@@ -96,7 +97,7 @@ def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> A
     made: Any = found
     used_model: str | Path | None = None
     known: tuple[str, ...] = ()
-    if parameters and parameters[0].name == "model":
+    if callable(found) and parameters and parameters[0].name == "model":
         known = tuple(one.name for one in parameters[1:] if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL))
         own = {name: chosen.pop(name) for name in list(chosen) if _takes(parameters, name)}
         made, used_model = found(model, **own), model
@@ -107,14 +108,14 @@ def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> A
         for method in ("prepare", "forward", "span", "add", "step", "needs", "remove", "describe", "close"):
             plain_function(f"{method} of {reference!r}", getattr(made, method, None))
         check_methods(made, profile_of(made))
-        whole: AnyBatchEngine = made
-        return whole
+        complete: AnyBatchEngine = made
+        return complete
     size = chosen.pop("batch_size", BATCH_SIZE)
     _refuse(reference, chosen, ("batch_size", *known))
-    return FunctionEngine(_one_function(made, reference), reference, used_model, size)
+    return FunctionEngine(_one_function(made, reference), reference, used_model, whole("batch_size", size, 1))
 
 
-def load_factory(reference: str) -> Callable[..., Any]:
+def load_factory(reference: str) -> Callable[..., object]:
     """The callable that `module:attribute` names, with dots allowed on both sides; modules of the current folder count.
 
     Raises:
@@ -127,7 +128,7 @@ def load_factory(reference: str) -> Callable[..., Any]:
     if here not in sys.path and "" not in sys.path:  # an installed command does not look where it is called
         sys.path.append(here)
     try:
-        found: Any = importlib.import_module(module_name)
+        found: object = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"{reference!r}: cannot import {module_name}: {error}") from error
     except (StoppedEarly, KeyboardInterrupt):
@@ -141,16 +142,16 @@ def load_factory(reference: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise ConfigError(f"{reference!r} is of type {type(found).__name__}, which cannot be called")
-    return found  # type: ignore[no-any-return]  # narrowed to a callable of unknown signature
+    return found
 
 
-def _name(found: Any) -> str:
+def _name(found: object) -> str:
     """What identifies an object in a job's fingerprint: no address of it."""
     kind = found if hasattr(found, "__qualname__") else type(found)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _parameters(found: Callable[..., Any], reference: str) -> list[inspect.Parameter]:
+def _parameters(found: Callable[..., object], reference: str) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(found).parameters.values())
     except ValueError as error:
@@ -164,14 +165,14 @@ def _takes(parameters: Sequence[inspect.Parameter], option: str) -> bool:
     )
 
 
-def _refuse(reference: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+def _refuse(reference: str, options: Mapping[str, object], known: Sequence[str]) -> None:
     if options:
         option = next(iter(options))
         message = f"{reference!r} has no option {option!r}; known: {', '.join(known) or 'none'}"
         raise UnknownOptionError(message, option, tuple(known))
 
 
-def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[Any]]:
+def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[object]]:
     """The object itself where it can be called, else its one public method."""
     function = made
     if not callable(made):

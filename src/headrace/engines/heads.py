@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Literal, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engines.model_folder import ModelConfig
 from headrace.engines.network import Rows
 from headrace.errors import ConfigError
 
-Head: TypeAlias = Callable[[Rows], list[Any]]
+Head: TypeAlias = Callable[[Rows], Sequence[object]]
 """One output for each row of a network's."""
 
 Function: TypeAlias = Literal["softmax", "sigmoid", "none"]
@@ -79,7 +80,7 @@ class VectorHead:
         return list(rows[:, : self._dimension])
 
 
-def matryoshka_dimensions(config: Mapping[str, Any], dimension: int) -> Sequence[int]:
+def matryoshka_dimensions(config: ModelConfig, dimension: int) -> Sequence[int]:
     """The lengths below its own that a model's vectors were trained to be cut to, from its config.json.
 
     It says so as vLLM reads it: `"matryoshka_dimensions": [64, 128]`, or `"is_matryoshka": true` for any length.
@@ -101,7 +102,7 @@ def apply(function: Function, logits: Rows) -> Rows:
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True), dtype=np.float32)
 
 
-def label_names(config: Mapping[str, Any]) -> list[str]:
+def label_names(config: ModelConfig) -> list[str]:
     """The label of each output column, from a model's config.json.
 
     Raises:
@@ -113,7 +114,7 @@ def label_names(config: Mapping[str, Any]) -> list[str]:
     return [names[index] for index in range(len(names))]
 
 
-def label_function(config: Mapping[str, Any], labels: int) -> Function:
+def label_function(config: ModelConfig, labels: int) -> Function:
     """What makes scores of a classifier's logits, by its config.json."""
     kind = config.get("problem_type")
     if kind == "regression":

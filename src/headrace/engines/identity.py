@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 from headrace.engines import registry
 from headrace.errors import ConfigError
@@ -21,7 +21,7 @@ _MOST_FILES = 20_000
 """In a folder that is named; what holds more is not looked through."""
 
 
-def identity(task: str, model: str | Path | None, engine: Any, options: Mapping[str, Any]) -> str | None:
+def identity(task: str, model: str | Path | None, engine: object, options: Mapping[str, object]) -> str | None:
     """A digest of the engine's name and options and of the files they name; None where it cannot be told.
 
     Files count by size and time of change, not by content: the same digest means the same engine, another one means
@@ -29,7 +29,7 @@ def identity(task: str, model: str | Path | None, engine: Any, options: Mapping[
     is the path of a file or folder.
     """
     try:
-        files: list[Any] = [model, registry.folder_of(task, model, engine), *map(_file_part, options.values())]
+        files: list[object] = [model, registry.folder_of(task, model, engine), *map(_file_part, options.values())]
         name = engine
         if engine is not None and (not isinstance(engine, str) or ":" in engine):
             name, code = _own_code(engine)
@@ -48,7 +48,7 @@ def identity(task: str, model: str | Path | None, engine: Any, options: Mapping[
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _own_code(engine: Any) -> tuple[str, str]:
+def _own_code(engine: object) -> tuple[str, str]:
     """The name of an engine of one's own and the file that holds its code.
 
     Raises:
@@ -70,12 +70,12 @@ def _own_code(engine: Any) -> tuple[str, str]:
     return name, str(code)
 
 
-def _file_part(value: Any) -> Any:
+def _file_part(value: object) -> object:
     """A TorchServe handler may be named as `file.py:function`."""
     return value.partition(".py:")[0] + ".py" if isinstance(value, str) and ".py:" in value else value
 
 
-def _is_there(path: Any) -> bool:
+def _is_there(path: object) -> TypeGuard[str | Path]:
     return isinstance(path, (str, Path)) and str(path) != "" and os.path.exists(path)  # noqa: PTH110 - a long text is no error
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.engines.model_folder import ModelConfig, SentenceTransformersConfig
 from headrace.errors import ConfigError
 
 logger = logging.getLogger("headrace")
@@ -137,7 +138,7 @@ def say_what_is_left_out(task: str, model: str | Path | None) -> None:
         )
 
 
-def with_own_settings(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+def with_own_settings(folder: Path, config: ModelConfig) -> ModelConfig:
     """A cross-encoder's config.json with what sentence-transformers keeps in files of its own: activation and length.
 
     Raises:
@@ -147,10 +148,12 @@ def with_own_settings(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     prompt = (told.get("prompts") or {}).get(told.get("default_prompt_name"))
     if prompt:
         raise ConfigError(f"the model in {folder} puts the prompt {prompt!r} before its texts, which is not done here")
-    own = {"activation_fn": told.get("activation_fn")} if told.get("activation_fn") else {}
+    own: SentenceTransformersConfig = {**(config.get("sentence_transformers") or {})}
+    if activation := told.get("activation_fn"):
+        own["activation_fn"] = activation
     if length := _json(folder / "sentence_bert_config.json").get("max_seq_length"):
         own["max_seq_length"] = length
-    return config | {"sentence_transformers": (config.get("sentence_transformers") or {}) | own}
+    return {**config, "sentence_transformers": own}
 
 
 _STEPS = "modules.json"
@@ -172,7 +175,7 @@ def _kind(folder: Path) -> tuple[str | None, str]:
     return _transformers_kind(folder, _json(folder / "config.json"))
 
 
-def _transformers_kind(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str]:
+def _transformers_kind(folder: Path, config: ModelConfig) -> tuple[str | None, str]:
     architectures: list[str] = config.get("architectures") or [""]
     name = architectures[0]
     if "colbert" in name.lower():
@@ -193,13 +196,13 @@ def _transformers_kind(folder: Path, config: Mapping[str, Any]) -> tuple[str | N
     return _of_images(folder, config, name) if kind is None or _reads_images(folder) else (kind, name)
 
 
-def _named_splade(folder: Path, config: Mapping[str, Any]) -> str:
+def _named_splade(folder: Path, config: ModelConfig) -> str:
     """Where a plain folder of a masked language model is called SPLADE; nothing else in it tells."""
     names = {"its folder's name": folder.resolve().name, "_name_or_path in config.json": config.get("_name_or_path")}
     return next((place for place, name in names.items() if "splade" in str(name).lower()), "")
 
 
-def _of_images(folder: Path, config: Mapping[str, Any], name: str) -> tuple[str | None, str]:
+def _of_images(folder: Path, config: ModelConfig, name: str) -> tuple[str | None, str]:
     """For a model that may be one of images."""
     texts = any(path.name.startswith(("token", "vocab")) or path.suffix == ".model" for path in folder.iterdir())
     if _reads_images(folder) and not texts:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 Rows: TypeAlias = NDArray[np.float32]
 
 # A padded budget of 1,024 tokens was the fastest of 256 to 8,192 on CPUs: larger batches leave the cache. A GPU needs
@@ -30,7 +30,7 @@ class Network(Protocol):
     by_length: bool
     """Whether it computes long and short batches in different ways."""
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """JSON-able facts that decide its numbers."""
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -27,7 +27,7 @@ class SamplingOptions(TypedDict, total=False):
 class VllmOptions(TypedDict, total=False):
     """vLLM's own engine arguments that are used most; any other goes into `engine_options`."""
 
-    compilation_config: Mapping[str, Any]
+    compilation_config: Mapping[str, object]
     cpu_offload_gb: float
     data_parallel_size: int
     enable_chunked_prefill: bool
@@ -35,14 +35,14 @@ class VllmOptions(TypedDict, total=False):
     enable_prefix_caching: bool
     enforce_eager: bool
     gpu_memory_utilization: float
-    hf_overrides: Mapping[str, Any]
+    hf_overrides: Mapping[str, object]
     kv_cache_dtype: str
     limit_mm_per_prompt: Mapping[str, int]
     load_format: str
     max_num_batched_tokens: int
     pipeline_parallel_size: int
     quantization: str
-    speculative_config: Mapping[str, Any]
+    speculative_config: Mapping[str, object]
     tensor_parallel_size: int
     tokenizer: str
     tokenizer_mode: str

@@ -1,4 +1,4 @@
-"""Any engine that runs batches, in a process of its own: a crash or a hang costs the record that caused it."""
+"""object engine that runs batches, in a process of its own: a crash or a hang costs the record that caused it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from headrace.batching.pending import checked_results
 from headrace.engines import registry
@@ -43,8 +42,8 @@ class ProcessEngine:
         task: str,
         model: str | Path | None = None,
         *,
-        engine: Any = None,
-        options: Mapping[str, Any] | None = None,
+        engine: object = None,
+        options: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         if engine is not None and not isinstance(engine, str):
@@ -58,7 +57,7 @@ class ProcessEngine:
         self._closed = False
         self._turn = threading.Lock()
         try:
-            facts: tuple[EngineProfile, Mapping[str, Any]] = self._child.start()
+            facts: tuple[EngineProfile, Mapping[str, object]] = self._child.start()
         except EngineDeadError as error:
             raise EngineError(f"the engine cannot be loaded: {error}") from error
         self.profile, self._description = facts
@@ -66,18 +65,18 @@ class ProcessEngine:
         self._prepare_rows = self.profile.batch_size if timeout_s is not None else None
         self._forward = CrashIsolation(lambda rows: self._call("forward", rows, timeout_s))
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """As the engine itself does: a job can begin with the engine in this process and go on with it in another."""
         return self._description
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
         """What the engine makes of the inputs; a WorkerDiedError for one that ends the process."""
         rows = self._prepare_rows or max(1, len(inputs))  # the limit is that of a batch
         with self._turn:
             pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
             return [result for piece in pieces for result in self._prepare.results(piece)]
 
-    def forward(self, batch: list[Any]) -> list[Any]:
+    def forward(self, batch: list[object]) -> list[object]:
         """What the engine returns; for a record that ends the process or blocks it, an exception.
 
         Raises:
@@ -95,7 +94,7 @@ class ProcessEngine:
         else:
             self._child.kill()
 
-    def _call(self, method: str, rows: list[Any], timeout_s: float | None) -> list[Any]:
+    def _call(self, method: str, rows: list[object], timeout_s: float | None) -> list[object]:
         if self._closed:
             raise EngineDeadError("the engine is closed; create a new one")
         try:
@@ -117,7 +116,7 @@ class ProcessEngine:
 class _Host:
     """The engine in its process, and how its methods are called."""
 
-    def __init__(self, task: str, model: str | Path | None, name: str | None, options: dict[str, Any]) -> None:
+    def __init__(self, task: str, model: str | Path | None, name: str | None, options: dict[str, object]) -> None:
         try:
             engine = registry.create(task, model, engine=name, **options)
         except (HeadraceError, OSError):
@@ -132,7 +131,7 @@ class _Host:
         self._engine: AnyBatchEngine = engine
         self.facts = replace(profile, followable=False), dict(engine.describe())
 
-    def __call__(self, request: tuple[str, list[Any]]) -> list[Any]:
+    def __call__(self, request: tuple[str, list[object]]) -> list[object]:
         method, rows = request
         return checked_results(getattr(self._engine, method)(rows), len(rows), f"the engine's {method}")
 

@@ -85,7 +85,7 @@ def known_tasks() -> tuple[str, ...]:
     return tuple(_ENGINES)
 
 
-def check_options(task: str, engine: Any, options: Mapping[str, Any], settings: Iterable[str] = ()) -> None:
+def check_options(task: str, engine: object, options: Mapping[str, object], settings: Iterable[str] = ()) -> None:
     """See that the task, the engine and its options exist, without importing what the engine needs.
 
     Args:
@@ -100,7 +100,7 @@ def check_options(task: str, engine: Any, options: Mapping[str, Any], settings: 
         _refuse_unknown(task, known, options, settings)
 
 
-def check_model(task: str, model: str | Path | None, engine: Any) -> None:
+def check_model(task: str, model: str | Path | None, engine: object) -> None:
     """See that the model's folder exists and suits the task, without importing what the engine needs.
 
     Raises:
@@ -112,7 +112,7 @@ def check_model(task: str, model: str | Path | None, engine: Any) -> None:
         _check_kind(task, model, entry)
 
 
-def folder_of(task: str, model: str | Path | None, engine: Any) -> Path | None:
+def folder_of(task: str, model: str | Path | None, engine: object) -> Path | None:
     """Where the model is that the engine would load; None where it is no folder of this machine.
 
     Raises:
@@ -125,7 +125,7 @@ def folder_of(task: str, model: str | Path | None, engine: Any) -> Path | None:
     return named_folder(entry.default if model is None else model, entry.weights)
 
 
-def create(task: str, model: str | Path | None = None, *, engine: Any = None, **options: Any) -> Any:
+def create(task: str, model: str | Path | None = None, *, engine: object = None, **options: object) -> Any:
     """An engine for `task`, with `model` loaded: one of the types of `engines.base`.
 
     `engine` is the name of one, or `module:name` or a callable for one of your own (see `custom.load`); None is the
@@ -148,7 +148,7 @@ def create(task: str, model: str | Path | None = None, *, engine: Any = None, **
     return factory(model, **options)
 
 
-def _entry(task: str, engine: Any) -> _Entry | None:
+def _entry(task: str, engine: object) -> _Entry | None:
     """The engine of that name; None for one of your own.
 
     Raises:
@@ -179,7 +179,7 @@ def _check_kind(task: str, model: str | Path | None, entry: _Entry) -> None:
         check_kind(task, model)
 
 
-def _import_known(task: str, entry: _Entry) -> Callable[..., Any]:
+def _import_known(task: str, entry: _Entry) -> Callable[..., object]:
     module_name, _, attribute = entry.factory.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -187,11 +187,11 @@ def _import_known(task: str, entry: _Entry) -> Callable[..., Any]:
         raise MissingExtraError(
             f'task {task!r} needs {error.name}, which is not installed: pip install "headrace[{entry.extra}]"'
         ) from error
-    factory: Callable[..., Any] = getattr(module, attribute)
+    factory: Callable[..., object] = getattr(module, attribute)
     return factory
 
 
-def _check_options(task: str, factory: Callable[..., Any], options: dict[str, Any]) -> None:
+def _check_options(task: str, factory: Callable[..., object], options: dict[str, object]) -> None:
     """Refuse a mistyped option here, where the known ones can be listed."""
     parameters = list(inspect.signature(factory).parameters.values())
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -239,7 +239,9 @@ def _vllm_arguments() -> list[str] | None:
     return [name for name in names if name != "model" and not name.startswith("_")] or None
 
 
-def _refuse_unknown(task: str, known: Sequence[str], options: Mapping[str, Any], settings: Iterable[str] = ()) -> None:
+def _refuse_unknown(
+    task: str, known: Sequence[str], options: Mapping[str, object], settings: Iterable[str] = ()
+) -> None:
     option = next((name for name in options if name not in known), None)
     if option is None:
         return

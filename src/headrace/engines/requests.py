@@ -17,7 +17,7 @@ _IGNORED = frozenset({
     "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
 })  # fmt: skip
 # Fields that would, if they had another value than null or one of these.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "stream": (False,),
@@ -80,9 +80,9 @@ class Request:
     """One thing to answer: either `prompt` or `messages` is set."""
 
     prompt: str | None
-    messages: Sequence[Mapping[str, Any]] | None
+    messages: Sequence[Mapping[str, object]] | None
     sampling: Sampling
-    extra: Mapping[str, Any]
+    extra: Mapping[str, object]
     """Fields of the request body that not every engine knows, such as vLLM's `structured_outputs`."""
 
 
@@ -110,7 +110,7 @@ def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> 
     return sampling
 
 
-def default_sampling(given: Mapping[str, Any]) -> Sampling:
+def default_sampling(given: Mapping[str, object]) -> Sampling:
     """`sampling_from` for an engine's own options.
 
     Raises:
@@ -125,12 +125,12 @@ def default_sampling(given: Mapping[str, Any]) -> Sampling:
         raise ConfigError(str(error)) from error
 
 
-def meaningful(body: Mapping[str, Any]) -> dict[str, Any]:
+def meaningful(body: Mapping[str, object]) -> dict[str, object]:
     """A request body without the fields that change nothing, or that ask for what is done anyway."""
     return {name: value for name, value in body.items() if value is not None and not _is_neutral(name, value)}
 
 
-def _is_neutral(name: str, value: Any) -> bool:
+def _is_neutral(name: str, value: object) -> bool:
     # By type too: to OpenAI `logprobs: 0` is no `false`.
     return name in _IGNORED or any(
         type(value) is type(neutral) and value == neutral for neutral in _NEUTRAL.get(name, ())
@@ -138,7 +138,7 @@ def _is_neutral(name: str, value: Any) -> bool:
 
 
 def parse(
-    value: Any,
+    value: object,
     defaults: Sampling,
     *,
     system_prompt: str | None = None,
@@ -156,7 +156,7 @@ def parse(
         RecordError: it is none of these; an empty prompt, an unknown role or field, a parameter out of range. Its
             `param` names the field of a request body.
     """
-    body: Mapping[str, Any] = value if isinstance(value, dict) else {}
+    body: Mapping[str, object] = value if isinstance(value, dict) else {}
     if body:
         value = _asked(body)
     sampling = sampling_from(_sampling_in(body), defaults)
@@ -176,7 +176,7 @@ def parse(
     return Request(None, messages, sampling, known)
 
 
-def _asked(body: Mapping[str, Any]) -> Any:
+def _asked(body: Mapping[str, object]) -> object:
     if ("prompt" in body) == ("messages" in body):
         raise RecordError('a request body must have either "prompt" or "messages"')
     if "prompt" in body and not isinstance(body["prompt"], str):
@@ -186,7 +186,7 @@ def _asked(body: Mapping[str, Any]) -> Any:
     return body["prompt"] if "prompt" in body else body["messages"]
 
 
-def _sampling_in(body: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling_in(body: Mapping[str, object]) -> dict[str, object]:
     given = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
     newer = body.get("max_completion_tokens")
     if newer is not None and given.setdefault("max_tokens", newer) != newer:
@@ -197,7 +197,7 @@ def _sampling_in(body: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _refuse_unknown(body: Mapping[str, Any], extra: Collection[str]) -> None:
+def _refuse_unknown(body: Mapping[str, object], extra: Collection[str]) -> None:
     for name, value in meaningful(body).items():
         if name in _SAMPLING or name in extra or name in ("prompt", "messages", "max_completion_tokens"):
             continue
@@ -208,12 +208,12 @@ def _refuse_unknown(body: Mapping[str, Any], extra: Collection[str]) -> None:
         raise RecordError(f"{name} is {value!r:.60}: this engine {takes}", param=name)
 
 
-def _is_whole(minimum: int) -> Callable[[Any], bool]:
+def _is_whole(minimum: int) -> Callable[[object], bool]:
     return lambda value: type(value) is int and value >= minimum
 
 
-def _is_number(low: float, high: float, *, above: bool = False) -> Callable[[Any], bool]:
-    def check(value: Any) -> bool:
+def _is_number(low: float, high: float, *, above: bool = False) -> Callable[[object], bool]:
+    def check(value: object) -> bool:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             return False
         return (low < value if above else low <= value) and value <= high
@@ -221,11 +221,11 @@ def _is_number(low: float, high: float, *, above: bool = False) -> Callable[[Any
     return check
 
 
-def _is_stop(value: Any) -> bool:
+def _is_stop(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(text, str) and text for text in value)
 
 
-_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+_CHECKS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "max_tokens": (_is_whole(1), "an int >= 1"),
     "min_tokens": (_is_whole(0), "an int >= 0"),
     "temperature": (_is_number(0, 100), "a number between 0 and 100"),

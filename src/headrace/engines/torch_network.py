@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -15,6 +15,10 @@ from headrace.device.placement import choose_device, choose_dtype, release, runn
 from headrace.engines.model_folder import digest
 from headrace.engines.network import Arrays, Rows
 from headrace.errors import EngineDeadError, EngineError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 """How far the largest component may be off, as a part of it: float32 is not exact, and 16 bits are far from it."""
@@ -48,7 +52,7 @@ class TorchNetwork:
         self.tolerance = TOLERANCE.get(self._dtype, 1e-4)
         self.by_length = by_length
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Digest of the model's files, which are read once, and the numbers it runs in."""
         return {"model_digest": digest(self._folder), "dtype": str(self._dtype).removeprefix("torch.")}
 
@@ -73,7 +77,9 @@ class TorchNetwork:
         release(self._device)
 
 
-def load_pretrained(auto_class: Any, folder: Path, device: str, dtype: str) -> tuple[Any, torch.device, set[str]]:
+def load_pretrained(
+    auto_class: type[_BaseAutoModelClass], folder: Path, device: str, dtype: str
+) -> tuple[PreTrainedModel, torch.device, set[str]]:
     """A transformers model of `auto_class` in evaluation mode, its device, and the weights its folder does not hold.
 
     Raises:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from headrace.device.placement import release
 from headrace.engines.base import Prepared
@@ -86,7 +85,7 @@ class CausalLM:
         self._cutter = TextTruncator(self._tokenizer)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Model digest and every parameter that changes an answer. Reads the model's files once."""
         prompting = self.prompting
         sampling = {name: getattr(prompting.sampling, name) for name in Sampling.__slots__}
@@ -100,7 +99,7 @@ class CausalLM:
             **{name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()},
         }
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[TokenizedRequest] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[TokenizedRequest] | Exception]:
         """Each request in tokens; a RecordError where it is none, or is longer than the context."""
         prepared: list[Prepared[TokenizedRequest] | Exception] = []
         for value in inputs:
@@ -112,7 +111,7 @@ class CausalLM:
                 prepared.append(Prepared(ask, cost=len(ask.prompt)))
         return prepared
 
-    def _ask(self, value: Any) -> TokenizedRequest:
+    def _ask(self, value: object) -> TokenizedRequest:
         prompting = self.prompting
         request = parse(value, prompting.sampling, system_prompt=prompting.system_prompt, chat=prompting.chat)
         text = self._text(request)
@@ -202,7 +201,7 @@ class CausalLM:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
-def _end_tokens(config: GenerationConfig | None, words: Any) -> set[int]:
+def _end_tokens(config: GenerationConfig | None, words: PreTrainedTokenizerBase) -> set[int]:
     """The model's own end tokens: those of its generation_config.json, else the tokenizer's."""
     ends = None if config is None else config.eos_token_id
     if ends is None:

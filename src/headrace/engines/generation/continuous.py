@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -22,6 +22,13 @@ from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, default_sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError
+
+if TYPE_CHECKING:
+    from transformers.generation.continuous_batching.continuous_api import (
+        ContinuousBatchingManager,
+        ContinuousBatchProcessor,
+    )
+    from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState
 
 _PAGE = 32
 """Tokens of a page of the key-value cache. transformers' own 256 would waste most of it on short answers."""
@@ -86,7 +93,7 @@ class GenerationEngine:
         chat: bool = False,
         system_prompt: str | None = None,
         seed: int = 0,
-        **sampling: Any,
+        **sampling: object,
     ) -> None:
         prompting = PromptSettings(default_sampling(sampling), system_prompt, chat, seed)
         self._lm = CausalLM(model, prompting, device, dtype, max_model_len)
@@ -106,7 +113,7 @@ class GenerationEngine:
             batching="steps", max_in_flight=max_num_seqs, max_cost=wanted, max_model_len=longest, followable=True
         )
 
-    def _open(self, pages: int, slots: int) -> tuple[Any, Any]:
+    def _open(self, pages: int, slots: int) -> tuple[ContinuousBatchingManager, ContinuousBatchProcessor]:
         config = ContinuousBatchingConfig(
             page_size=_PAGE,
             num_blocks=pages,
@@ -138,11 +145,11 @@ class GenerationEngine:
             use_ragged_attention(self._lm.model, processor.cache)
         return manager, processor
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Model digest and every parameter that changes an answer."""
         return {"engine": "generation", **self._lm.describe()}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[TokenizedRequest] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[TokenizedRequest] | Exception]:
         """Each request in tokens; a RecordError where it cannot be answered."""
         return self._lm.prepare(inputs)
 
@@ -226,7 +233,7 @@ class GenerationEngine:
         """Tokens of the prompt and of the answer with the next one."""
         return len(self._answers[key].ask.prompt) + self._count(key) + 1
 
-    def remove(self, key: int) -> Any:
+    def remove(self, key: int) -> _Resumed | None:
         """Take a request out; what was generated is read again, not made again, when it comes back."""
         answer = self._answers.get(key)
         if answer is None:
@@ -247,7 +254,7 @@ class GenerationEngine:
         self._manager = self._processor = None
         self._lm.close()
 
-    def _state(self, key: int) -> Any:
+    def _state(self, key: int) -> RequestState | None:
         scheduler = self._processor.scheduler
         return scheduler.active_requests.get(str(key)) or scheduler.waiting_requests.get(str(key))
 
@@ -288,12 +295,14 @@ class _Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # 
         self._choose = choose
         self._requests: list[str] = []
 
-    def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
+    def prepare_tensor_args(
+        self, requests_in_batch: list[FutureRequestState], arg_storage: torch.Tensor
+    ) -> torch.Tensor:
         """Note whose tokens are next, in the order of the logits."""
         self._requests = [request.state.request_id for request in requests_in_batch if request.has_new_token]
         return arg_storage
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: Any) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: object) -> torch.Tensor:  # noqa: ARG002
         """Scores of shape (requests, vocabulary) in which the chosen token is the highest."""
         for row, request_id in enumerate(self._requests):
             self._choose(request_id, scores, row)

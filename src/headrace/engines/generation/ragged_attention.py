@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
 NAME = "headrace_segments"
 _KIND = "full_attention"
 
 
-def use_ragged_attention(model: Any, cache: Any) -> None:
+def use_ragged_attention(model: PreTrainedModel, cache: PagedAttentionCache) -> None:
     """Let a model attend to a paged cache answer by answer, where all its layers see the whole of what came before.
 
     transformers' own way without flash attention is one product of all queries with the keys of all answers, of which
@@ -38,9 +42,8 @@ def attend(
 
     `paged` is what transformers passes: the cache, and where each answer's queries and keys begin.
     """
-    layer: Any = module
     # This also leaves, of the beginnings by kind of layer, those of this layer.
-    keys, values = paged["cache"].update(key_states=key, value_states=value, layer_idx=layer.layer_idx, kwargs=paged)
+    keys, values = paged["cache"].update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=paged)
     group = query.shape[1] // keys.shape[1]
     outputs = []
     for (start, end), (first, last) in zip(

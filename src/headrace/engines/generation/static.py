@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import GenerationConfig
@@ -44,7 +43,7 @@ class StaticGenerationEngine:
         chat: bool = False,
         system_prompt: str | None = None,
         seed: int = 0,
-        **sampling: Any,
+        **sampling: object,
     ) -> None:
         prompting = PromptSettings(default_sampling(sampling), system_prompt, chat, seed)
         self._lm = CausalLM(model, prompting, device, dtype, max_model_len)
@@ -58,11 +57,11 @@ class StaticGenerationEngine:
             max_model_len=self._lm.max_model_len,
         )
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Model digest and every parameter that changes an answer."""
         return {"engine": "static_generation", **self._lm.describe()}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[TokenizedRequest] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[TokenizedRequest] | Exception]:
         """Each request in tokens; a RecordError where it cannot be answered."""
         return self._lm.prepare(inputs)
 
@@ -155,7 +154,7 @@ class _Finished(StoppingCriteria):  # type: ignore[misc]  # transformers has no 
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:  # noqa: ARG002
         """One bool for each answer."""
         self._rows.update(input_ids)
         return torch.tensor(self._rows.done, device=input_ids.device)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import onnxruntime
@@ -13,7 +13,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 from transformers import AutoConfig, AutoTokenizer
 
 from headrace.engines.heads import VectorHead
-from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
+from headrace.engines.model_folder import ONNX_WEIGHTS, ModelConfig, check_tokenizer, digest, named_folder
 from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.network import Arrays, Rows
 from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
@@ -21,6 +21,8 @@ from headrace.engines.text.tokenizing import Takes, TextTokens, TooLong, tokens_
 from headrace.engines.vision.images import MAX_PIXELS, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
 from headrace.errors import ConfigError, EngineDeadError, EngineError
+
+T = TypeVar("T")
 
 # Where a folder holds several: the plain export before the optimised and quantised ones of the same model.
 _NAMES = ("model.onnx", "onnx/model.onnx")
@@ -62,7 +64,7 @@ class OnnxNetwork:
             session = onnxruntime.InferenceSession(self._file, providers=list(providers) or available)
         except _LOADING as error:
             raise EngineError(f"the model {self._file} cannot be loaded: {str(error).splitlines()[0]}") from error
-        self._session: Any = session
+        self._session: onnxruntime.InferenceSession | None = session
         self.inputs = frozenset(one.name for one in session.get_inputs())
         # A quantised model scales its numbers by those of the whole batch; a file does not say that it is one.
         self.tolerance = 3e-2
@@ -78,7 +80,7 @@ class OnnxNetwork:
         self._providers = session.get_providers()
         self.kind = "cuda" if any("CUDA" in name or "Tensorrt" in name for name in self._providers) else "cpu"
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Digest of the model's files, which are read once, and which output is taken how."""
         beside = [self._file, *sorted(self._file.parent.glob(self._file.name + ".*"))]  # weights kept outside it
         facts = {"runtime": "onnx", "model_digest": digest(self._folder, beside), "output": self._output}
@@ -126,7 +128,7 @@ class Pooling:
         """What is done."""
         return self._mode + (", normalised" if self._normalize else "")
 
-    def __call__(self, states: Rows, mask: np.ndarray[Any, Any]) -> Rows:
+    def __call__(self, states: Rows, mask: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Rows:
         """Vectors of shape (texts, components)."""
         real = mask[..., None].astype(np.float32)
         if self._mode == "cls":
@@ -244,16 +246,18 @@ def _model_file(folder: Path) -> Path:
 
 def _tokens(folder: Path, takes: Takes, max_model_len: int | None, on_too_long: TooLong) -> TextTokens:
     check_tokenizer(folder)
-    return tokens_for(_loaded(AutoTokenizer, folder), _config(folder), takes, max_model_len, on_too_long)
+    return tokens_for(
+        _loaded(AutoTokenizer.from_pretrained, folder), _config(folder), takes, max_model_len, on_too_long
+    )
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    return with_own_settings(folder, _loaded(AutoConfig, folder).to_dict())
+def _config(folder: Path) -> ModelConfig:
+    return with_own_settings(folder, _loaded(AutoConfig.from_pretrained, folder).to_dict())
 
 
-def _loaded(kind: Any, folder: Path) -> Any:
+def _loaded(load: Callable[..., T], folder: Path) -> T:
     try:
-        return kind.from_pretrained(str(folder), local_files_only=True)
+        return load(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"the model in {folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
 

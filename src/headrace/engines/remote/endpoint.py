@@ -39,8 +39,8 @@ class EndpointEngine:
         self,
         model: str | None,
         endpoints: Sequence[str],
-        ask: Callable[[Any], tuple[str, dict[str, Any]]],
-        read: Callable[[Any], Any],
+        ask: Callable[[object], tuple[str, dict[str, object]]],
+        read: Callable[[Any], object],
         *,
         settings: ClientSettings,
         api_key: str | None = None,
@@ -57,13 +57,13 @@ class EndpointEngine:
         key = api_key or os.environ.get("OPENAI_API_KEY")
         self._client = AsyncClient(endpoints, api_key=key, settings=settings)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """The model's name; not the addresses, so that a job can go on over others."""
         return {"engine": "endpoint", "model": self._model}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
         """The request for each value; a RecordError where there can be none."""
-        prepared: list[Prepared[Any] | Exception] = []
+        prepared: list[Prepared[object] | Exception] = []
         for value in inputs:
             try:
                 path, body = self._ask(value)
@@ -74,7 +74,7 @@ class EndpointEngine:
                 prepared.append(Prepared((path, named), cost=1))
         return prepared
 
-    async def infer(self, payload: tuple[str, dict[str, Any]]) -> Any:
+    async def infer(self, payload: tuple[str, dict[str, object]]) -> object:
         """The server's answer, asked again where that may help.
 
         Raises:
@@ -171,7 +171,7 @@ def _name(model: str | Path | None) -> str | None:
     return None if model is None else str(model)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if refusal := text_refusal(value):
         raise refusal
     if not value:
@@ -179,7 +179,7 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _request(value: Any) -> tuple[str, dict[str, Any]]:
+def _request(value: object) -> tuple[str, dict[str, object]]:
     request = parse(value, Sampling())  # what is no request is refused here, without a way to the server
     body = {name: part for name, part in value.items() if name != "model"} if isinstance(value, dict) else {}
     if request.prompt is not None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
-from headrace.engines.model_folder import check_tokenizer, named_folder
+from headrace.engines.model_folder import ModelConfig, check_tokenizer, named_folder
 from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.text.encoders import by_length, tune
 from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
@@ -85,7 +84,9 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     return ZeroShotEngine(network, tokens, candidates, config)
 
 
-def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwork, Any, dict[str, Any]]:
+def _load(
+    model: str | Path | None, device: str, dtype: str
+) -> tuple[TorchNetwork, PreTrainedTokenizerBase, ModelConfig]:
     """The network, its tokenizer and its config.json."""
     folder = named_folder(model)
     check_tokenizer(folder)
@@ -103,6 +104,6 @@ def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwo
     return network, tokenizer, with_own_settings(folder, module.config.to_dict())
 
 
-def _logits(module: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+def _logits(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     logits: torch.Tensor = module(**tensors).logits
     return logits

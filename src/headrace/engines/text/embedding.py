@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -84,7 +83,7 @@ class _Pooled:
         self._prompt = {"prompt_length": prompt_length} if prompt_length else {}
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        features: dict[str, Any] = {**tensors, **self._prompt}
+        features: dict[str, object] = {**tensors, **self._prompt}
         vectors: torch.Tensor = self._module(features)["sentence_embedding"]
         return vectors
 
@@ -109,7 +108,7 @@ def _load(folder: Path, device: torch.device, dtype: str, *, trust_remote_code: 
     return module
 
 
-def _not_loaded(network: Any) -> list[str]:
+def _not_loaded(network: torch.nn.Module) -> list[str]:
     """Parameters that the model's files do not hold, and that transformers has filled with random numbers.
 
     sentence-transformers does not pass on what transformers tells of them, so that its own mark on each parameter that

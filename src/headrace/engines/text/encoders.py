@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import GELUActivation
 
 from headrace.engines.text import packing
@@ -34,7 +33,7 @@ _ENCODERS = ("encoder", "transformer")
 """What models call the part that is all their layers."""
 
 
-def tune(model: Any) -> list[str]:
+def tune(model: torch.nn.Module) -> list[str]:
     """Change a loaded model in place, as far as its outputs stay the same; says which changes stayed."""
     if not isinstance(model, PreTrainedModel):
         return []  # an adapter around one, say
@@ -49,26 +48,30 @@ def tune(model: Any) -> list[str]:
     return [name for name, (change, undo) in changes.items() if _stays(change, undo, base, expected)]
 
 
-def restore(model: Any) -> None:
+def restore(model: PreTrainedModel) -> None:
     """Take back what `tune` did: for tools that read a model, such as an export."""
     _pad(model.base_model)
     _lay_back(model.base_model)
 
 
-def by_length(model: Any) -> bool:
+def by_length(model: torch.nn.Module) -> bool:
     """Whether a model computes a long batch in another way than a short one, so that lengths must not be mixed.
 
     BigBird is one, and never goes back by itself from the way of short texts: from now on it does.
     """
     base = getattr(model, "base_model", model)
-    config: Any = getattr(base, "config", None)
-    if getattr(config, "attention_type", None) == "block_sparse" and hasattr(base, "set_attention_type"):
+    config: PretrainedConfig | None = getattr(base, "config", None)
+    if (
+        config is not None
+        and getattr(config, "attention_type", None) == "block_sparse"
+        and hasattr(base, "set_attention_type")
+    ):
         shortest = (5 + 2 * config.num_random_blocks) * config.block_size + 1
 
         forward = base.forward  # some callers do without the hooks of a module
 
         @functools.wraps(forward)
-        def as_loaded(input_ids: torch.Tensor, *args: Any, **others: Any) -> Any:
+        def as_loaded(input_ids: torch.Tensor, *args: object, **others: object) -> object:
             if input_ids.shape[1] >= shortest:
                 base.set_attention_type("block_sparse")
             return forward(input_ids, *args, **others)
@@ -78,14 +81,19 @@ def by_length(model: Any) -> bool:
     return any(kind in _ROPE_BY_LENGTH for kind in _rope_types(getattr(config, "rope_parameters", None)))
 
 
-def _rope_types(parameters: Any) -> list[Any]:
+def _rope_types(parameters: object) -> list[object]:
     """The kinds of rotary positions of a model, which may have one for each kind of layer."""
     if not isinstance(parameters, dict):
         return []
     return [parameters.get("rope_type"), *(kind for part in parameters.values() for kind in _rope_types(part))]
 
 
-def _stays(change: Callable[[Any], bool], undo: Callable[[Any], None], base: Any, expected: torch.Tensor) -> bool:
+def _stays(
+    change: Callable[[PreTrainedModel], bool],
+    undo: Callable[[PreTrainedModel], None],
+    base: PreTrainedModel,
+    expected: torch.Tensor,
+) -> bool:
     if not change(base):
         return False
     try:
@@ -100,7 +108,7 @@ def _stays(change: Callable[[Any], bool], undo: Callable[[Any], None], base: Any
     return False
 
 
-def _states(base: Any) -> torch.Tensor:
+def _states(base: PreTrainedModel) -> torch.Tensor:
     """The states of every real token of a few texts, made up but always the same; float32."""
     config = base.config
     positions = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
@@ -115,7 +123,7 @@ def _states(base: Any) -> torch.Tensor:
     return states
 
 
-def _pack(base: Any) -> bool:
+def _pack(base: PreTrainedModel) -> bool:
     """Let an encoder with a name of its own run without padding, where PyTorch's attention is what it uses."""
     name = next((one for one in _ENCODERS if isinstance(getattr(base, one, None), torch.nn.Module)), None)
     if name is None or base.config._attn_implementation != "sdpa":
@@ -128,7 +136,7 @@ def _pack(base: Any) -> bool:
     return True
 
 
-def _pad(base: Any) -> None:
+def _pad(base: PreTrainedModel) -> None:
     for name in _ENCODERS:
         encoder = getattr(base, name, None)
         if isinstance(encoder, packing.PackedEncoder):
@@ -165,7 +173,7 @@ class PrepackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types a
         return layer.eval()
 
 
-def _lay_out(base: Any) -> bool:
+def _lay_out(base: PreTrainedModel) -> bool:
     """Lay out the linear layers, where the numbers are float32 and run on an x86 CPU."""
     if base.device.type != "cpu" or base.dtype != torch.float32 or platform.machine() not in ("x86_64", "AMD64"):
         return False
@@ -178,7 +186,7 @@ def _lay_out(base: Any) -> bool:
     return True
 
 
-def _lay_back(base: Any) -> None:
+def _lay_back(base: PreTrainedModel) -> None:
     for part in base.modules():
         dense = getattr(part, "dense", None)
         if type(dense) is PrepackedLinear and dense.gelu:
@@ -186,7 +194,7 @@ def _lay_back(base: Any) -> None:
     _exchange(base, PrepackedLinear, PrepackedLinear.linear)
 
 
-def _exchange(base: Any, kind: type, make: Callable[[Any], torch.nn.Module]) -> None:
+def _exchange(base: PreTrainedModel, kind: type, make: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
     """Replace all parts of exactly this kind."""
     for parent in list(base.modules()):
         for name, child in parent.named_children():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -44,7 +43,9 @@ class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are
         super().__init__()
         self.encoder = encoder
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **others: Any) -> Any:
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **others: object
+    ) -> object:
         """What the encoder gives for hidden states of shape (texts, longest, components); 0 in place of padding.
 
         `attention_mask` is of shape (texts, longest), or None where nothing is padded.
@@ -68,30 +69,30 @@ class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are
         return output
 
 
-def attend(
+def attend(  # noqa: PLR0913 - the signature that transformers calls
     module: torch.nn.Module,  # noqa: ARG001
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,  # noqa: ARG001  # what it says is in the texts
     scaling: float | None = None,
-    **passed: Any,
+    headrace_texts: RaggedBatch | None = None,
+    **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Outputs of shape (1, tokens, heads, width) for queries of shape (1, heads, tokens, width).
 
-    `passed` is what `PackedEncoder` gives along: the texts of the row. Without them, all texts have one length.
+    `headrace_texts` comes from `PackedEncoder`. Without it, all texts have the same length.
     """
-    texts: RaggedBatch | None = passed.get("headrace_texts")
-    if texts is None:
+    if headrace_texts is None:
         output = scaled_dot_product_attention(query, key, value, scale=scaling)
         return output.transpose(1, 2).contiguous(), None
     tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # (tokens, heads, width)
     if varlen_attn is not None and query.is_cuda and query.dtype in _HALVES:
-        longest = texts.runs[0][1]
-        packed = varlen_attn(*tokens, texts.starts, texts.starts, longest, longest, scale=scaling)
+        longest = headrace_texts.runs[0][1]
+        packed = varlen_attn(*tokens, headrace_texts.starts, headrace_texts.starts, longest, longest, scale=scaling)
         return packed[None], None
     outputs, start = [], 0
-    for count, length in texts.runs:
+    for count, length in headrace_texts.runs:
         end = start + count * length
         queries, keys, values = (states[start:end].unflatten(0, (count, length)).transpose(1, 2) for states in tokens)
         output = scaled_dot_product_attention(queries, keys, values, scale=scaling)

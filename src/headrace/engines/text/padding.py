@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class TextRows:
         """
         return self._run(batch, self.padding)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """What of it decides an output."""
         return {} if self.padding == "right" else {"padding": self.padding}
 

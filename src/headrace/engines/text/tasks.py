@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from headrace.engines.heads import (
     label_function,
     label_names,
 )
+from headrace.engines.model_folder import ModelConfig
 from headrace.engines.network import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
 from headrace.engines.profile import EngineProfile
 from headrace.engines.text.padding import TextRows
@@ -38,7 +38,7 @@ class TextEngine:
         facts: what else decides the output, such as the engine's name and parameters.
     """
 
-    def __init__(self, network: Network, tokens: TextTokens, head: Head, facts: Mapping[str, Any]) -> None:
+    def __init__(self, network: Network, tokens: TextTokens, head: Head, facts: Mapping[str, object]) -> None:
         self.network = network
         self.tokens = tokens
         self._rows = TextRows(network, tokens)
@@ -47,7 +47,7 @@ class TextEngine:
         budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
         self.profile = _profile(network, tokens, budget)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Model digest and every parameter that changes an output. Reads the model's files once."""
         return {
             **self._facts,
@@ -57,11 +57,11 @@ class TextEngine:
             "on_too_long": self.tokens.on_too_long,
         }
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Exception]:
         """See `TextTokens.prepare`."""
         return self.tokens.prepare(inputs)
 
-    def forward(self, batch: list[Tokens]) -> list[Any]:
+    def forward(self, batch: list[Tokens]) -> Sequence[object]:
         """One output per text.
 
         Raises:
@@ -90,7 +90,7 @@ class ZeroShotEngine:
         config: the model's config.json.
     """
 
-    def __init__(self, network: Network, tokens: TextTokens, candidates: Candidates, config: Mapping[str, Any]) -> None:
+    def __init__(self, network: Network, tokens: TextTokens, candidates: Candidates, config: ModelConfig) -> None:
         self.network = network
         self.tokens = tokens
         self._rows = TextRows(network, tokens)
@@ -103,7 +103,7 @@ class ZeroShotEngine:
         budget = max(self._row_tokens, len(candidates.labels) * tokens.max_model_len)
         self.profile = _profile(network, tokens, budget)
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Model digest and every parameter that changes an output. Reads the model's files once."""
         return {
             "engine": "zero-shot",
@@ -116,11 +116,11 @@ class ZeroShotEngine:
             "multi_label": self._candidates.multi_label,
         }
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[list[Tokens]] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[list[Tokens]] | Exception]:
         """Tokens of each text with each label; a RecordError where the input is no text."""
         return [self._prepare(value) for value in inputs]
 
-    def _prepare(self, value: Any) -> Prepared[list[Tokens]] | Exception:
+    def _prepare(self, value: object) -> Prepared[list[Tokens]] | Exception:
         rows: list[Tokens] = []
         truncated = False
         for pair in self.tokens.prepare([(value, hypothesis) for hypothesis in self._candidates.hypotheses]):
@@ -192,9 +192,7 @@ class Candidates:
                 )
 
 
-def classifier(
-    network: Network, tokens: TextTokens, config: Mapping[str, Any], top_labels: int | None = None
-) -> TextEngine:
+def classifier(network: Network, tokens: TextTokens, config: ModelConfig, top_labels: int | None = None) -> TextEngine:
     """Labels of texts, or of pairs of texts."""
     names = label_names(config)
     function = label_function(config, len(names))
@@ -206,7 +204,7 @@ def classifier(
     )
 
 
-def scorer(network: Network, tokens: TextTokens, config: Mapping[str, Any]) -> TextEngine:
+def scorer(network: Network, tokens: TextTokens, config: ModelConfig) -> TextEngine:
     """One score per pair, as cross-encoders give.
 
     Raises:
@@ -223,7 +221,7 @@ def scorer(network: Network, tokens: TextTokens, config: Mapping[str, Any]) -> T
     return TextEngine(network, tokens, ScoreHead(function), {"engine": "score", "scores": function})
 
 
-def _entailment_columns(config: Mapping[str, Any]) -> tuple[int, int]:
+def _entailment_columns(config: ModelConfig) -> tuple[int, int]:
     """The columns of entailment and contradiction."""
     names = [name.lower() for name in label_names(config)]
     entailed = [index for index, name in enumerate(names) if name.startswith("entail")]

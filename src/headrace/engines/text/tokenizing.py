@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from headrace.engines.base import Prepared
+from headrace.engines.model_folder import ModelConfig
 from headrace.engines.text.truncation import TextTruncator
 from headrace.errors import ConfigError, RecordError
 from headrace.records import kind_of, text_refusal
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Tokens: TypeAlias = NDArray[np.int32]
 """One text for the model: row 0 the token ids, row 1 the token types where the model's are not all 0."""
@@ -67,7 +71,7 @@ class TextTokens:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         max_model_len: int,
         on_too_long: TooLong,
         *,
@@ -119,7 +123,7 @@ class TextTokens:
         prepared = (long[place] if place in long else self._prepared(next(encodings)) for place in range(len(good)))
         return [next(prepared) if error is None else error for error in errors]
 
-    def refusal(self, value: Any) -> RecordError | None:
+    def refusal(self, value: object) -> RecordError | None:
         """Why an input cannot be taken; None where it can."""
         if isinstance(value, (tuple, list)) and self._takes != "text":
             if len(value) != 2:
@@ -159,7 +163,7 @@ class TextTokens:
         arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         return {name: array for name, array in arrays.items() if name in names}
 
-    def _shortened(self, value: Any) -> Any:
+    def _shortened(self, value: str | Sequence[str]) -> str | Sequence[str]:
         """An input without most of what is cut off anyway: the same tokens are left of it, and the same is truncated.
 
         Of two texts that are both too long the longer one keeps the odd token, so that their lengths must be known.
@@ -178,7 +182,7 @@ class TextTokens:
         longer = self._cutter.cut(longer, max(enough, len(self._cutter.ids(shorter)) + 1))
         return (shorter, longer) if len(first) <= len(second) else (longer, shorter)
 
-    def _cut_pair(self, value: Any) -> Prepared[Tokens] | RecordError | None:
+    def _cut_pair(self, value: str | Sequence[str]) -> Prepared[Tokens] | RecordError | None:
         """A pair of two long texts, cut as the tokenizer would; None where it can do so itself.
 
         The tokenizer also makes every combination of what it cuts off the one text and the other: gigabytes, for two
@@ -222,7 +226,11 @@ class TextTokens:
 
 
 def tokens_for(
-    tokenizer: Any, config: Mapping[str, Any], takes: Takes, max_model_len: int | None, on_too_long: TooLong
+    tokenizer: PreTrainedTokenizerBase,
+    config: ModelConfig,
+    takes: Takes,
+    max_model_len: int | None,
+    on_too_long: TooLong,
 ) -> TextTokens:
     """The tokens of a plain transformers model, by its tokenizer and its config.json.
 
@@ -238,7 +246,7 @@ def tokens_for(
     return TextTokens(tokenizer, length, on_too_long, takes=takes, pad_id=config.get("pad_token_id"))
 
 
-def usable_positions(config: Mapping[str, Any]) -> int | None:
+def usable_positions(config: ModelConfig) -> int | None:
     """How many tokens a text may have by a network's positions, from its config.json; None for any number."""
     config = config.get("text_config") or config
     positions: int | None = config.get("max_position_embeddings")

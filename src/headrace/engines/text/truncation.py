@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from tokenizers import Encoding, Tokenizer
-from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.models import BPE, Model, Unigram, WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 Side: TypeAlias = Literal["right", "left"]
@@ -127,7 +127,7 @@ class TextTruncator:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def _joins(model: Any) -> bool:
+def _joins(model: Model) -> bool:
     """Whether a model joins characters to tokens, and the end of a word is no token of its own kind (as in CLIP)."""
     return isinstance(model, Unigram) or (isinstance(model, BPE) and not model.end_of_word_suffix)
 

@@ -6,6 +6,7 @@ It keeps the documented methods and attributes: `initialize`, `preprocess`, `inf
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ class BaseHandler:
     model: Any = None
     mapping: dict[str, str] | None = None
     device: torch.device | None = None
-    manifest: Any = None
-    context: Any = None
-    model_yaml_config: Any = None
+    manifest: Mapping[str, Any] | None = None
+    context: Context | None = None
+    model_yaml_config: Mapping[str, object] | None = None
     map_location: str | None = None
     model_pt_path: str | None = None
     initialized: bool | None = False
@@ -33,7 +34,7 @@ class BaseHandler:
     target = 0
 
     def __init__(self) -> None:
-        self.profiler_args: dict[str, Any] = {}
+        self.profiler_args: dict[str, object] = {}
 
     def initialize(self, context: Context) -> None:
         """Load the model the manifest names, and `index_to_name.json` where there is one.
@@ -66,34 +67,34 @@ class BaseHandler:
         self.mapping = load_label_mapping(str(folder / "index_to_name.json"))
         self.initialized = True
 
-    def _load_torchscript_model(self, model_pt_path: str) -> Any:
+    def _load_torchscript_model(self, model_pt_path: str) -> torch.nn.Module:
         return torch.jit.load(model_pt_path, map_location=self.device)
 
-    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str) -> Any:
+    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str) -> torch.nn.Module:
         model = _model_class(Path(model_dir) / model_file)()
         model.load_state_dict(torch.load(model_pt_path, map_location=self.device, weights_only=True))
         return model
 
-    def preprocess(self, data: Any) -> Any:
+    def preprocess(self, data: Sequence[Mapping[str, object]]) -> torch.Tensor:
         """The requests as one tensor."""
         return torch.as_tensor([row.get("data") or row.get("body") for row in data], device=self.device)
 
-    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+    def inference(self, data: torch.Tensor, *args: object, **kwargs: object) -> Any:
         """The model's output."""
         with torch.inference_mode():
             return self.model(data.to(self.device), *args, **kwargs)
 
-    def postprocess(self, data: Any) -> list[Any]:
+    def postprocess(self, data: torch.Tensor) -> list[Any]:
         """The rows of a tensor as lists."""
-        rows: list[Any] = data.tolist()
+        rows: list[object] = data.tolist()
         return rows
 
-    def handle(self, data: Any, context: Context) -> list[Any]:
+    def handle(self, data: Sequence[Mapping[str, object]], context: Context) -> list[Any]:
         """One answer per request."""
         self.context = context
         return self.postprocess(self.inference(self.preprocess(data)))
 
-    def describe_handle(self) -> Any:
+    def describe_handle(self) -> object:
         """What a handler tells of itself: nothing, unless it overrides this."""
 
     def get_device(self) -> torch.device | None:
@@ -101,7 +102,7 @@ class BaseHandler:
         return self.device
 
 
-def _model_class(file: Path) -> Any:
+def _model_class(file: Path) -> type[torch.nn.Module]:
     """The one class of a file that is a torch module."""
     classes = list_classes_from_module(import_file(file), torch.nn.Module)
     if len(classes) != 1:
@@ -109,7 +110,7 @@ def _model_class(file: Path) -> Any:
     return classes[0]
 
 
-def _onnx_session(file: str, map_location: str) -> Any:
+def _onnx_session(file: str, map_location: str) -> object:
     import onnxruntime
 
     wanted = ["CUDAExecutionProvider"] if map_location == "cuda" else []

@@ -23,7 +23,7 @@ class Context:
     def __init__(self, files: HandlerFiles, gpu: int | None) -> None:
         self.manifest: Mapping[str, Any] = files.manifest
         self.model_name = str(files.manifest["model"].get("modelName", ""))
-        self.model_yaml_config: Mapping[str, Any] = files.yaml_config
+        self.model_yaml_config: Mapping[str, object] = files.yaml_config
         self.system_properties: Mapping[str, Any] = {
             "model_dir": str(files.model_dir),
             "gpu_id": gpu,
@@ -33,13 +33,13 @@ class Context:
             "limit_max_image_pixels": True,
         }
         self.metrics = Metrics(model_name=self.model_name)
-        self.stopping_criteria: Sequence[Callable[[Any], bool | None]] | None = None
+        self.stopping_criteria: Sequence[Callable[[object], bool | None]] | None = None
         self.header_key_sequence_id = "ts_request_sequence_id"
         self.header_key_sequence_start = "ts_request_sequence_start"
         self.header_key_sequence_end = "ts_request_sequence_end"
         self.request_ids: dict[int, str] = {}
         self.request_processor: list[RequestProcessor] = []
-        self._sent: dict[int, list[Any]] = {}
+        self._sent: dict[int, list[object]] = {}
         self._requests = 0
 
     def begin(self, rows: int) -> None:
@@ -50,7 +50,7 @@ class Context:
         self._requests += rows
         self._sent = {}
 
-    def answer(self, row: int, last: Any) -> Any:
+    def answer(self, row: int, last: object) -> object:
         """What a row's client would have got: a RecordError, or the answer with the parts that were sent before."""
         request = self.request_processor[row]
         if request.status >= 400:
@@ -62,7 +62,7 @@ class Context:
         sent = self._sent.get(row)
         return last if not sent else "".join(_text(part) for part in [*sent, last])
 
-    def send(self, answers: Sequence[Any]) -> None:
+    def send(self, answers: Sequence[object]) -> None:
         """Keep a part of each row's answer, which goes before what the handler returns."""
         for row, part in enumerate(answers):
             self._sent.setdefault(row, []).append(part)
@@ -139,7 +139,7 @@ class RequestProcessor:
         self.headers[key] = value
 
 
-def _text(part: Any) -> str:
+def _text(part: object) -> str:
     if isinstance(part, (bytes, bytearray)):
         return part.decode(errors="replace")
     return part if isinstance(part, str) else json.dumps(part)

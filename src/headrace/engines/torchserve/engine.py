@@ -59,7 +59,7 @@ class TorchServeEngine:
         self._files = handler_files.read(handler, model, config)
         self._context = Context(self._files, gpu)
         self._thread = HandlerThread(self._files.name)
-        self._handle: Callable[[Any, Context], Any] | None = None
+        self._handle: Callable[[object, Context], object] | None = None
         try:
             self._handle = self._thread.call(
                 functools.partial(_load, self._files, self._context), self._files.startup_timeout_s, "startupTimeout"
@@ -75,7 +75,7 @@ class TorchServeEngine:
             batch_delay_s=self._files.batch_delay_s,
         )
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Digests of the handler and of the model's files."""
         total = hashlib.blake2b(digest_size=16)
         for path in sorted(self._files.model_dir.rglob("*")):
@@ -85,11 +85,11 @@ class TorchServeEngine:
         code = hashlib.blake2b(self._files.handler.read_bytes(), digest_size=16).hexdigest()
         return {"engine": "torchserve", "handler_digest": code, "model_digest": total.hexdigest()}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[dict[str, Any]] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[dict[str, object]] | Exception]:
         """One row of a request each; a RecordError where the value cannot be one."""
         return [_row(value) for value in inputs]
 
-    def forward(self, batch: list[dict[str, Any]]) -> list[Any]:
+    def forward(self, batch: list[dict[str, object]]) -> list[object]:
         """The handler's answer for each row.
 
         Raises:
@@ -118,7 +118,7 @@ class TorchServeEngine:
             self._files.unpacked.cleanup()
 
 
-def _row(value: Any) -> Prepared[dict[str, Any]] | Exception:
+def _row(value: object) -> Prepared[dict[str, object]] | Exception:
     if value is None:
         return RecordError("the value is null; a handler's request has a body")
     if isinstance(value, str):
@@ -130,7 +130,7 @@ def _row(value: Any) -> Prepared[dict[str, Any]] | Exception:
     return Prepared({"body": value}, cost=1)
 
 
-def _plain(answer: Any) -> Any:
+def _plain(answer: object) -> object:
     if not isinstance(answer, (bytes, bytearray)):
         return answer
     try:
@@ -139,14 +139,14 @@ def _plain(answer: Any) -> Any:
         return bytes(answer)
 
 
-def _load(files: HandlerFiles, context: Context) -> Callable[[Any, Context], Any]:
+def _load(files: HandlerFiles, context: Context) -> Callable[[object, Context], object]:
     """The handler's entry point, initialized."""
     standin.provide()
     module = _import(files)
     name = files.function or "handle"
     try:
         if hasattr(module, name):
-            function: Callable[[Any, Context], Any] = getattr(module, name)
+            function: Callable[[object, Context], object] = getattr(module, name)
             plain_function(f"{name} of {files.handler.name}", function)
             function(None, context)  # by convention: no data asks a function to load its model
             return function
@@ -157,7 +157,7 @@ def _load(files: HandlerFiles, context: Context) -> Callable[[Any, Context], Any
     except BaseException as error:  # the user's code: whatever it raises, its job does not start
         raise EngineError(f"handler {files.name} cannot be initialized: {_cause(error, files)}") from error
     plain_function(f"handle of {files.name}", service.handle)
-    handle: Callable[[Any, Context], Any] = service.handle
+    handle: Callable[[object, Context], object] = service.handle
     return handle
 
 
@@ -181,9 +181,10 @@ def _cause(error: BaseException, files: HandlerFiles) -> str:
     return f"{type(error).__name__}{f': {words}' if words else ''}{place}"
 
 
-def _the_class(module: ModuleType, files: HandlerFiles) -> Any:
+def _the_class(module: ModuleType, files: HandlerFiles) -> type[Any]:
     if files.built_in:
-        return getattr(module, files.built_in)
+        kind: type[Any] = getattr(module, files.built_in)
+        return kind
     classes = [
         kind
         for _, kind in inspect.getmembers(module, inspect.isclass)

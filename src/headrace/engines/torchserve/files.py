@@ -48,7 +48,7 @@ class HandlerFiles:
     """The function to call, where one is named."""
     model_dir: Path
     manifest: Mapping[str, Any]
-    yaml_config: Mapping[str, Any]
+    yaml_config: Mapping[str, object]
     """The whole of model-config.yaml, which handlers read too."""
     batch_size: int
     batch_delay_s: float

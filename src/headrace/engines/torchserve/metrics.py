@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 
 class MetricTypes(enum.Enum):
@@ -21,12 +20,12 @@ class Dimension:
     """A name and a value by which figures are told apart."""
 
     name: str
-    value: Any
+    value: object
 
     def __str__(self) -> str:
         return f"{self.name}:{self.value}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """As TorchServe writes it."""
         return {"Name": self.name, "Value": self.value}
 
@@ -38,7 +37,7 @@ class Metric:
     name: str
     value: float = 0
     unit: str | None = None
-    dimensions: Sequence[Any] = ()
+    dimensions: Sequence[object] = ()
     request_id: str | None = None
     metric_method: str | None = None
     metric_type: MetricTypes = MetricTypes.GAUGE
@@ -51,7 +50,7 @@ class Metric:
     def add_or_update(
         self,
         value: float,
-        dimension_values: Sequence[Any] = (),  # noqa: ARG002 - the documented shape
+        dimension_values: Sequence[object] = (),  # noqa: ARG002 - the documented shape
         request_id: str = "",  # noqa: ARG002 - likewise
     ) -> None:
         """Count or set."""
@@ -89,19 +88,40 @@ class Metrics:
         new = Metric(metric_name, unit=unit, dimensions=dimension_names, metric_type=metric_type)
         return self.cache.setdefault(metric_type, {}).setdefault(metric_name, new)
 
-    def add_metric(self, name: str, value: float, *described: Any, **more: Any) -> Metric:  # noqa: ARG002 - documented
+    def add_metric(
+        self,
+        name: str,
+        value: float,
+        *described: object,  # noqa: ARG002 - TorchServe's signature
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+        **more: object,  # noqa: ARG002 - likewise
+    ) -> Metric:
         """Count, or set what is said to be no counter; unit, row and dimensions are not looked at."""
-        metric = self.add_metric_to_cache(name, metric_type=more.get("metric_type", MetricTypes.COUNTER))
+        metric = self.add_metric_to_cache(name, metric_type=metric_type)
         metric.add_or_update(value)
         return metric
 
-    def add_counter(self, name: str, value: float, *described: Any, **more: Any) -> Metric:
+    def add_counter(
+        self,
+        name: str,
+        value: float,
+        *described: object,
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+        **more: object,
+    ) -> Metric:
         """Count."""
-        return self.add_metric(name, value, *described, **{"metric_type": MetricTypes.COUNTER} | more)
+        return self.add_metric(name, value, *described, metric_type=metric_type, **more)
 
-    def add_time(self, name: str, value: float, *described: Any, **more: Any) -> Metric:
+    def add_time(
+        self,
+        name: str,
+        value: float,
+        *described: object,
+        metric_type: MetricTypes = MetricTypes.GAUGE,
+        **more: object,
+    ) -> Metric:
         """Set a time."""
-        return self.add_metric(name, value, *described, **{"metric_type": MetricTypes.GAUGE} | more)
+        return self.add_metric(name, value, *described, metric_type=metric_type, **more)
 
     add_error = add_counter
     add_size = add_percent = add_time

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    import torch
 
 CLEANUP_REGEX = re.compile(r"<.*?>|&(?:[a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});")
 """HTML's tags and entities."""
@@ -38,11 +41,11 @@ class PredictionException(Exception):  # noqa: N818 - TorchServe's name
         return f"{self.message} : {self.error_code}"
 
 
-def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+def timed(method: Callable[..., object]) -> Callable[..., object]:
     """A handler's method that measures its time where `handler: {profile: true}` of model-config.yaml asks for it."""
 
     @functools.wraps(method)
-    def measured(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def measured(self: object, *args: object, **kwargs: object) -> object:
         context = getattr(self, "context", None)
         config = (getattr(context, "model_yaml_config", None) or {}).get("handler") or {}
         if not config.get("profile"):
@@ -55,11 +58,11 @@ def timed(method: Callable[..., Any]) -> Callable[..., Any]:
     return measured
 
 
-def timeit(function: Callable[..., Any]) -> Callable[..., Any]:
+def timeit(function: Callable[..., object]) -> Callable[..., object]:
     """A function that logs its time."""
 
     @functools.wraps(function)
-    def measured(*args: Any, **kwargs: Any) -> Any:
+    def measured(*args: object, **kwargs: object) -> object:
         began = time.perf_counter()
         try:
             return function(*args, **kwargs)
@@ -69,7 +72,7 @@ def timeit(function: Callable[..., Any]) -> Callable[..., Any]:
     return measured
 
 
-def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[Any]:
+def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[type]:
     """The classes that a module defines, all or those of one kind."""
     return [
         kind
@@ -101,10 +104,10 @@ def load_label_mapping(mapping_file_path: str) -> dict[str, str] | None:
 
 
 def map_class_to_label(
-    probs: Sequence[Sequence[Any]],
+    probs: Sequence[Sequence[object]],
     mapping: Mapping[str, str] | None = None,
-    lbl_classes: Iterable[Iterable[Any]] | None = None,
-) -> list[dict[str, Any]]:
+    lbl_classes: Iterable[Iterable[object]] | None = None,
+) -> list[dict[str, object]]:
     """Each row of numbers by label, or by class number where there are no labels."""
     rows = [range(len(row)) for row in probs] if lbl_classes is None else lbl_classes
     return [
@@ -113,7 +116,7 @@ def map_class_to_label(
     ]
 
 
-def get_yaml_config(yaml_file_path: str) -> Any:
+def get_yaml_config(yaml_file_path: str) -> object:
     """What a YAML file holds."""
     return yaml.safe_load(Path(yaml_file_path).read_text(encoding="utf-8"))
 
@@ -125,7 +128,7 @@ def check_valid_pt2_backend(backend: str) -> bool:
     return backend in (*torch.compiler.list_backends(()), "eager")
 
 
-def import_class(class_name: str, module_prefix: str | None = None) -> Any:
+def import_class(class_name: str, module_prefix: str | None = None) -> object:
     """A class by its name with its module.
 
     Raises:
@@ -142,7 +145,7 @@ def import_class(class_name: str, module_prefix: str | None = None) -> Any:
 
 
 def send_intermediate_predict_response(
-    ret: Sequence[Any],
+    ret: Sequence[object],
     req_id_map: Mapping[int, str],  # noqa: ARG001 - the documented shape
     message: str,  # noqa: ARG001 - likewise
     code: int,  # noqa: ARG001 - likewise
@@ -152,7 +155,7 @@ def send_intermediate_predict_response(
     context.send(ret)
 
 
-def emit_metrics(metrics: Any) -> None:
+def emit_metrics(metrics: object) -> None:
     """Without effect: figures go nowhere."""
 
 
@@ -171,12 +174,12 @@ class MicroBatching:
         """Threads for each step: `preprocess`, `inference`, `postprocess`; 1 where it is not named."""
         self._here = threading.local()
 
-    def __call__(self, data: Sequence[Any], context: Any) -> list[Any]:
+    def __call__(self, data: Sequence[object], context: object) -> list[object]:
         """One answer per request."""
         self.handler.context = context
         return self.handle(data)
 
-    def handle(self, data: Sequence[Any]) -> list[Any]:
+    def handle(self, data: Sequence[object]) -> list[object]:
         """Likewise."""
         size = self.micro_batch_size
         parts = [data[start : start + size] for start in range(0, len(data), size)]
@@ -206,14 +209,19 @@ class TextIteratorStreamerBatch:
     """A streamer for `generate` of transformers: iterate over it for the new words of all texts of a batch."""
 
     def __init__(
-        self, tokenizer: Any, batch_size: int, skip_prompt: bool = False, timeout: float | None = None, **options: Any
+        self,
+        tokenizer: object,
+        batch_size: int,
+        skip_prompt: bool = False,
+        timeout: float | None = None,
+        **options: object,
     ) -> None:
         from transformers import TextIteratorStreamer
 
         self.batch_size = batch_size
         self.streamers = [TextIteratorStreamer(tokenizer, skip_prompt, timeout, **options) for _ in range(batch_size)]
 
-    def put(self, value: Any) -> None:
+    def put(self, value: torch.Tensor) -> None:
         """New tokens, one row for each text."""
         if len(value) != self.batch_size:
             raise ValueError(f"the streamer is for {self.batch_size} texts, and was given {len(value)}")

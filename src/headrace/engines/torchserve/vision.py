@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,13 +43,13 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 class VisionHandler(BaseHandler):
     """Images, as bytes, in Base64 or as lists of numbers, to one tensor by `image_processing`."""
 
-    image_processing: Any = ImageNetProcessing()
+    image_processing: Callable[[Image.Image], torch.Tensor] = ImageNetProcessing()
 
-    def preprocess(self, data: Any) -> Any:
+    def preprocess(self, data: Sequence[Mapping[str, object]]) -> torch.Tensor:
         """Rows, channels, and the two of an image."""
         return torch.stack([self._image(row.get("data") or row.get("body")) for row in data]).to(self.device)
 
-    def _image(self, value: Any) -> Any:
+    def _image(self, value: object) -> torch.Tensor:
         if isinstance(value, str):
             value = base64.b64decode(value)
         if not isinstance(value, (bytes, bytearray)):
@@ -69,7 +70,7 @@ class ImageClassifier(VisionHandler):
         """Likewise."""
         return self.topk
 
-    def postprocess(self, data: Any) -> list[Any]:
+    def postprocess(self, data: torch.Tensor) -> list[Any]:
         """Probabilities by label."""
         found = torch.topk(torch.softmax(data, dim=1), min(self.topk, data.shape[1]), dim=1)
         return map_class_to_label(found.values.tolist(), self.mapping, found.indices.tolist())
@@ -78,24 +79,24 @@ class ImageClassifier(VisionHandler):
 class ImageSegmenter(VisionHandler):
     """The likeliest class of each pixel, with its probability."""
 
-    def postprocess(self, data: Any) -> list[Any]:
+    def postprocess(self, data: Mapping[str, torch.Tensor]) -> list[Any]:
         """Rows, columns, and the two of a pixel for each image."""
         best = torch.softmax(data["out"], dim=1).max(dim=1)
-        rows: list[Any] = torch.stack([best.indices.to(best.values.dtype), best.values], dim=3).tolist()
+        rows: list[object] = torch.stack([best.indices.to(best.values.dtype), best.values], dim=3).tolist()
         return rows
 
 
 class ObjectDetector(VisionHandler):
     """What is seen on each image with a score of `threshold` or more, and where."""
 
-    image_processing: Any = staticmethod(to_tensor)
+    image_processing: Callable[[Image.Image], torch.Tensor] = staticmethod(to_tensor)
     threshold = 0.5
 
-    def postprocess(self, data: Any) -> list[Any]:
+    def postprocess(self, data: Sequence[Mapping[str, torch.Tensor]]) -> list[Any]:
         """A list for each image: boxes by label, with their score."""
         return [self._found(image) for image in data]
 
-    def _found(self, image: Any) -> list[dict[str, Any]]:
+    def _found(self, image: Mapping[str, torch.Tensor]) -> list[dict[str, object]]:
         sure = image["scores"] >= self.threshold
         boxes, labels, scores = (image[name][sure].tolist() for name in ("boxes", "labels", "scores"))
         named = map_class_to_label([[box] for box in boxes], self.mapping, [[label] for label in labels])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModel, AutoModelForImageClassification
+from transformers import AutoModel, AutoModelForImageClassification, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from headrace.engines.model_folder import named_folder
 from headrace.engines.torch_network import TorchNetwork, load_pretrained
@@ -72,27 +72,27 @@ def image_embed(
     return image_embedder(network, images_for(folder, max_pixels))
 
 
-def _packed(module: Any) -> Any:
+def _packed(module: PreTrainedModel) -> PreTrainedModel:
     """The module with its convolutions' channels side by side in memory: the faster layout, for the same numbers."""
     return module.to(memory_format=torch.channels_last)
 
 
-def _run(method: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _run(method: Callable[..., ModelOutput], tensors: Mapping[str, torch.Tensor]) -> ModelOutput:
     return method(pixel_values=tensors["pixel_values"].to(memory_format=torch.channels_last))
 
 
-def _logits(module: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _logits(module: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     logits: torch.Tensor = _run(module, tensors).logits
     return logits
 
 
-def _features(module: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _features(module: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     features = _run(module.get_image_features, tensors)
     vectors: torch.Tensor = features if isinstance(features, torch.Tensor) else features.pooler_output
     return vectors
 
 
-def _vectors(module: Any, tensors: Mapping[str, torch.Tensor], *, pooled: bool) -> torch.Tensor:
+def _vectors(module: PreTrainedModel, tensors: Mapping[str, torch.Tensor], *, pooled: bool) -> torch.Tensor:
     output = _run(module, tensors)
     pooler: torch.Tensor | None = getattr(output, "pooler_output", None)
     if pooled and pooler is not None:

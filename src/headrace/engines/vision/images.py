@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from transformers import AutoImageProcessor
 
 from headrace.engines.base import Prepared
 from headrace.errors import ConfigError, RecordError
+
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor
 
 Pixels: TypeAlias = NDArray[np.float32]
 """One image for the model: (channels, height, width)."""
@@ -57,20 +60,20 @@ class ImageInputs:
         max_pixels: a larger image is refused before it is decoded.
     """
 
-    def __init__(self, processor: Any, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, processor: BaseImageProcessor, max_pixels: int = MAX_PIXELS) -> None:
         if max_pixels < 1:
             raise ConfigError(f"max_pixels is {max_pixels}; it must be >= 1")
         self._processor = processor
         self.max_pixels = max_pixels
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Pixels] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Pixels] | Exception]:
         """Pixels of each image: a path, the bytes of a file, a data URL, or a dict with one of these as bytes or path.
 
         An image costs 1, whatever its size was. A RecordError where it is no image that can be taken.
         """
         return [self._prepare(value) for value in inputs]
 
-    def _prepare(self, value: Any) -> Prepared[Pixels] | Exception:
+    def _prepare(self, value: object) -> Prepared[Pixels] | Exception:
         try:
             return Prepared(self._pixels(self._decoded(_file_of(value))), cost=1)
         except RecordError as error:
@@ -145,13 +148,14 @@ def images_for(folder: Path, max_pixels: int) -> ImageInputs:
     return ImageInputs(processor, max_pixels)
 
 
-def _inherited_resize(processor: Any) -> Any:
+def _inherited_resize(processor: BaseImageProcessor) -> object:
     """The `resize` that most processors share; one with its own may do anything."""
-    kinds: list[Any] = [kind for kind in type(processor).__mro__ if kind.__name__ == "PilBackend"]
-    return kinds[0].resize if kinds else None
+    return next(
+        (getattr(kind, "resize", None) for kind in type(processor).__mro__ if kind.__name__ == "PilBackend"), None
+    )
 
 
-def _file_of(value: Any) -> Path | io.BytesIO:
+def _file_of(value: object) -> Path | io.BytesIO:
     """Where an image's bytes are.
 
     Raises:

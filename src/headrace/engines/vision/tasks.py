@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from headrace.engines.base import Prepared
 from headrace.engines.heads import Head, LabelHead, VectorHead, label_function, label_names
+from headrace.engines.model_folder import ModelConfig
 from headrace.engines.network import BATCH_IMAGES, Network
 from headrace.engines.profile import EngineProfile
 from headrace.engines.vision.images import ImageInputs, Pixels
@@ -24,7 +24,7 @@ class ImageEngine:
         facts: what else decides the output, such as the engine's name.
     """
 
-    def __init__(self, network: Network, images: ImageInputs, head: Head, facts: Mapping[str, Any]) -> None:
+    def __init__(self, network: Network, images: ImageInputs, head: Head, facts: Mapping[str, object]) -> None:
         self.network = network
         self._images = images
         self._head = head
@@ -38,22 +38,22 @@ class ImageEngine:
             prepare_rows=16,  # an image is some milliseconds of work, and hundreds of kilobytes when it is done
         )
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Model digest and every parameter that changes an output. Reads the model's files once."""
         return {**self._facts, **self.network.describe(), "max_pixels": self._images.max_pixels}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Pixels] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Pixels] | Exception]:
         """See `ImageInputs.prepare`."""
         return self._images.prepare(inputs)
 
-    def forward(self, batch: list[Pixels]) -> list[Any]:
+    def forward(self, batch: list[Pixels]) -> list[object]:
         """One output per image. Images that the processor left in different sizes run apart.
 
         Raises:
             EngineOutOfMemoryError: the batch is too large for the device.
             EngineDeadError: the device failed, or the engine is closed.
         """
-        outputs: list[Any] = [None] * len(batch)
+        outputs: list[object] = [None] * len(batch)
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for index, pixels in enumerate(batch):
             by_shape.setdefault(pixels.shape, []).append(index)
@@ -68,9 +68,7 @@ class ImageEngine:
         self.network.close()
 
 
-def image_classifier(
-    network: Network, images: ImageInputs, config: Mapping[str, Any], top_labels: int | None
-) -> ImageEngine:
+def image_classifier(network: Network, images: ImageInputs, config: ModelConfig, top_labels: int | None) -> ImageEngine:
     """Labels of images."""
     names = label_names(config)
     function = label_function(config, len(names))

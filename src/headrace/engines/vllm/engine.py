@@ -53,7 +53,7 @@ _FEWEST_AHEAD = 16
 
 @dataclass(frozen=True, slots=True)
 class _Payload:
-    prompt: Any
+    prompt: object
     """What vLLM's renderer made: token ids."""
     params: SamplingParams
     listener: Callable[[str], None] | None = None
@@ -85,7 +85,7 @@ class VllmEngine:
         chat: bool | None = None,
         system_prompt: str | None = None,
         seed: int | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         self._folder = find_folder("arithmetic" if model is None else model)
         if "tokenizer" not in options:
@@ -116,7 +116,7 @@ class VllmEngine:
         # vLLM's tasks live on one loop, whichever loop the callers are on.
         self._loop = LoopThread("headrace-vllm")
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """What decides the answers."""
         sampling = {
             name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self._defaults).items()
@@ -132,11 +132,11 @@ class VllmEngine:
             "options": {name: value for name, value in self._engine_args.items() if name not in _RESOURCES},
         }
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[_Payload] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[_Payload] | Exception]:
         """Chat templates rendered and texts tokenized; a record costs the tokens of its prompt."""
         return [self._prepare(value) for value in inputs]
 
-    def _prepare(self, value: Any) -> Prepared[_Payload] | Exception:
+    def _prepare(self, value: object) -> Prepared[_Payload] | Exception:
         request: Request | None = None
         try:
             request = parse(
@@ -174,7 +174,8 @@ class VllmEngine:
         renderer = self._renderer
         if request.messages is None:
             return renderer.render_cmpl([parse_model_prompt(renderer.model_config, request.prompt)])[0]
-        template = {"add_generation_prompt": True, **request.extra.get("chat_template_kwargs", {})}
+        given: Any = request.extra.get("chat_template_kwargs", {})
+        template = {"add_generation_prompt": True, **given}
         messages = with_known_roles(request.messages, str(self._template))
         _, prompts = renderer.render_chat([messages], ChatParams(chat_template_kwargs=template))
         return prompts[0]
@@ -235,7 +236,7 @@ class VllmEngine:
 _REFUSALS = (VLLMClientError, ValueError, TypeError)
 
 
-def _start(folder: Path, options: Mapping[str, Any]) -> AsyncLLM:
+def _start(folder: Path, options: Mapping[str, object]) -> AsyncLLM:
     known = {field.name for field in fields(AsyncEngineArgs)} - {"model"}
     unknown = sorted(options.keys() - known)
     if unknown:
@@ -271,7 +272,7 @@ def _own_seed(seed: int, tokens: Sequence[int]) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
-def _generation(output: Any) -> Generation:
+def _generation(output: vllm.RequestOutput) -> Generation:
     answer = output.outputs[0]
     if answer.finish_reason not in ("stop", "length"):
         raise EngineError(f"vLLM ended the request with {answer.finish_reason!r}")

@@ -43,7 +43,8 @@ def sampling_params(request: Request) -> SamplingParams:
     own = {name: request.extra[name] for name in _OWN_SAMPLING if name in request.extra}
     given = asdict(request.sampling) | {"stop": list(request.sampling.stop)} | own
     if "logit_bias" in own:
-        given["logit_bias"] = {int(token): bias for token, bias in own["logit_bias"].items()}
+        biases: Any = own["logit_bias"]
+        given["logit_bias"] = {int(token): bias for token, bias in biases.items()}
     return SamplingParams(
         **given,
         structured_outputs=_structure(request.extra),
@@ -52,7 +53,7 @@ def sampling_params(request: Request) -> SamplingParams:
     )
 
 
-def _structure(extra: Mapping[str, Any]) -> StructuredOutputsParams | None:
+def _structure(extra: Mapping[str, object]) -> StructuredOutputsParams | None:
     """vLLM's `structured_outputs`, or OpenAI's `response_format`."""
     if "structured_outputs" in extra:
         wanted = extra["structured_outputs"]
