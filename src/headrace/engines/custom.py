@@ -1,4 +1,4 @@
-"""Engines of one's own: `module:name` of a function, of a class with one method, or of a factory of a whole engine."""
+"""Custom engines: `module:name` of a function, of a class with one method, or of a factory of an engine."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ BATCH_SIZE = 32
 
 
 class FunctionEngine:
-    """A function that takes a list of records' values and returns one output for each.
+    """Wraps a function that takes a list of values and returns one output for each.
 
-    An exception object in an output's place fails that record alone. Every record costs 1.
+    An exception object in place of an output fails only that record. Every record costs 1.
 
     Args:
-        function: blocking; called on one thread.
-        name: how the user calls it; part of a job's fingerprint.
-        model: what it was made with, if anything.
-        batch_size: most values in a call.
+        function: may block; called on one thread.
+        name: the user's name for it; part of a job's fingerprint.
+        model: passed to its factory, if any.
+        batch_size: maximum values per call.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class FunctionEngine:
         )
 
     def describe(self) -> Mapping[str, object]:
-        """The function's name and its model's; not its code, so that a job can go on after it was mended."""
+        """The names of function and model. The code is left out, so a job can resume after a fix."""
         return {"engine": self._name, "model": None if self._model is None else str(self._model)}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
-        """The values themselves."""
+        """The values, unchanged."""
         return [Prepared(value, cost=1) for value in inputs]
 
     def forward(self, batch: list[object]) -> Sequence[object]:
-        """What the function returns.
+        """Call the function.
 
         Raises:
-            BadResultError: it is no list or array, or of another length.
+            BadResultError: the result is not a list or array, or its length differs from the batch's.
             EngineDeadError: the engine is closed.
         """
         function = self._function
@@ -75,19 +75,19 @@ class FunctionEngine:
         return list(outputs)
 
     def close(self) -> None:
-        """Let the function go. Safe to call twice."""
+        """Drop the function. Safe to call twice."""
         self._function = None
 
 
 def load(engine: object, model: str | Path | None, options: Mapping[str, object]) -> AnyBatchEngine:
-    """The engine that `module:name` stands for, or that a callable or object of one's own is.
+    """Create a custom engine from `module:name`, a callable or an object.
 
     A callable whose first parameter is named `model` is a factory: it is called with the model and the options, and
-    gives an engine, a function, or an object with one method. Another class is called without arguments. Another
-    function is the engine itself. What is no whole engine takes the option `batch_size`.
+    returns an engine, a function, or an object with one method. Any other class is called without arguments. Any other
+    function is used as the engine. All except complete engines take the option `batch_size`.
 
     Raises:
-        ConfigError: it names nothing that can be an engine, or an option it does not take.
+        ConfigError: it cannot be an engine, or does not take an option.
     """
     found, reference = (load_factory(engine), engine) if isinstance(engine, str) else (engine, _name(engine))
     chosen = dict(options)
@@ -116,16 +116,16 @@ def load(engine: object, model: str | Path | None, options: Mapping[str, object]
 
 
 def load_factory(reference: str) -> Callable[..., object]:
-    """The callable that `module:attribute` names, with dots allowed on both sides; modules of the current folder count.
+    """Import the callable `module:attribute`. Both sides may contain dots; the current folder is on the path.
 
     Raises:
-        ConfigError: it is not of that form, cannot be imported, or is not callable.
+        ConfigError: the reference has another form, cannot be imported, or is not callable.
     """
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise ConfigError(f"{reference!r} does not name a callable; write module:attribute")
     here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:  # an installed command does not look where it is called
+    if here not in sys.path and "" not in sys.path:  # an installed command does not search the current folder
         sys.path.append(here)
     try:
         found: object = importlib.import_module(module_name)
@@ -133,7 +133,7 @@ def load_factory(reference: str) -> Callable[..., object]:
         raise ConfigError(f"{reference!r}: cannot import {module_name}: {error}") from error
     except (StoppedEarly, KeyboardInterrupt):
         raise
-    except BaseException as error:  # a user's module may raise anything, and call sys.exit() too
+    except BaseException as error:  # a user's module may raise anything or call sys.exit()
         words = f"{type(error).__name__}: {' '.join(text_of(error).split())}"
         raise ConfigError(f"{reference!r}: importing {module_name} raised {words}") from error
     for part in attribute.split("."):
@@ -146,7 +146,7 @@ def load_factory(reference: str) -> Callable[..., object]:
 
 
 def _name(found: object) -> str:
-    """What identifies an object in a job's fingerprint: no address of it."""
+    """The object's name in a job's fingerprint, without its memory address."""
     kind = found if hasattr(found, "__qualname__") else type(found)
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -155,7 +155,7 @@ def _parameters(found: Callable[..., object], reference: str) -> list[inspect.Pa
     try:
         return list(inspect.signature(found).parameters.values())
     except ValueError as error:
-        raise ConfigError(f"{reference!r}: {error}; wrap it in a function of your own") from error
+        raise ConfigError(f"{reference!r}: {error}; wrap it in a function") from error
 
 
 def _takes(parameters: Sequence[inspect.Parameter], option: str) -> bool:
@@ -173,14 +173,14 @@ def _refuse(reference: str, options: Mapping[str, object], known: Sequence[str])
 
 
 def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[object]]:
-    """The object itself where it can be called, else its one public method."""
+    """The object if it is callable, else its only public method."""
     function = made
     if not callable(made):
         methods = [name for name, _ in inspect.getmembers(made, inspect.ismethod) if not name.startswith("_")]
         if len(methods) != 1:
             raise ConfigError(
                 f"{reference!r} gives a {type(made).__name__} with {len(methods)} public methods "
-                f"({', '.join(methods) or 'none'}); it must have one, or be callable, or be a whole engine"
+                f"({', '.join(methods) or 'none'}); it must have one, be callable, or be a complete engine"
             )
         function = getattr(made, methods[0])
     plain_function(repr(reference), function)

@@ -1,4 +1,4 @@
-"""Text embeddings: sentence-transformers folders and plain transformers encoders, one vector per text."""
+"""Text embeddings with sentence-transformers models and plain transformers encoders."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from headrace.errors import ConfigError, EngineError
 
 
 class EmbeddingEngine(TextEngine):
-    """One vector per text, as the model's own files say: pooling, dense layers, normalisation.
+    """One vector per text, with the pooling, dense layers and normalisation that the model's files specify.
 
     Args:
         model: a local folder; None for all-MiniLM-L6-v2.
-        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (float32 on CPU, the weights' own on CUDA), "float32", "float16" or "bfloat16".
-        max_model_len: in tokens; None for the model's own limit.
-        on_too_long: cut a longer text, or fail its record.
-        truncate_dim: keep the first so many components (Matryoshka models); not normalised again.
-        trust_remote_code: run Python code that the model's folder brings, where it brings any.
+        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N".
+        dtype: "auto" (float32 on CPU, the weights' dtype on CUDA), "float32", "float16" or "bfloat16".
+        max_model_len: in tokens; None for the model's limit.
+        on_too_long: truncate a longer text, or fail its record.
+        truncate_dim: number of leading components to keep (Matryoshka models); not normalised again.
+        trust_remote_code: run Python code from the model's folder.
 
     Raises:
-        ConfigError: no such folder, or a parameter the model cannot follow.
+        ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded.
     """
 
@@ -76,7 +76,7 @@ class EmbeddingEngine(TextEngine):
 
 
 class _Pooled:
-    """Calls a sentence-transformers model; some leave the prompt out of the pooling and must know its length."""
+    """Calls a sentence-transformers model. Some exclude the prompt from pooling and need its length."""
 
     def __init__(self, module: SentenceTransformer, prompt_length: int) -> None:
         self._module = module
@@ -109,13 +109,13 @@ def _load(folder: Path, device: torch.device, dtype: str, *, trust_remote_code: 
 
 
 def _not_loaded(network: torch.nn.Module) -> list[str]:
-    """Parameters that the model's files do not hold, and that transformers has filled with random numbers.
+    """Parameters that are missing in the model's files, which transformers has initialised with random numbers.
 
-    sentence-transformers does not pass on what transformers tells of them, so that its own mark on each parameter that
-    it loaded is asked. A pooling layer does not count: token states are pooled here without one.
+    sentence-transformers does not report them, so this reads the mark that transformers sets on loaded parameters. The
+    model's pooling layer is ignored: it is not used.
     """
     if getattr(network, "_hf_peft_config_loaded", False):
-        return []  # an adapter's parameters bear no mark
+        return []  # an adapter's parameters are not marked
     parameters = dict(network.named_parameters())
     loaded = {name for name, parameter in parameters.items() if getattr(parameter, "_is_hf_initialized", False)}
     return [name for name in parameters if name not in loaded and not name.startswith("pooler.")] if loaded else []

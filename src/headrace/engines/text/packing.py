@@ -1,4 +1,4 @@
-"""Encoder layers without padding: a batch's real tokens stand in one row, and attention runs text by text."""
+"""Run encoder layers without padding: a batch's real tokens form one row, and attention runs per text."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ except ImportError:  # an older PyTorch
 NAME = "headrace_packed"
 
 _HALVES = (torch.float16, torch.bfloat16)
-"""The numbers that PyTorch's variable-length attention takes, on CUDA alone."""
+"""Dtypes that PyTorch's variable-length attention supports, on CUDA only."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """Which tokens of the row belong together."""
+    """The boundaries of the texts in the row."""
 
     runs: list[tuple[int, int]]
-    """How many texts in turn are how long: of one length they are attended to in one call."""
+    """(count, length) of consecutive texts with the same length, which share one attention call."""
     starts: torch.Tensor
-    """Where each text begins, and where the last one ends; int32."""
+    """The start of each text and the end of the last; int32."""
 
 
 class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read here
-    """A model's encoder that takes a padded batch, and runs its layers on a row of the real tokens.
+    """Wraps an encoder: takes a padded batch and runs the layers on one row of its real tokens.
 
     Args:
-        encoder: calls its layers with hidden states, passes further keyword arguments on to attention, and gives an
+        encoder: calls its layers with hidden states, passes further keyword arguments on to attention, and returns an
             object with `last_hidden_state`.
     """
 
@@ -46,9 +46,9 @@ class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **others: object
     ) -> object:
-        """What the encoder gives for hidden states of shape (texts, longest, components); 0 in place of padding.
+        """The encoder's output for hidden states of shape (texts, longest, components); padding is 0.
 
-        `attention_mask` is of shape (texts, longest), or None where nothing is padded.
+        `attention_mask` has shape (texts, longest), or is None if nothing is padded.
         """
         if attention_mask is None:
             return self.encoder(hidden_states, None, **others)
@@ -74,7 +74,7 @@ def attend(  # noqa: PLR0913 - the signature that transformers calls
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001  # what it says is in the texts
+    attention_mask: torch.Tensor | None,  # noqa: ARG001  # `headrace_texts` has the same information
     scaling: float | None = None,
     headrace_texts: RaggedBatch | None = None,
     **_: object,
@@ -102,6 +102,6 @@ def attend(  # noqa: PLR0913 - the signature that transformers calls
 
 
 def register() -> None:
-    """Make `attend` known to transformers, with masks as `PackedEncoder` takes them."""
+    """Register `attend` with transformers, with the mask format that `PackedEncoder` takes."""
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, flash_attention_mask)  # the padding of the batch as it came, or None
+    AttentionMaskInterface.register(NAME, flash_attention_mask)  # the batch's padding mask, or None
