@@ -33,7 +33,7 @@ class EngineConfig:
     engine_process: bool = False
     """Run the engine in a child process, so that a crash fails only the record that caused it."""
     engine_timeout_s: float | None = None
-    """Maximum seconds for each batch, step or request, and for a call of `prepare` or `finish` in a process; None for no
+    """Maximum seconds for a batch, step or request, and for a call of `prepare` or `finish` in a process; None for no
     limit."""
 
     def resolved(self, asked: str | None = None) -> EngineConfig:

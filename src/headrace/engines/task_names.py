@@ -27,7 +27,15 @@ _UNSUPPORTED: tuple[str, ...] = (
     "speech-recognition",
     "object-detection",
 )
-_UNSUPPORTED += ("ocr", "caption", "image-to-text", "segment", "image-segmentation", "audio-classification", "depth-estimation")
+_UNSUPPORTED += (
+    "ocr",
+    "caption",
+    "image-to-text",
+    "segment",
+    "image-segmentation",
+    "audio-classification",
+    "depth-estimation",
+)
 
 
 def unknown_task(name: str, known: Iterable[str]) -> ConfigError:

@@ -24,7 +24,7 @@ GOOD = AdviceInputs(
 @pytest.mark.parametrize(
     ("numbers", "expected"),
     [
-        (GOOD, "nothing is left to gain on the host"),
+        (GOOD, "the host is not the bottleneck"),
         (replace(GOOD, records=0, batches=0), "Nothing was left to do"),
         (replace(GOOD, failed=200), "20% of the records failed"),
         (replace(GOOD, wall_s=1.0), "too short"),

@@ -1,4 +1,4 @@
-"""TorchServe handlers without TorchServe: `handle(data, context)` of a module or a class, with its batch settings."""
+"""Run a TorchServe handler, a function or class with `handle(data, context)`, with its batch settings."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ from headrace.records import text_refusal
 
 
 class TorchServeEngine:
-    """A handler as TorchServe calls it: rows of `{"body": ...}` in, one answer for each out.
+    """Calls a handler as TorchServe does: rows of `{"body": ...}` in, one answer per row out.
 
-    A text comes to the handler as the bytes of a request, an object or a list as parsed JSON. The batch is never
-    larger than the handler's own setting, and waits no longer for company than that says. An answer with a status of
-    400 or more (`context.set_response_status`) is that record's error.
+    The handler receives text as bytes, and an object or list as parsed JSON. Maximum batch size and delay are the
+    handler's own settings. An answer with a status of 400 or more (`context.set_response_status`) fails its record.
 
     Args:
-        model: the folder with the model's files, where the handler is a file.
-        handler: a handler file, `file.py:function`, a .mar archive or a folder with its content.
+        model: the folder with the model's files, if the handler is a file.
+        handler: a handler file, `file.py:function`, a .mar archive or an unpacked archive.
         config: a model-config.yaml or config.properties; None for one beside the model or the handler.
-        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N"; the handler is told its number.
+        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N"; the handler receives its index.
 
     Raises:
-        ConfigError: a file is missing or cannot be understood, or the handler is none.
+        ConfigError: a file is missing or invalid, or the handler has no entry point.
         EngineError: the handler cannot be imported or initialized.
     """
 
@@ -53,7 +52,7 @@ class TorchServeEngine:
         device: str = "auto",
     ) -> None:
         if handler is None:
-            raise ConfigError("no handler is named; give a handler file, a .mar archive or its folder")
+            raise ConfigError("no handler is set; name a handler file, a .mar archive or its folder")
         place = choose_device(device)
         gpu = None if place.type == "cpu" else place.index or 0
         self._files = handler_files.read(handler, model, config)
@@ -86,15 +85,15 @@ class TorchServeEngine:
         return {"engine": "torchserve", "handler_digest": code, "model_digest": total.hexdigest()}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[dict[str, object]] | Exception]:
-        """One row of a request each; a RecordError where the value cannot be one."""
+        """One request row per value; a RecordError if the value is null or invalid text."""
         return [_row(value) for value in inputs]
 
     def forward(self, batch: list[dict[str, object]]) -> list[object]:
         """The handler's answer for each row.
 
         Raises:
-            BadResultError: the handler's answer is no list, or not as long as the batch.
-            EngineDeadError: the engine is closed, or the handler has not answered in its time.
+            BadResultError: the handler's answer is not a list, or its length differs from the batch's.
+            EngineDeadError: the engine is closed, or the handler exceeded its response timeout.
         """
         handle = self._handle
         if handle is None:
@@ -111,7 +110,7 @@ class TorchServeEngine:
         return [_plain(context.answer(index, answer)) for index, answer in enumerate(answers)]
 
     def close(self) -> None:
-        """Let the handler go, and an archive's files. Safe to call twice."""
+        """Drop the handler and delete unpacked files. Safe to call twice."""
         self._handle = None
         self._thread.close()
         if self._files.unpacked is not None:
@@ -140,7 +139,7 @@ def _plain(answer: object) -> object:
 
 
 def _load(files: HandlerFiles, context: Context) -> Callable[[object, Context], object]:
-    """The handler's entry point, initialized."""
+    """Import and initialize the handler; returns its entry point."""
     standin.provide()
     module = _import(files)
     name = files.function or "handle"
@@ -148,13 +147,13 @@ def _load(files: HandlerFiles, context: Context) -> Callable[[object, Context], 
         if hasattr(module, name):
             function: Callable[[object, Context], object] = getattr(module, name)
             plain_function(f"{name} of {files.handler.name}", function)
-            function(None, context)  # by convention: no data asks a function to load its model
+            function(None, context)  # TorchServe's convention: a call without data loads the model
             return function
         service = _the_class(module, files)()
         service.initialize(context)
     except ConfigError:
         raise
-    except BaseException as error:  # the user's code: whatever it raises, its job does not start
+    except BaseException as error:  # the user's code may raise anything
         raise EngineError(f"handler {files.name} cannot be initialized: {_cause(error, files)}") from error
     plain_function(f"handle of {files.name}", service.handle)
     handle: Callable[[object, Context], object] = service.handle
@@ -168,13 +167,13 @@ def _import(files: HandlerFiles) -> ModuleType:
         if str(files.model_dir) not in sys.path:
             sys.path.insert(0, str(files.model_dir))
         return handler_files.import_file(files.handler)
-    except BaseException as error:  # likewise; it runs on a thread of its own, where no signal is raised
-        advice = "; install what it needs first" if isinstance(error, ImportError) else ""
+    except BaseException as error:  # likewise; this thread receives no signals
+        advice = "; install its dependencies first" if isinstance(error, ImportError) else ""
         raise EngineError(f"handler {files.name} cannot be imported: {_cause(error, files)}{advice}") from error
 
 
 def _cause(error: BaseException, files: HandlerFiles) -> str:
-    """An error in one line, with the last line of the handler's own that led to it."""
+    """An error in one line, with the number of the last line in the handler's file that led to it."""
     lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == str(files.handler)]
     place = f" (line {lines[-1]})" if lines else ""
     words = " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""What TorchServe's example handlers import beside its base classes, where TorchServe is not installed."""
+"""Replacements for the helpers that TorchServe's example handlers import, if TorchServe is not installed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 CLEANUP_REGEX = re.compile(r"<.*?>|&(?:[a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});")
-"""HTML's tags and entities."""
+"""Matches HTML tags and entities."""
 PREDICTION_METRIC = "PredictionTime"
 _STEPS = ("preprocess", "inference", "postprocess")
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class PredictionException(Exception):  # noqa: N818 - TorchServe's name
-    """An error of a handler, with the status that its client gets."""
+    """A handler's error, with the response status."""
 
     def __init__(self, message: str, error_code: int = 500) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class PredictionException(Exception):  # noqa: N818 - TorchServe's name
 
 
 def timed(method: Callable[..., object]) -> Callable[..., object]:
-    """A handler's method that measures its time where `handler: {profile: true}` of model-config.yaml asks for it."""
+    """Measure a handler's method if model-config.yaml sets `handler: {profile: true}`."""
 
     @functools.wraps(method)
     def measured(self: object, *args: object, **kwargs: object) -> object:
@@ -59,7 +59,7 @@ def timed(method: Callable[..., object]) -> Callable[..., object]:
 
 
 def timeit(function: Callable[..., object]) -> Callable[..., object]:
-    """A function that logs its time."""
+    """Log the duration of a function."""
 
     @functools.wraps(function)
     def measured(*args: object, **kwargs: object) -> object:
@@ -73,7 +73,7 @@ def timeit(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[type]:
-    """The classes that a module defines, all or those of one kind."""
+    """The classes that a module defines, or only the subclasses of `parent_class`."""
     return [
         kind
         for _, kind in inspect.getmembers(module, inspect.isclass)
@@ -82,10 +82,10 @@ def list_classes_from_module(module: ModuleType, parent_class: type | None = Non
 
 
 def load_label_mapping(mapping_file_path: str) -> dict[str, str] | None:
-    """Labels by class number, as text; None where there is no file. Of several names for a class, the last.
+    """Labels by class number (as text); None if the file does not exist. If a class has several names, the last.
 
     Raises:
-        ValueError: the file holds something else.
+        ValueError: the file has another format.
     """
     file = Path(mapping_file_path)
     if not file.is_file():
@@ -99,7 +99,7 @@ def load_label_mapping(mapping_file_path: str) -> dict[str, str] | None:
     labels = {number: label[-1] if isinstance(label, list) else label for number, label in mapping.items()}
     wrong = next((number for number, label in labels.items() if not isinstance(label, str)), None)
     if wrong is not None:
-        raise ValueError(f"{file.name}: the label of {wrong!r} is {mapping[wrong]!r}; it must be a text")
+        raise ValueError(f"{file.name}: the label of {wrong!r} is {mapping[wrong]!r}; it must be text")
     return labels
 
 
@@ -108,7 +108,7 @@ def map_class_to_label(
     mapping: Mapping[str, str] | None = None,
     lbl_classes: Iterable[Iterable[object]] | None = None,
 ) -> list[dict[str, object]]:
-    """Each row of numbers by label, or by class number where there are no labels."""
+    """Map the values of each row to labels, or to class numbers if there are no labels."""
     rows = [range(len(row)) for row in probs] if lbl_classes is None else lbl_classes
     return [
         {(str(number) if mapping is None else mapping[str(number)]): value for number, value in zip(*row, strict=False)}
@@ -117,22 +117,22 @@ def map_class_to_label(
 
 
 def get_yaml_config(yaml_file_path: str) -> object:
-    """What a YAML file holds."""
+    """The content of a YAML file."""
     return yaml.safe_load(Path(yaml_file_path).read_text(encoding="utf-8"))
 
 
 def check_valid_pt2_backend(backend: str) -> bool:
-    """Whether `torch.compile` knows a backend."""
+    """Whether `torch.compile` supports a backend."""
     import torch
 
     return backend in (*torch.compiler.list_backends(()), "eager")
 
 
 def import_class(class_name: str, module_prefix: str | None = None) -> object:
-    """A class by its name with its module.
+    """Import a class by its qualified name.
 
     Raises:
-        ImportError: there is none.
+        ImportError: there is no such class.
     """
     module, _, name = class_name.rpartition(".")
     place = ".".join(part for part in (module_prefix, module) if part)
@@ -151,18 +151,18 @@ def send_intermediate_predict_response(
     code: int,  # noqa: ARG001 - likewise
     context: Any = None,
 ) -> None:
-    """Keep a part of each answer: a client would get it at once, a record holds all parts together."""
+    """Store a part of each answer. TorchServe would send it at once; an output record has all parts together."""
     context.send(ret)
 
 
 def emit_metrics(metrics: object) -> None:
-    """Without effect: figures go nowhere."""
+    """Do nothing: metrics are not reported."""
 
 
 class MicroBatching:
-    """A handler's `handle` that takes the steps of one part of a batch while those of another are under way.
+    """Replaces a handler's `handle`: splits a batch and overlaps the steps of its parts.
 
-    Its threads end with the call.
+    The threads end with the call.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class MicroBatching:
         self.handler = parent_handler
         self.micro_batch_size = micro_batch_size
         self.parallelism = dict(parallelism or {})
-        """Threads for each step: `preprocess`, `inference`, `postprocess`; 1 where it is not named."""
+        """Threads per step: `preprocess`, `inference`, `postprocess`; default 1."""
         self._here = threading.local()
 
     def __call__(self, data: Sequence[object], context: object) -> list[object]:
@@ -180,7 +180,7 @@ class MicroBatching:
         return self.handle(data)
 
     def handle(self, data: Sequence[object]) -> list[object]:
-        """Likewise."""
+        """One answer per request."""
         size = self.micro_batch_size
         parts = [data[start : start + size] for start in range(0, len(data), size)]
         slots = [(step, threading.Semaphore(self.parallelism.get(step, 1))) for step in _STEPS]
@@ -198,15 +198,15 @@ class MicroBatching:
         return [answer for part in done for answer in part]
 
     def get_micro_batch_idx(self) -> int | None:
-        """Which part of the batch this thread is about."""
+        """The index of this thread's part of the batch."""
         return getattr(self._here, "number", None)
 
     def shutdown(self) -> None:
-        """Nothing is left to end."""
+        """Do nothing: no threads remain."""
 
 
 class TextIteratorStreamerBatch:
-    """A streamer for `generate` of transformers: iterate over it for the new words of all texts of a batch."""
+    """A streamer for transformers' `generate`: iterates over the new text of all rows of a batch."""
 
     def __init__(
         self,
@@ -222,14 +222,14 @@ class TextIteratorStreamerBatch:
         self.streamers = [TextIteratorStreamer(tokenizer, skip_prompt, timeout, **options) for _ in range(batch_size)]
 
     def put(self, value: torch.Tensor) -> None:
-        """New tokens, one row for each text."""
+        """Add new tokens, one row per text."""
         if len(value) != self.batch_size:
-            raise ValueError(f"the streamer is for {self.batch_size} texts, and was given {len(value)}")
+            raise ValueError(f"the streamer expects {self.batch_size} texts and received {len(value)}")
         for streamer, row in zip(self.streamers, value, strict=True):
             streamer.put(row.reshape(-1))
 
     def end(self) -> None:
-        """No more is coming."""
+        """End the stream."""
         for streamer in self.streamers:
             streamer.end()
 

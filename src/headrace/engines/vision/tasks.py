@@ -1,4 +1,4 @@
-"""Tasks on images over any network: one row per image."""
+"""Image tasks for any network: one row per image."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class ImageEngine:
     """One output per image.
 
     Args:
-        network: gives one row per image.
-        images: makes what the network takes.
-        head: makes outputs of rows.
-        facts: what else decides the output, such as the engine's name.
+        network: returns one row per image.
+        images: converts images to the network's input.
+        head: converts rows to outputs.
+        facts: further facts that determine the output, such as the engine's name.
     """
 
     def __init__(self, network: Network, images: ImageInputs, head: Head, facts: Mapping[str, object]) -> None:
@@ -35,11 +35,11 @@ class ImageEngine:
             cost_unit="records",
             batch_cost=size,
             batch_size=size,
-            prepare_rows=16,  # an image is some milliseconds of work, and hundreds of kilobytes when it is done
+            prepare_rows=16,  # an image takes some milliseconds and hundreds of kilobytes
         )
 
     def describe(self) -> Mapping[str, object]:
-        """Model digest and every parameter that changes an output. Reads the model's files once."""
+        """The model digest and all parameters that affect an output. Reads all of the model's files."""
         return {**self._facts, **self.network.describe(), "max_pixels": self._images.max_pixels}
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Pixels] | Exception]:
@@ -47,10 +47,10 @@ class ImageEngine:
         return self._images.prepare(inputs)
 
     def forward(self, batch: list[Pixels]) -> list[object]:
-        """One output per image. Images that the processor left in different sizes run apart.
+        """One output per image. Images of different sizes run in separate batches.
 
         Raises:
-            EngineOutOfMemoryError: the batch is too large for the device.
+            EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the engine is closed.
         """
         outputs: list[object] = [None] * len(batch)
@@ -69,7 +69,7 @@ class ImageEngine:
 
 
 def image_classifier(network: Network, images: ImageInputs, config: ModelConfig, top_labels: int | None) -> ImageEngine:
-    """Labels of images."""
+    """Create an image classifier."""
     names = label_names(config)
     function = label_function(config, len(names))
     facts = {"engine": "image-classification", "labels": names, "scores": function, "top_labels": top_labels}
@@ -77,5 +77,5 @@ def image_classifier(network: Network, images: ImageInputs, config: ModelConfig,
 
 
 def image_embedder(network: Network, images: ImageInputs) -> ImageEngine:
-    """One vector per image, as long as the network makes it."""
+    """Create an engine that returns the network's output vectors."""
     return ImageEngine(network, images, VectorHead(None), {"engine": "image-embedding"})
