@@ -71,7 +71,7 @@ RUN = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
         (("--task", "classify", "--model", "."), "holds no config.json"),
         (("--engine", "tensorrt"), "task 'embed' has no engine 'tensorrt'; known: torch, onnx"),
         (("--task", "rerank"), "take 'score', with the second text in --text-pair-column"),
-        (("--task", "Summarize"), "take 'generate', and say in --prompt-template"),
+        (("--task", "Summarize"), "use 'generate' with an instruction in --prompt-template"),
         (("--task", "ner"), "--task custom --engine module:function"),
         (("--task", "embeding"), "take 'embed'"),
         (("stray.jsonl",), "did you mean -i stray.jsonl?"),

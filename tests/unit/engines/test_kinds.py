@@ -46,7 +46,7 @@ def folder(path: Path, architecture: str | None, steps: tuple[str, ...] = (), to
         ("embed", ("HF_ColBERT",), "multi-vector .*HF_ColBERT"),
         ("embed", (None, (STATIC,)), "static embeddings"),
         ("embed", ("StaticModel",), "static embeddings"),
-        ("embed", ("BertForTokenClassification",), "token classifier .BertForTokenClassification.*engine of your own"),
+        ("embed", ("BertForTokenClassification",), "token classifier .BertForTokenClassification.*custom engine"),
         ("embed", ("BertForQuestionAnswering",), "question answering"),
         ("embed", ("BertForMultipleChoice",), "multiple choice"),
         ("embed", ("BertForSequenceClassification",), "use the task classify"),
@@ -149,7 +149,7 @@ def test_a_masked_language_model_is_embedded_with_a_warning_or_refused_by_its_na
     path = folder(tmp_path / name, "BertForMaskedLM")
     if name == "plain":
         warn_unused_head("embed", path)
-        assert "(BertForMaskedLM) without files of sentence-transformers: its head is left out" in caplog.text
+        assert "(BertForMaskedLM) without files of sentence-transformers: its head is not used" in caplog.text
         assert "the mean of its token vectors" in caplog.text
         return
     with pytest.raises(ConfigError, match=r"sparse .SPLADE. encoder.*BertForMaskedLM, its folder's name"):
