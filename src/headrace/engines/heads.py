@@ -8,7 +8,7 @@ from typing import Literal, NotRequired, TypeAlias, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engines.model_folder import ModelConfig
+from headrace.engines.model_config import ModelConfig
 from headrace.engines.network import Rows
 from headrace.errors import ConfigError
 

@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypedDict
 
 from headrace.errors import ConfigError, MissingExtraError
 
@@ -25,32 +24,6 @@ _TOKENIZERS = frozenset({"tokenizer.json", "tekken.json", "vocab.txt", "vocab.js
 _PICKLED = frozenset({".bin", ".ckpt", ".pt", ".pth"})
 _NOTWEIGHTS = frozenset({"optimizer", "rng_state", "scaler", "scheduler", "training_args"})
 _READ_BYTES = 1 << 20
-
-
-class SentenceTransformersConfig(TypedDict, total=False):
-    """What sentence-transformers keeps in files of its own for a cross-encoder."""
-
-    activation_fn: str | None
-    max_seq_length: int | None
-
-
-class ModelConfig(TypedDict, total=False):
-    """The fields of a model's config.json that Headrace reads."""
-
-    _name_or_path: str
-    architectures: list[str] | None
-    id2label: dict[str, str] | dict[int, str] | None
-    is_encoder_decoder: bool
-    is_matryoshka: bool
-    matryoshka_dimensions: list[int] | None
-    max_position_embeddings: int | None
-    model_type: str
-    n_positions: int | None
-    pad_token_id: int | None
-    problem_type: str | None
-    sbert_ce_default_activation_function: str | None
-    sentence_transformers: SentenceTransformersConfig | None
-    text_config: ModelConfig | None
 
 
 def find_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.engines.model_folder import ModelConfig, SentenceTransformersConfig
+from headrace.engines.model_config import ModelConfig, SentenceTransformersConfig
 from headrace.errors import ConfigError
 
 logger = logging.getLogger("headrace")

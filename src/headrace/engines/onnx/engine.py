@@ -13,7 +13,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 from transformers import AutoConfig, AutoTokenizer
 
 from headrace.engines.heads import VectorHead
-from headrace.engines.model_folder import ONNX_WEIGHTS, ModelConfig, check_tokenizer, digest, named_folder
+from headrace.engines.model_config import ModelConfig
+from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
 from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.network import Arrays, Rows
 from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
-from headrace.engines.model_folder import ModelConfig, check_tokenizer, named_folder
+from headrace.engines.model_config import ModelConfig
+from headrace.engines.model_folder import check_tokenizer, named_folder
 from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.text.encoders import by_length, tune
 from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer

@@ -17,7 +17,7 @@ from headrace.engines.heads import (
     label_function,
     label_names,
 )
-from headrace.engines.model_folder import ModelConfig
+from headrace.engines.model_config import ModelConfig
 from headrace.engines.network import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
 from headrace.engines.profile import EngineProfile
 from headrace.engines.text.padding import TextRows

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from headrace.engines.base import Prepared
-from headrace.engines.model_folder import ModelConfig
+from headrace.engines.model_config import ModelConfig
 from headrace.engines.text.truncation import TextTruncator
 from headrace.errors import ConfigError, RecordError
 from headrace.records import kind_of, text_refusal
