@@ -129,7 +129,7 @@ def test_labels_come_as_a_list_or_as_words_between_commas(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("task", "labels", "options", "words"),
     [
-        ("classify", ("no", "yes"), {"top_labels": 3}, "top_labels is 3; it may be 1 to 2"),
+        ("classify", ("no", "yes"), {"top_labels": 3}, "top_labels is 3; it must be between 1 and 2"),
         ("score", ("no", "yes"), {}, "gives 2 outputs per pair, not one score; use the task classify"),
         ("zero-shot", ("no", "yes"), {"labels": ["a"]}, "needs a natural language inference model"),
         ("zero-shot", NLI, {}, r"labels is \(\); it must be a list of unique, non-empty strings"),

@@ -332,7 +332,7 @@ def test_files_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Pat
             {},
             "TorchServe's built-in handler text_classifier, which is not supported",
         ),
-        (folder / "my_handler.py", {"model": tmp_path / "nowhere"}, "is no folder"),
+        (folder / "my_handler.py", {"model": tmp_path / "nowhere"}, "is not a folder"),
         (folder / "my_handler.py", {"config": tmp_path / "nowhere.yaml"}, "no handler configuration"),
     ]
     for handler, options, words in cases:
