@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from headrace.errors import RecordError
 
 JsonObject: TypeAlias = dict[str, object]
+"""A JSON object, as `json.loads` returns it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def test_an_engine_of_another_kind_is_refused_a_process(folder: Path) -> None:
     flags = ("--task", "generate", "--engine", "vllm", "--engine-process")
     status, said = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
     assert status == 2
-    assert "engine vllm takes requests one by one and cannot run in a process of its own" in said
+    assert "engine vllm takes requests one by one and cannot run in a child process" in said
 
 
 @pytest.mark.timeout(60)

@@ -81,7 +81,7 @@ def load(plan: Plan) -> AnyEngine:
     settings = settings_to_load(plan)
     engine = load_engine(settings.config)
     if settings is not plan.settings:
-        _check_native(plan, settings.config.engine_options["dtype"], engine)
+        _check_native(plan, str(settings.config.engine_options["dtype"]), engine)
     return engine
 
 

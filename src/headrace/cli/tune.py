@@ -59,7 +59,7 @@ class GridFlags(FlagGroup):
     def options(self, config: EngineConfig) -> GridOptions:
         """What is to be measured; what the engine's own flags fix is not varied."""
         engine = config.engine if isinstance(config.engine, str) else None
-        dtype = config.engine_options.get("dtype", "auto")
+        dtype = str(config.engine_options.get("dtype", "auto"))
         return GridOptions(
             (config.batch_tokens,) if config.batch_tokens else _numbers("--budgets", self.budgets),
             (dtype,) if dtype != "auto" else _words(self.dtypes),

@@ -1,8 +1,8 @@
-"""Models, one folder for each kind, and what they have in common.
+"""Inference engines: one folder per kind of model, and the code they share.
 
-- `config.EngineConfig`: task, model, engine and options, the same at every door
-- `options.EngineOptions`: the options of all engines, with their types
-- `loading.load_engine`: an engine from its configuration
-- `registry.create`: an engine by task and name
-- `base.Engine`: the seam between a batcher and a model
+- `config.EngineConfig`: task, model, engine and options, shared by the CLI, Python API, server and cluster
+- `options.EngineOptions`: typed options of all engines
+- `loading.load_engine`: creates an engine from its configuration
+- `registry.create`: creates an engine by task and name
+- `base.Engine`: the interface between a batcher and a model
 """

@@ -1,7 +1,7 @@
-"""The seams between a batcher and a model: a batch in and out, or one request in and out.
+"""Engine interfaces between a batcher and a model.
 
-An engine's profile says how it batches: a `BatchEngine` runs the batch it is given, a `StepEngine` lets requests join
-and leave between its steps, a `StreamEngine` takes single requests and batches them itself.
+The engine's profile selects one: a `BatchEngine` runs the batches it is given, a `StepEngine` lets requests join and
+leave between steps, and a `StreamEngine` takes single requests and batches them itself.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ OutputT_co = TypeVar("OutputT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Generic[PayloadT]):
-    """One record as the model takes it."""
+    """One record, converted to model input."""
 
     payload: PayloadT
     cost: int
-    """In the engine's own unit: exact tokens for text."""
+    """In the engine's cost unit: the exact number of tokens for text."""
     truncated: bool = False
 
 
 class Engine(Protocol[InputT_contra, PayloadT]):
-    """What every model offers, however it is run.
+    """The methods that all engines have.
 
-    `prepare` runs on CPU workers, several chunks at a time, while the model runs elsewhere: an engine shares no mutable
-    state between the two.
+    CPU workers call `prepare` on several chunks at once while the model runs on another thread. The two must not share
+    mutable state.
     """
 
     @property
     def profile(self) -> EngineProfile:
-        """How it is to be fed. Read it with `profile_of`, which knows engines without one too."""
+        """How to feed the engine. Read it with `profile_of`, which also supports engines without a profile."""
         ...
 
-    def describe(self) -> Mapping[str, Any]:
-        """JSON-able facts that decide the output (model digest, parameters): part of a job's fingerprint."""
+    def describe(self) -> Mapping[str, object]:
+        """JSON-serializable facts that determine the output (model digest, parameters): part of a job's fingerprint."""
         ...
 
     def prepare(self, inputs: Sequence[InputT_contra]) -> list[Prepared[PayloadT] | Exception]:
-        """One entry per input: what the model takes or the error of that record alone. Never raises for a bad input."""
+        """One entry per input: the model input, or that record's error. Never raises for a bad input."""
         ...
 
     def close(self) -> None:
-        """Free what the engine holds. Safe to call twice."""
+        """Release all resources. Safe to call twice."""
         ...
 
 
 class BatchEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
-    """A model that takes a batch and returns one output per record. `forward` runs on one thread of its own."""
+    """A model that takes a batch and returns one output per record. `forward` runs on a dedicated thread."""
 
     def forward(self, batch: list[PayloadT]) -> Sequence[OutputT_co]:
-        """Run the model once. Blocking. Returns `len(batch)` outputs in order.
+        """Run the model once. Blocks. Returns `len(batch)` outputs in order.
 
         Raises:
-            EngineOutOfMemoryError: the batch is too large for the device; a smaller one may fit.
+            EngineOutOfMemoryError: the batch does not fit on the device; a smaller one may.
             EngineDeadError: no later call can succeed.
         """
         ...
@@ -81,85 +81,86 @@ class TunableEngine(BatchEngine[Any, Any, Any], Protocol):
 
 
 class StreamEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
-    """A model server within the process, which batches by itself: requests join and leave while it works."""
+    """An in-process model server that does its own batching: requests join and leave at any time."""
 
     async def infer(self, payload: PayloadT) -> OutputT_co:
-        """One request's output. Many calls run at once, on one event loop at a time.
+        """The output of one request. Many calls run concurrently, all on the same event loop.
 
-        Cancelling the call takes the request out of the engine, and what it held is free for others.
+        Cancelling the call removes the request from the engine and frees what it held.
 
         Raises:
-            RecordError: the engine refuses this request; others are not touched.
+            RecordError: the engine refuses this request; others are not affected.
             EngineDeadError: no later call can succeed.
         """
         ...
 
 
 class StepEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, PayloadT, OutputT_co]):
-    """A model that takes many steps for one request: requests join and leave between steps.
+    """A model that takes many steps per request: requests join and leave between steps.
 
-    It is a `StepModel` (see `headrace.batching.step_model` for what each method promises). All but `span` are called on
-    one thread.
+    It satisfies `StepModel`; `headrace.batching.step_model` has the contract of each method. All methods except `span`
+    are called on one thread.
     """
 
     def span(self, record: PayloadT) -> tuple[float, float]:
-        """What the request holds at first, and the most it may grow to."""
+        """The request's initial and maximum cost."""
         ...
 
     def add(self, key: int, record: PayloadT) -> None:
-        """Let a request join the next step.
+        """Add a request to the next step.
 
         Raises:
-            RecordError: this request cannot be taken; others are not touched.
+            RecordError: the request is refused; others are not affected.
         """
         ...
 
     def step(self) -> Sequence[tuple[int, OutputT_co | Exception]]:
-        """One step with every request that has joined; keys and outputs of those that have finished.
+        """Run one step of all active requests; returns keys and outputs of the finished ones.
 
         Raises:
-            EngineOutOfMemoryError: fewer requests at a time may fit.
+            EngineOutOfMemoryError: too many requests for the device; fewer may fit.
             EngineDeadError: no later call can succeed.
         """
         ...
 
     def needs(self, key: int) -> float:
-        """What the request must hold to take its next step."""
+        """The cost of the request in its next step."""
         ...
 
     def remove(self, key: int) -> PayloadT | None:
-        """Take a request out; returns what it can go on with later, or None if it must begin anew."""
+        """Remove a request; returns a record to resume it with, or None if it must start again."""
         ...
 
 
 class FollowableEngine(Protocol[PayloadT]):
-    """An engine whose answers can be read while they grow."""
+    """An engine that can stream its answers."""
 
     def follow(self, payload: PayloadT, listener: Callable[[str], None]) -> PayloadT:
-        """The same request, whose text so far is told to `listener` on the engine's thread, whenever it has grown.
+        """The same request with a listener for the partial text.
 
-        What was told once stays: each text begins with the one before, and the answer with all of them.
+        The engine's thread calls `listener` with the whole text so far whenever it grows. Each text starts with the
+        previous one, and the answer starts with the last.
         """
         ...
 
 
 def runs_batches(engine: Engine[Any, Any]) -> TypeGuard[BatchEngine[Any, Any, Any]]:
-    """Whether its profile says that it is a `BatchEngine`."""
+    """Whether the engine's profile says that it is a `BatchEngine`."""
     return profile_of(engine).batching == "batches"
 
 
 def works_in_steps(engine: Engine[Any, Any]) -> TypeGuard[StepEngine[Any, Any, Any]]:
-    """Whether its profile says that it is a `StepEngine`."""
+    """Whether the engine's profile says that it is a `StepEngine`."""
     return profile_of(engine).batching == "steps"
 
 
 def batches_itself(engine: Engine[Any, Any]) -> TypeGuard[StreamEngine[Any, Any, Any]]:
-    """Whether its profile says that it is a `StreamEngine`."""
+    """Whether the engine's profile says that it is a `StreamEngine`."""
     return profile_of(engine).batching == "own"
 
 
 def can_be_followed(engine: Engine[Any, Any]) -> TypeGuard[FollowableEngine[Any]]:
-    """Whether its profile says that it is a `FollowableEngine`."""
+    """Whether the engine's profile says that it is a `FollowableEngine`."""
     return profile_of(engine).followable
 
 
@@ -168,7 +169,7 @@ def can_be_tuned(engine: Engine[Any, Any]) -> TypeGuard[TunableEngine]:
     return profile_of(engine).tunable
 
 
-# Engines of any input, payload and output: the parts of a job and a server hand records on without looking at them.
+# Engines with any input, payload and output types, for code that passes records on without inspecting them.
 AnyEngine: TypeAlias = Engine[Any, Any]
 AnyBatchEngine: TypeAlias = BatchEngine[Any, Any, Any]
 AnyStepEngine: TypeAlias = StepEngine[Any, Any, Any]

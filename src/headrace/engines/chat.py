@@ -1,4 +1,4 @@
-"""Chats as models take them: messages checked, their text parts joined, and no field lost in a model's template."""
+"""Chat messages: validation, joining of text parts, and rendering with a model's chat template."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from headrace.errors import RecordError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_ONLY = frozenset({"text"})
-"""The kinds of content parts that a model without eyes and ears takes."""
+"""The content part types that a text-only model takes."""
 _FIELDS = frozenset(
     {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content", "thinking"}
 )
 
 
-def checked_messages(messages: Sequence[Any], parts: Collection[str] = TEXT_ONLY) -> list[Mapping[str, Any]]:
-    """The messages without their empty fields; where all parts of a content are text, they are joined by newlines.
+def checked_messages(messages: Sequence[object], parts: Collection[str] = TEXT_ONLY) -> list[Mapping[str, object]]:
+    """The messages without empty fields. Content that consists only of text parts is joined by newlines.
 
     Args:
-        messages: as they came.
-        parts: the kinds of content parts that the model takes.
+        messages: from the request.
+        parts: the content part types that the model takes.
 
     Raises:
-        RecordError: none at all; one without a role or content; a role, field or part that is not taken. Its `param`
-            is the place, such as `messages.0.content.1`.
+        RecordError: there is no message, a role or content is missing, or a role, field or part is not supported. Its
+            `param` is the location, such as `messages.0.content.1`.
     """
     if not messages:
         raise RecordError("the chat has no message; there is nothing to answer", param="messages")
     return [_checked(message, number, parts) for number, message in enumerate(messages)]
 
 
-def _checked(message: Any, number: int, parts: Collection[str]) -> Mapping[str, Any]:
+def _checked(message: object, number: int, parts: Collection[str]) -> Mapping[str, object]:
     place = f"messages.{number}"
     if not isinstance(message, dict) or "role" not in message:
         raise RecordError(
@@ -62,8 +62,8 @@ def _checked(message: Any, number: int, parts: Collection[str]) -> Mapping[str, 
     return {"role": role, "content": content or "", **given}
 
 
-def _content(content: Any, number: int, parts: Collection[str]) -> Any:
-    """The text of a content, its parts where some are no text, or None where there is none."""
+def _content(content: object, number: int, parts: Collection[str]) -> object:
+    """The content as text, as a list of parts if some are not text, or None if there is none."""
     if content is None or isinstance(content, str):
         return content
     place = f"messages.{number}.content"
@@ -95,7 +95,7 @@ def _content(content: Any, number: int, parts: Collection[str]) -> Any:
     return content
 
 
-def _check_calls(calls: Any, number: int) -> None:
+def _check_calls(calls: object, number: int) -> None:
     for index, call in enumerate(calls if isinstance(calls, list) else [calls]):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -105,26 +105,26 @@ def _check_calls(calls: Any, number: int) -> None:
             )
 
 
-def with_known_roles(messages: Sequence[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
-    """A developer's messages as a system's, which they are the newer name of, where a template does not know them."""
+def with_known_roles(messages: Sequence[Mapping[str, object]], template: str) -> list[Mapping[str, object]]:
+    """The messages with role `developer` replaced by `system` if the template does not support it."""
     if "developer" in template:
         return list(messages)
     return [{**message, "role": "system"} if message["role"] == "developer" else message for message in messages]
 
 
 def rendered(
-    messages: Sequence[Mapping[str, Any]], template: str, render: Callable[[list[Mapping[str, Any]]], str]
+    messages: Sequence[Mapping[str, object]], template: str, render: Callable[[list[Mapping[str, object]]], str]
 ) -> str:
-    """The text that a chat template makes of checked messages.
+    """Render checked messages with a chat template.
 
     Args:
-        messages: see `checked_messages`.
+        messages: from `checked_messages`.
         template: its source.
-        render: applies it.
+        render: applies the template.
 
     Raises:
-        RecordError: the template leaves out what a message says.
-        Exception: whatever `render` raises.
+        RecordError: the template drops a field of a message.
+        Exception: from `render`.
     """
     chat = list(_with_arguments(with_known_roles(messages, template)))
     text = render(chat)
@@ -145,20 +145,20 @@ def rendered(
     return text
 
 
-def _says_something(message: Mapping[str, Any], name: str) -> bool:
+def _says_something(message: Mapping[str, object], name: str) -> bool:
     if name == "name":
-        return bool(message["role"] != "tool")  # a tool's is that of the call, which the order of messages tells too
+        return bool(message["role"] != "tool")  # a tool message repeats the name of its call
     return name in ("content", "tool_calls")
 
 
 def _lost(
-    chat: Sequence[Mapping[str, Any]],
+    chat: Sequence[Mapping[str, object]],
     fields: Sequence[tuple[int, str]],
-    render: Callable[[list[Mapping[str, Any]]], str],
+    render: Callable[[list[Mapping[str, object]]], str],
 ) -> tuple[int, str] | None:
-    """The first of some fields that does not come out of a template, whatever that makes of its text."""
+    """The first of `fields` that the template drops: each field is replaced by a random mark to find in the output."""
     marks = [secrets.token_hex(8) for _ in fields]
-    marked = [dict(message) for message in chat]
+    marked: list[dict[str, Any]] = [dict(message) for message in chat]
     for (number, name), mark in zip(fields, marks, strict=True):
         if name == "tool_calls":
             first, *others = marked[number][name]
@@ -167,7 +167,7 @@ def _lost(
             marked[number][name] = mark
     try:
         text = render(list(marked)).lower()
-    except Exception:  # noqa: BLE001 - a template's own: it looks at what it is given, so that nothing is lost unseen
+    except Exception:  # noqa: BLE001 - a template that rejects the marks reads the fields, so it drops nothing
         return None
     missing = (
         field for field, mark in zip(fields, marks, strict=True) if chat[field[0]][field[1]] and mark not in text
@@ -175,17 +175,17 @@ def _lost(
     return next(missing, None)
 
 
-def _with_arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Arguments of tool calls as objects, which templates expect, where they are JSON in a text, as OpenAI has them."""
+def _with_arguments(messages: Sequence[Mapping[str, object]]) -> Iterator[Mapping[str, object]]:
+    """Parse JSON arguments of tool calls: OpenAI's API sends them as text, and templates expect objects."""
     for message in messages:
         if "tool_calls" not in message:
             yield message
             continue
-        calls = [{**call, "function": _parsed(call["function"])} for call in message["tool_calls"]]
-        yield {**message, "tool_calls": calls}
+        calls: Any = message["tool_calls"]
+        yield {**message, "tool_calls": [{**call, "function": _parsed(call["function"])} for call in calls]}
 
 
-def _parsed(function: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parsed(function: Mapping[str, object]) -> Mapping[str, object]:
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         return function

@@ -1,47 +1,46 @@
-"""What a user says about an engine, the same at every door: command line, Python, server, cluster."""
+"""The engine configuration that the command line, Python API, server and cluster share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from headrace.engines import registry
 from headrace.errors import ConfigError
 
-# Options that only one engine has: who gives one of them means that engine.
+# Options that only one engine has: each selects that engine.
 _IMPLIED = {"handler": "torchserve", "endpoints": "endpoint"}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Which engine to load, with what, and how large its batches may be."""
+    """Which engine to load, its options and its batch limits."""
 
     task: str | None = None
-    """None for what the input asks for, else what the engine is for, else "embed"."""
+    """None to use the input's task, else the engine's, else "embed"."""
     model: str | None = None
     """A folder or a known name; None for the task's default."""
-    engine: str | Callable[..., Any] | object | None = None
-    """The engine to use instead of the task's own: a name such as "onnx" or "vllm", or one of your own: `module:name`,
-    a function, or whatever else `headrace.engines.custom.load` takes."""
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the engine, such as `max_model_len`."""
+    engine: str | Callable[..., object] | object | None = None
+    """Replaces the task's default engine: a name such as "onnx" or "vllm", or a custom engine (`module:name`, a
+    function, or any other object that `headrace.engines.custom.load` takes)."""
+    engine_options: Mapping[str, object] = field(default_factory=dict)
+    """Engine options, such as `max_model_len`."""
     batch_tokens: int | None = None
-    """Budget of a batch in the engine's unit of cost, padding included; None for the engine's default."""
+    """Maximum cost of a batch in the engine's cost unit, padding included; None for the engine's default."""
     batch_size: int | None = None
     """Maximum records in a batch; None for the engine's default."""
     engine_process: bool = False
-    """Run the engine in a process of its own, so that a crash costs only the record that caused it."""
+    """Run the engine in a child process, so that a crash fails only the record that caused it."""
     engine_timeout_s: float | None = None
-    """Maximum seconds to prepare or run a batch, for a step or a request, and for a call of `prepare` or `finish` in a
-    process; None for no limit."""
+    """Maximum seconds for a batch, step or request, and for a call of `prepare` or `finish` in a process; None for no
+    limit."""
 
     def resolved(self, asked: str | None = None) -> EngineConfig:
-        """The same with its task and engine named, as far as the options, then the input (`asked`), imply them.
+        """A copy with task and engine filled in from the options and the input's task (`asked`).
 
         Raises:
-            ConfigError: an option that belongs to another engine than the one named.
+            ConfigError: an option belongs to another engine than the one named.
         """
         config = self
         for option, engine in _IMPLIED.items():
@@ -53,11 +52,11 @@ class EngineConfig:
         return replace(config, task=asked or ("custom" if own else "embed"))
 
     def check(self, settings: Iterable[str] = (), *, model: bool = True) -> None:
-        """See that the task, engine, options and model exist, without importing what the engine needs.
+        """Check that the task, engine, options and model exist, without importing the engine's dependencies.
 
         Args:
-            settings: names that the caller of this engine takes besides; one of them may be meant by an unknown option.
-            model: whether the model's folder is on this machine, to be looked at.
+            settings: names of the caller's other settings, suggested when an option is unknown.
+            model: whether to check the model's folder; False if it is on another machine.
 
         Raises:
             ConfigError: one of them does not exist, or a number is out of range.
@@ -81,11 +80,11 @@ class EngineConfig:
 _NAMES = tuple(entry.name for entry in fields(EngineConfig))
 
 
-def merged_options(explicit: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Options given as a mapping and as keyword arguments, together.
+def merged_options(explicit: Mapping[str, object] | None, keywords: Mapping[str, object]) -> dict[str, object]:
+    """Merge options given as a mapping and as keyword arguments.
 
     Raises:
-        ConfigError: one is given both ways.
+        ConfigError: an option is given both ways.
     """
     options = dict(explicit or {})
     for name, value in keywords.items():
@@ -96,5 +95,5 @@ def merged_options(explicit: Mapping[str, Any] | None, keywords: Mapping[str, An
 
 
 def model_name(model: str | Path | None) -> str | None:
-    """A model as `EngineConfig` keeps it."""
+    """The model as the string that `EngineConfig` stores."""
     return str(model) if isinstance(model, Path) else model

@@ -1,4 +1,4 @@
-"""Engines of one's own: `module:name` of a function, of a class with one method, or of a factory of a whole engine."""
+"""Custom engines: `module:name` of a function, of a class with one method, or of a factory of an engine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.batching.callables import plain_function, unfinished
+from headrace.batching.options import whole
 from headrace.engines.base import AnyBatchEngine, Prepared
 from headrace.engines.profile import EngineProfile, check_methods, profile_of
 from headrace.errors import BadResultError, ConfigError, EngineDeadError, StoppedEarly, UnknownOptionError, text_of
@@ -18,44 +19,44 @@ BATCH_SIZE = 32
 
 
 class FunctionEngine:
-    """A function that takes a list of records' values and returns one output for each.
+    """Wraps a function that takes a list of values and returns one output for each.
 
-    An exception object in an output's place fails that record alone. Every record costs 1.
+    An exception object in place of an output fails only that record. Every record costs 1.
 
     Args:
-        function: blocking; called on one thread.
-        name: how the user calls it; part of a job's fingerprint.
-        model: what it was made with, if anything.
-        batch_size: most values in a call.
+        function: may block; called on one thread.
+        name: the user's name for it; part of a job's fingerprint.
+        model: passed to its factory, if any.
+        batch_size: maximum values per call.
     """
 
     def __init__(
         self,
-        function: Callable[[list[Any]], Sequence[Any]],
+        function: Callable[[list[Any]], Sequence[object]],
         name: str,
         model: str | Path | None = None,
         batch_size: int = BATCH_SIZE,
     ) -> None:
-        self._function: Callable[[list[Any]], Sequence[Any]] | None = function
+        self._function: Callable[[list[Any]], Sequence[object]] | None = function
         self._name = name
         self._model = model
         self.profile = EngineProfile(
             batching="batches", cost_unit="records", batch_cost=batch_size, batch_size=batch_size
         )
 
-    def describe(self) -> Mapping[str, Any]:
-        """The function's name and its model's; not its code, so that a job can go on after it was mended."""
+    def describe(self) -> Mapping[str, object]:
+        """The names of function and model. The code is left out, so a job can resume after a fix."""
         return {"engine": self._name, "model": None if self._model is None else str(self._model)}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
-        """The values themselves."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+        """The values, unchanged."""
         return [Prepared(value, cost=1) for value in inputs]
 
-    def forward(self, batch: list[Any]) -> Sequence[Any]:
-        """What the function returns.
+    def forward(self, batch: list[object]) -> Sequence[object]:
+        """Call the function.
 
         Raises:
-            BadResultError: it is no list or array, or of another length.
+            BadResultError: the result is not a list or array, or its length differs from the batch's.
             EngineDeadError: the engine is closed.
         """
         function = self._function
@@ -74,19 +75,19 @@ class FunctionEngine:
         return list(outputs)
 
     def close(self) -> None:
-        """Let the function go. Safe to call twice."""
+        """Drop the function. Safe to call twice."""
         self._function = None
 
 
-def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> AnyBatchEngine:
-    """The engine that `module:name` stands for, or that a callable or object of one's own is.
+def load(engine: object, model: str | Path | None, options: Mapping[str, object]) -> AnyBatchEngine:
+    """Create a custom engine from `module:name`, a callable or an object.
 
     A callable whose first parameter is named `model` is a factory: it is called with the model and the options, and
-    gives an engine, a function, or an object with one method. Another class is called without arguments. Another
-    function is the engine itself. What is no whole engine takes the option `batch_size`.
+    returns an engine, a function, or an object with one method. Any other class is called without arguments. Any other
+    function is used as the engine. All except complete engines take the option `batch_size`.
 
     Raises:
-        ConfigError: it names nothing that can be an engine, or an option it does not take.
+        ConfigError: it cannot be an engine, or does not take an option.
     """
     found, reference = (load_factory(engine), engine) if isinstance(engine, str) else (engine, _name(engine))
     chosen = dict(options)
@@ -96,7 +97,7 @@ def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> A
     made: Any = found
     used_model: str | Path | None = None
     known: tuple[str, ...] = ()
-    if parameters and parameters[0].name == "model":
+    if callable(found) and parameters and parameters[0].name == "model":
         known = tuple(one.name for one in parameters[1:] if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL))
         own = {name: chosen.pop(name) for name in list(chosen) if _takes(parameters, name)}
         made, used_model = found(model, **own), model
@@ -107,32 +108,32 @@ def load(engine: Any, model: str | Path | None, options: Mapping[str, Any]) -> A
         for method in ("prepare", "forward", "span", "add", "step", "needs", "remove", "describe", "close"):
             plain_function(f"{method} of {reference!r}", getattr(made, method, None))
         check_methods(made, profile_of(made))
-        whole: AnyBatchEngine = made
-        return whole
+        complete: AnyBatchEngine = made
+        return complete
     size = chosen.pop("batch_size", BATCH_SIZE)
     _refuse(reference, chosen, ("batch_size", *known))
-    return FunctionEngine(_one_function(made, reference), reference, used_model, size)
+    return FunctionEngine(_one_function(made, reference), reference, used_model, whole("batch_size", size, 1))
 
 
-def load_factory(reference: str) -> Callable[..., Any]:
-    """The callable that `module:attribute` names, with dots allowed on both sides; modules of the current folder count.
+def load_factory(reference: str) -> Callable[..., object]:
+    """Import the callable `module:attribute`. Both sides may contain dots; the current folder is on the path.
 
     Raises:
-        ConfigError: it is not of that form, cannot be imported, or is not callable.
+        ConfigError: the reference has another form, cannot be imported, or is not callable.
     """
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise ConfigError(f"{reference!r} does not name a callable; write module:attribute")
     here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:  # an installed command does not look where it is called
+    if here not in sys.path and "" not in sys.path:  # an installed command does not search the current folder
         sys.path.append(here)
     try:
-        found: Any = importlib.import_module(module_name)
+        found: object = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"{reference!r}: cannot import {module_name}: {error}") from error
     except (StoppedEarly, KeyboardInterrupt):
         raise
-    except BaseException as error:  # a user's module may raise anything, and call sys.exit() too
+    except BaseException as error:  # a user's module may raise anything or call sys.exit()
         words = f"{type(error).__name__}: {' '.join(text_of(error).split())}"
         raise ConfigError(f"{reference!r}: importing {module_name} raised {words}") from error
     for part in attribute.split("."):
@@ -141,20 +142,20 @@ def load_factory(reference: str) -> Callable[..., Any]:
         found = getattr(found, part)
     if not callable(found):
         raise ConfigError(f"{reference!r} is of type {type(found).__name__}, which cannot be called")
-    return found  # type: ignore[no-any-return]  # narrowed to a callable of unknown signature
+    return found
 
 
-def _name(found: Any) -> str:
-    """What identifies an object in a job's fingerprint: no address of it."""
+def _name(found: object) -> str:
+    """The object's name in a job's fingerprint, without its memory address."""
     kind = found if hasattr(found, "__qualname__") else type(found)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _parameters(found: Callable[..., Any], reference: str) -> list[inspect.Parameter]:
+def _parameters(found: Callable[..., object], reference: str) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(found).parameters.values())
     except ValueError as error:
-        raise ConfigError(f"{reference!r}: {error}; wrap it in a function of your own") from error
+        raise ConfigError(f"{reference!r}: {error}; wrap it in a function") from error
 
 
 def _takes(parameters: Sequence[inspect.Parameter], option: str) -> bool:
@@ -164,22 +165,22 @@ def _takes(parameters: Sequence[inspect.Parameter], option: str) -> bool:
     )
 
 
-def _refuse(reference: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+def _refuse(reference: str, options: Mapping[str, object], known: Sequence[str]) -> None:
     if options:
         option = next(iter(options))
         message = f"{reference!r} has no option {option!r}; known: {', '.join(known) or 'none'}"
         raise UnknownOptionError(message, option, tuple(known))
 
 
-def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[Any]]:
-    """The object itself where it can be called, else its one public method."""
+def _one_function(made: Any, reference: str) -> Callable[[list[Any]], Sequence[object]]:
+    """The object if it is callable, else its only public method."""
     function = made
     if not callable(made):
         methods = [name for name, _ in inspect.getmembers(made, inspect.ismethod) if not name.startswith("_")]
         if len(methods) != 1:
             raise ConfigError(
                 f"{reference!r} gives a {type(made).__name__} with {len(methods)} public methods "
-                f"({', '.join(methods) or 'none'}); it must have one, or be callable, or be a whole engine"
+                f"({', '.join(methods) or 'none'}); it must have one, be callable, or be a complete engine"
             )
         function = getattr(made, methods[0])
     plain_function(repr(reference), function)

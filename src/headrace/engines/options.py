@@ -1,14 +1,14 @@
-"""The options of all engines with their types, for an editor and a type checker. Each engine checks its own."""
+"""Typed options of all engines, for editors and type checkers. Each engine validates its own options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 
 class SamplingOptions(TypedDict, total=False):
-    """How answers are drawn, as `headrace.engines.requests.Sampling` has it."""
+    """Sampling parameters, as in `headrace.engines.requests.Sampling`."""
 
     max_tokens: int
     min_tokens: int
@@ -25,9 +25,9 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class VllmOptions(TypedDict, total=False):
-    """vLLM's own engine arguments that are used most; any other goes into `engine_options`."""
+    """vLLM's most common engine arguments; pass others in `engine_options`."""
 
-    compilation_config: Mapping[str, Any]
+    compilation_config: Mapping[str, object]
     cpu_offload_gb: float
     data_parallel_size: int
     enable_chunked_prefill: bool
@@ -35,14 +35,14 @@ class VllmOptions(TypedDict, total=False):
     enable_prefix_caching: bool
     enforce_eager: bool
     gpu_memory_utilization: float
-    hf_overrides: Mapping[str, Any]
+    hf_overrides: Mapping[str, object]
     kv_cache_dtype: str
     limit_mm_per_prompt: Mapping[str, int]
     load_format: str
     max_num_batched_tokens: int
     pipeline_parallel_size: int
     quantization: str
-    speculative_config: Mapping[str, Any]
+    speculative_config: Mapping[str, object]
     tensor_parallel_size: int
     tokenizer: str
     tokenizer_mode: str
@@ -52,7 +52,7 @@ VLLM_OPTIONS = frozenset(VllmOptions.__annotations__)
 
 
 class LocalOptions(SamplingOptions, VllmOptions, total=False):
-    """Options of the engines that run a model themselves."""
+    """Options of engines that run a model in this process."""
 
     chat: bool | None
     config: str | Path | None
@@ -75,7 +75,7 @@ class LocalOptions(SamplingOptions, VllmOptions, total=False):
 
 
 class EngineOptions(LocalOptions, total=False):
-    """Options of all engines, also of those behind another server."""
+    """Options of all engines, including remote ones."""
 
     api_key: str | None
     attempts: int

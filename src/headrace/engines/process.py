@@ -1,4 +1,4 @@
-"""Any engine that runs batches, in a process of its own: a crash or a hang costs the record that caused it."""
+"""Run a batch engine in a child process: a crash or hang fails only the record that caused it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from headrace.batching.pending import checked_results
 from headrace.engines import registry
@@ -17,9 +16,9 @@ from headrace.processes.child import ChildProcess
 from headrace.processes.culprits import CrashIsolation
 
 _AT_WORK_S = 1.0
-"""How long to wait for the end of a call before its process is killed."""
+"""How long `close` waits for a running call before it kills the process."""
 _REFUSED = frozenset({"vllm", "endpoint"})
-"""Engines known to run no batches: refused before a model is loaded."""
+"""Engines that do not run batches: refused before a model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +26,24 @@ class _Facts:
     """What the process says of its engine once that is loaded."""
 
     profile: EngineProfile
-    description: Mapping[str, Any]
-    hardware: Mapping[str, Any]
+    description: Mapping[str, object]
+    hardware: Mapping[str, object]
     dtype_speeds: Mapping[str, float]
 
 
 class ProcessEngine:
-    """The engine that `registry.create` would make, in a child process; satisfies `BatchEngine`.
+    """The engine that `registry.create` returns, in a child process; satisfies `BatchEngine`.
 
-    If the process dies in a batch, or is killed because the batch took too long, it is started again with its model,
-    and the batch is tried again in portions until the record that caused it is alone. Records are prepared in the same
-    process, between batches.
+    If the process dies in a batch, or is killed at the timeout, it restarts with its model, and parts of the batch are
+    retried until the record that caused it is isolated. The same process prepares records between batches.
 
     Args:
-        task: see `registry.create`, as `model`, `engine` and `options`.
-        timeout_s: most seconds to prepare a batch, and to run one; None for no limit.
+        task, model, engine, options: see `registry.create`.
+        timeout_s: maximum seconds to prepare a batch, and to run one; None for no limit.
 
     Raises:
-        ConfigError: also an engine that runs no batches.
-        EngineError: also a process that ends while it loads the model.
+        ConfigError: as `registry.create`, or the engine does not run batches.
+        EngineError: as `registry.create`, or the process ended while loading the model.
     """
 
     def __init__(
@@ -53,14 +51,14 @@ class ProcessEngine:
         task: str,
         model: str | Path | None = None,
         *,
-        engine: Any = None,
-        options: Mapping[str, Any] | None = None,
+        engine: object = None,
+        options: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         if engine is not None and not isinstance(engine, str):
             raise ConfigError(
-                "engine_process needs an engine by name: pass module:name instead of the function or object itself, so "
-                "that the process can import it"
+                "engine_process needs an engine by name: pass module:name instead of the function or object, so that "
+                "the process can import it"
             )
         if engine in _REFUSED:
             raise _no_batches(engine)
@@ -76,7 +74,7 @@ class ProcessEngine:
         self._prepare_rows = self.profile.batch_size if timeout_s is not None else None
         self._forward = CrashIsolation(lambda rows: self._call("forward", rows, timeout_s))
 
-    def hardware(self) -> Mapping[str, Any]:
+    def hardware(self) -> Mapping[str, object]:
         """See `TunableEngine.hardware`."""
         return self._facts.hardware
 
@@ -84,28 +82,28 @@ class ProcessEngine:
         """See `TunableEngine.dtype_speeds`."""
         return self._facts.dtype_speeds
 
-    def describe(self) -> Mapping[str, Any]:
-        """As the engine itself does: a job can begin with the engine in this process and go on with it in another."""
+    def describe(self) -> Mapping[str, object]:
+        """The engine's own description: a job can start in this process and resume in a child process."""
         return self._facts.description
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
-        """What the engine makes of the inputs; a WorkerDiedError for one that ends the process."""
-        rows = self._prepare_rows or max(1, len(inputs))  # the limit is that of a batch
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+        """The engine's results; a WorkerDiedError for an input that ends the process."""
+        rows = self._prepare_rows or max(1, len(inputs))  # the time limit is per batch
         with self._turn:
             pieces = [inputs[start : start + rows] for start in range(0, len(inputs), rows)]
             return [result for piece in pieces for result in self._prepare.results(piece)]
 
-    def forward(self, batch: list[Any]) -> list[Any]:
-        """What the engine returns; for a record that ends the process or blocks it, an exception.
+    def forward(self, batch: list[object]) -> list[object]:
+        """The engine's results; an exception for a record that ends or blocks the process.
 
         Raises:
-            EngineDeadError: the model cannot be loaded again, or record after record ends the process.
+            EngineDeadError: the model cannot be loaded again, or too many records in a row end the process.
         """
         with self._turn:
             return self._forward.results(batch)
 
     def close(self) -> None:
-        """End the process, at once if it is at work. Safe to call twice."""
+        """End the process; kill it if it is still working after a second. Safe to call twice."""
         self._closed = True
         if self._turn.acquire(timeout=_AT_WORK_S):
             self._turn.release()
@@ -113,7 +111,7 @@ class ProcessEngine:
         else:
             self._child.kill()
 
-    def _call(self, method: str, rows: list[Any], timeout_s: float | None) -> list[Any]:
+    def _call(self, method: str, rows: list[object], timeout_s: float | None) -> list[object]:
         if self._closed:
             raise EngineDeadError("the engine is closed; create a new one")
         try:
@@ -122,25 +120,25 @@ class ProcessEngine:
             raise EngineDeadError(f"the model cannot be loaded again: {text_of(error)}") from error
         try:
             results = self._child.call((method, rows), timeout_s)
-        except EngineDeadError as error:  # another process can go on where this one cannot
+        except EngineDeadError as error:  # a new process can continue
             self._child.kill()
-            raise WorkerDiedError(f"the engine could not go on: {error}") from error
+            raise WorkerDiedError(f"the engine failed: {error}") from error
         dead = next((result for result in results if isinstance(result, EngineDeadError)), None)
         if dead is not None:
             self._child.kill()
-            raise WorkerDiedError(f"the engine could not go on: {dead}")
+            raise WorkerDiedError(f"the engine failed: {dead}")
         return results
 
 
 class _Host:
-    """The engine in its process, and how its methods are called."""
+    """The engine in the child process; calls its methods."""
 
-    def __init__(self, task: str, model: str | Path | None, name: str | None, options: dict[str, Any]) -> None:
+    def __init__(self, task: str, model: str | Path | None, name: str | None, options: dict[str, object]) -> None:
         try:
             engine = registry.create(task, model, engine=name, **options)
         except (HeadraceError, OSError):
             raise
-        except BaseException as error:  # a user's own factory may raise anything
+        except BaseException as error:  # a user's factory may raise anything
             words = " ".join(text_of(error).split())
             raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {words}") from error
         profile = profile_of(engine)
@@ -156,7 +154,7 @@ class _Host:
             dict(tunable.dtype_speeds()) if tunable else {},
         )
 
-    def __call__(self, request: tuple[str, list[Any]]) -> list[Any]:
+    def __call__(self, request: tuple[str, list[object]]) -> list[object]:
         method, rows = request
         return checked_results(getattr(self._engine, method)(rows), len(rows), f"the engine's {method}")
 
@@ -166,5 +164,5 @@ class _Host:
 
 def _no_batches(name: str | None) -> ConfigError:
     return ConfigError(
-        f"engine {name} takes requests one by one and cannot run in a process of its own; leave out --engine-process"
+        f"engine {name} takes requests one by one and cannot run in a child process; omit --engine-process"
     )

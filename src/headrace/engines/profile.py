@@ -1,4 +1,4 @@
-"""What batchers, jobs, servers and workers must know of an engine before they use it: one frozen object."""
+"""The engine profile: what batchers, jobs, servers and workers must know about an engine to use it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Batching: TypeAlias = Literal["batches", "steps", "own"]
 CostUnit: TypeAlias = Literal["tokens", "records"]
 
 _TYPICAL_TOKENS = 16
-"""Of a short text."""
+"""Tokens of a short text."""
 _OWN_COST = 65_536
-"""What an engine that batches by itself is taken to work on at one time."""
+"""The cost in flight assumed for an engine that does its own batching."""
 _NEEDED: Mapping[Batching, tuple[str, ...]] = {
     "batches": ("batch_cost", "batch_size"),
     "steps": ("max_in_flight", "max_cost"),
@@ -33,7 +33,7 @@ _ATTRIBUTES: Mapping[Batching, Mapping[str, str]] = {
     "steps": {"max_in_flight": "max_slots", "max_cost": "max_cost"},
     "batches": {"pads": "pads", "batch_cost": "default_batch_cost", "batch_size": "default_batch_size"},
 }
-"""What an engine without a profile calls the same."""
+"""Attributes of an engine without a profile, by the profile's field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,36 +44,36 @@ class EngineProfile:
     `max_cost`; one that does its own batching, `max_in_flight`.
 
     Raises:
-        ConfigError: a field is missing or out of range, or an engine that batches this way does not use it.
+        ConfigError: a field is missing, out of range, or not used with this kind of batching.
     """
 
     batching: Batching
     """"batches": runs the batch it is given (`BatchEngine`). "steps": requests join and leave between its steps
     (`StepEngine`). "own": takes single requests and batches them itself (`StreamEngine`)."""
     cost_unit: CostUnit = "tokens"
-    """What `Prepared.cost` counts; "records" where it counts anything but tokens."""
+    """What `Prepared.cost` counts; "records" for anything but tokens."""
     pads: bool = False
     """Whether a batch costs records × its longest record instead of the sum."""
     batch_cost: float = 0
-    """Most a batch may cost, unless the user sets another budget."""
+    """Default maximum cost of a batch."""
     batch_size: int = 0
-    """Most records of a batch, unless the user sets another number."""
+    """Default maximum number of records in a batch."""
     batch_delay_s: float | None = None
-    """How long a job's record waits for others while the engine is free; None for the job's own choice."""
+    """How long a job's record waits for others while the engine is idle; None for the job's default."""
     max_in_flight: int = 0
-    """Requests it works on at the same time. One more would only wait inside it."""
+    """Maximum concurrent requests. More would only wait inside the engine."""
     max_cost: float = 0
-    """Most that the requests in its steps may hold together, in the unit of `span`."""
+    """Maximum total cost of the active requests, in the unit of `span`."""
     max_model_len: int | None = None
-    """Tokens of the longest input it takes; None if it does not say."""
+    """Maximum input length in tokens; None if unknown."""
     dimension: int | None = None
-    """Components of its vectors; None if it makes none, or does not say."""
+    """Dimension of its vectors; None if it returns none, or unknown."""
     matryoshka: Sequence[int] = ()
-    """Smaller numbers of components that its vectors may be cut to."""
+    """Smaller dimensions that its vectors may be truncated to."""
     prepare_rows: int | None = None
-    """Records to prepare at a time, if one is much work or memory; None for as many as were read together."""
+    """Records per call of `prepare`, if preparing takes much time or memory; None for as many as were read together."""
     followable: bool = False
-    """Whether answers can be read while they grow (`FollowableEngine`)."""
+    """Whether it can stream answers (`FollowableEngine`)."""
     tunable: bool = False
     """Whether it can be loaded in another `dtype` (`TunableEngine`)."""
 
@@ -97,10 +97,10 @@ class EngineProfile:
                 whole(name, getattr(self, name), 1)
 
     def tuned(self, batch_tokens: int | None, batch_size: int | None = None) -> EngineProfile:
-        """The profile with a user's own budget and size, where the engine's kind has these.
+        """The profile with the user's budget and size, if the engine's kind of batching uses them.
 
         Raises:
-            ConfigError: one is out of range.
+            ConfigError: a value is out of range.
         """
         for name, value in (("batch_tokens", batch_tokens), ("batch_size", batch_size)):
             if value is not None:
@@ -109,7 +109,7 @@ class EngineProfile:
             return self
         if self.batching == "steps":
             return replace(self, max_cost=batch_tokens or self.max_cost)
-        # An engine that counts records has as many as its budget: a larger batch is a larger budget.
+        # If cost counts records, a larger batch size needs a larger budget.
         budget = batch_tokens or max(self.batch_cost, batch_size or 0)
         return replace(self, batch_cost=budget, batch_size=self.batch_size if batch_size is None else batch_size)
 
@@ -120,26 +120,26 @@ class EngineProfile:
 
     @property
     def width(self) -> int:
-        """Most records that it works on at the same time."""
+        """Maximum records processed at the same time."""
         return self.batch_size or self.max_in_flight
 
     @property
     def full_cost(self) -> float:
-        """Most cost that it works on at the same time."""
+        """Maximum cost processed at the same time."""
         return self.batch_cost or self.max_cost or _OWN_COST
 
     @property
     def largest_record(self) -> float:
-        """Most that one record may cost, as far as the engine says."""
+        """Maximum cost of one record, as far as known."""
         return self.max_model_len or self.max_cost or sys.maxsize
 
     def estimate(self, cost: float) -> float | None:
-        """What a batcher is told of a prepared record's cost: nothing where the engine's `span` tells it."""
+        """The cost estimate for a batcher; None if the engine's `span` provides it."""
         return None if self.batching == "steps" else cost
 
     @property
     def keeps_busy(self) -> int:
-        """How many typical records it works on at the same time."""
+        """How many typical records keep the engine busy."""
         if self.batching != "batches":
             return self.max_in_flight
         return max(min(self.batch_size, int(self.batch_cost / (_TYPICAL_TOKENS if self.counts_tokens else 1))), 1)
@@ -148,14 +148,14 @@ class EngineProfile:
     def window(self) -> int:
         """How many waiting records length bucketing may reorder: about 16 batches of short texts.
 
-        More would pad a little less. But what finishes is scattered over the window, and only runs of neighbours can
-        be committed: the wider the window, the more of a slow engine's work is lost by a kill.
+        A larger window would pad a little less. But finished records are scattered over the window, and only
+        contiguous runs can be committed, so a kill would lose more of a slow engine's work.
         """
         return max(16 * min(self.batch_size, int(self.batch_cost / _TYPICAL_TOKENS)), 256)
 
 
 def profile_of(engine: object) -> EngineProfile:
-    """An engine's profile: its own, or one made from the attributes of an engine that has none.
+    """The engine's profile, or one made from its attributes if it has none.
 
     Raises:
         ConfigError: it has neither, or an attribute is out of range.
@@ -174,10 +174,10 @@ def profile_of(engine: object) -> EngineProfile:
 
 
 def from_attributes(engine: object) -> EngineProfile:
-    """The profile of an engine that says how it batches by single attributes, such as `default_batch_cost`.
+    """The profile of an engine that describes itself by attributes, such as `default_batch_cost`.
 
     Raises:
-        ConfigError: these are missing or out of range.
+        ConfigError: attributes are missing or out of range.
     """
     for batching, names in _ATTRIBUTES.items():
         if all(callable(getattr(engine, name, None)) for name in _METHODS[batching]) and all(
@@ -208,10 +208,10 @@ def from_attributes(engine: object) -> EngineProfile:
 
 
 def check_methods(engine: object, profile: EngineProfile) -> None:
-    """See that an engine has the methods that its profile promises.
+    """Check that an engine has the methods that its profile requires.
 
     Raises:
-        ConfigError: one is missing.
+        ConfigError: a method is missing.
     """
     follow = ("follow",) if profile.followable else ()
     for name in ("describe", "prepare", *_METHODS[profile.batching], *follow, "close"):

@@ -1,4 +1,4 @@
-"""Engines by name: nothing heavy is imported before one is asked for."""
+"""Create engines by name. An engine's dependencies are imported only when it is created."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.engines.custom import load
 from headrace.engines.model_folder import DEFAULT_MODEL, ONNX_WEIGHTS, WEIGHTS, named_folder
-from headrace.engines.model_kinds import check_kind, say_what_is_left_out
+from headrace.engines.model_kinds import check_kind, warn_unused_head
 from headrace.engines.options import VLLM_OPTIONS
 from headrace.engines.requests import Sampling
 from headrace.engines.task_names import unknown_task
@@ -29,9 +29,9 @@ class _Entry:
     extra: str
     """The extra that installs what the module imports."""
     default: str | None = None
-    """The model where none is named."""
+    """The default model."""
     weights: frozenset[str] | None = WEIGHTS
-    """Suffixes of the files in a model's folder that the engine needs one of; None where its model is no folder."""
+    """Suffixes of the weight files, one of which must be in the model's folder; None if the model is not a folder."""
 
 
 _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
@@ -73,26 +73,26 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
         "torchserve": _Entry("headrace.engines.torchserve.engine:TorchServeEngine", extra="torch", weights=None)
     },
 }
-"""The engines of each task by name; the first is the task's own."""
+"""The engines of each task by name; the first is the default."""
 
 
 _LISTED = 25
-"""Options that an error names, of an engine that has hundreds."""
+"""Maximum number of known options that an error lists."""
 
 
 def known_tasks() -> tuple[str, ...]:
-    """The tasks `create` takes."""
+    """The tasks that `create` supports."""
     return tuple(_ENGINES)
 
 
-def check_options(task: str, engine: Any, options: Mapping[str, Any], settings: Iterable[str] = ()) -> None:
-    """See that the task, the engine and its options exist, without importing what the engine needs.
+def check_options(task: str, engine: object, options: Mapping[str, object], settings: Iterable[str] = ()) -> None:
+    """Check that the task, the engine and its options exist, without importing the engine's dependencies.
 
     Args:
-        settings: other names that the user may have meant by an unknown option.
+        settings: other names to suggest for an unknown option.
 
     Raises:
-        ConfigError: one of them does not exist; also what `create` would raise after some seconds.
+        ConfigError: one of them does not exist.
     """
     entry = _entry(task, engine)
     known = _known_options(entry) if entry is not None else None
@@ -100,8 +100,8 @@ def check_options(task: str, engine: Any, options: Mapping[str, Any], settings: 
         _refuse_unknown(task, known, options, settings)
 
 
-def check_model(task: str, model: str | Path | None, engine: Any) -> None:
-    """See that the model's folder exists and suits the task, without importing what the engine needs.
+def check_model(task: str, model: str | Path | None, engine: object) -> None:
+    """Check that the model's folder exists and fits the task, without importing the engine's dependencies.
 
     Raises:
         ConfigError: it does not.
@@ -112,11 +112,11 @@ def check_model(task: str, model: str | Path | None, engine: Any) -> None:
         _check_kind(task, model, entry)
 
 
-def folder_of(task: str, model: str | Path | None, engine: Any) -> Path | None:
-    """Where the model is that the engine would load; None where it is no folder of this machine.
+def folder_of(task: str, model: str | Path | None, engine: object) -> Path | None:
+    """The folder of the model that the engine would load; None if the model is not a local folder.
 
     Raises:
-        ConfigError: there is none there, or none is named.
+        ConfigError: the folder does not exist, or no model is named.
     """
     entry = _entry(task, engine)
     if entry is None or entry.weights is None:
@@ -125,40 +125,40 @@ def folder_of(task: str, model: str | Path | None, engine: Any) -> Path | None:
     return named_folder(entry.default if model is None else model, entry.weights)
 
 
-def has_option(task: str | None, engine: Any, option: str) -> bool:
+def has_option(task: str | None, engine: object, option: str) -> bool:
     """Whether an engine of Headrace's own has an option of this name; False for others, and where it cannot be told."""
     entry = _entry(task or "", engine)
     return entry is not None and option in (_known_options(entry) or ())
 
 
-def create(task: str, model: str | Path | None = None, *, engine: Any = None, **options: Any) -> Any:
-    """An engine for `task`, with `model` loaded: one of the types of `engines.base`.
+def create(task: str, model: str | Path | None = None, *, engine: object = None, **options: object) -> Any:
+    """Create an engine for `task` and load `model`. The result is one of the types in `engines.base`.
 
-    `engine` is the name of one, or `module:name` or a callable for one of your own (see `custom.load`); None is the
-    task's own.
+    `engine` is a name, or `module:name` or a callable for a custom engine (see `custom.load`); None for the task's
+    default.
 
     Raises:
-        ConfigError: no such task, engine, model or option, or a model made for something else.
-        MissingExtraError: what the engine needs is not installed.
+        ConfigError: no such task, engine, model or option, or a model of another kind.
+        MissingExtraError: a dependency of the engine is not installed.
         EngineError: the model's files cannot be loaded.
     """
     entry = _entry(task, engine)
     if entry is None:
         return load(engine, model, options)
     _check_named(task, model, entry)
-    _check_kind(task, model, entry)  # before what takes seconds to import
+    _check_kind(task, model, entry)  # before imports that take seconds
     if entry.extra != "client":
-        say_what_is_left_out(task, model)
+        warn_unused_head(task, model)
     factory = _import_known(task, entry)
     _check_options(task, factory, options)
     return factory(model, **options)
 
 
-def _entry(task: str, engine: Any) -> _Entry | None:
-    """The engine of that name; None for one of your own.
+def _entry(task: str, engine: object) -> _Entry | None:
+    """The engine with that name; None for a custom engine.
 
     Raises:
-        ConfigError: there is no such task or engine.
+        ConfigError: no such task or engine.
     """
     engines = _ENGINES.get(task)
     if engines is None:
@@ -166,18 +166,18 @@ def _entry(task: str, engine: Any) -> _Entry | None:
     if engine is not None and (not isinstance(engine, str) or ":" in engine):
         return None
     if engine is None and task == "custom":
-        raise ConfigError("task custom is for an engine of your own: name it with engine (module:name) or handler")
+        raise ConfigError("task custom needs an engine: set engine (module:name) or handler")
     entry = engines.get(engine or next(iter(engines)))
     if entry is None:
         raise ConfigError(
-            f"task {task!r} has no engine {engine!r}; known: {', '.join(engines)}, or module:name for one of your own"
+            f"task {task!r} has no engine {engine!r}; known: {', '.join(engines)}, or module:name for a custom engine"
         )
     return entry
 
 
 def _check_named(task: str, model: str | Path | None, entry: _Entry) -> None:
     if model is None and entry.default is None and entry.weights is not None:
-        raise ConfigError(f"task {task!r} has no default model; name the folder of one: --model FOLDER")
+        raise ConfigError(f"task {task!r} has no default model; set one: --model FOLDER")
 
 
 def _check_kind(task: str, model: str | Path | None, entry: _Entry) -> None:
@@ -185,7 +185,7 @@ def _check_kind(task: str, model: str | Path | None, entry: _Entry) -> None:
         check_kind(task, model)
 
 
-def _import_known(task: str, entry: _Entry) -> Callable[..., Any]:
+def _import_known(task: str, entry: _Entry) -> Callable[..., object]:
     module_name, _, attribute = entry.factory.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -193,23 +193,23 @@ def _import_known(task: str, entry: _Entry) -> Callable[..., Any]:
         raise MissingExtraError(
             f'task {task!r} needs {error.name}, which is not installed: pip install "headrace[{entry.extra}]"'
         ) from error
-    factory: Callable[..., Any] = getattr(module, attribute)
+    factory: Callable[..., object] = getattr(module, attribute)
     return factory
 
 
-def _check_options(task: str, factory: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Refuse a mistyped option here, where the known ones can be listed."""
+def _check_options(task: str, factory: Callable[..., object], options: dict[str, object]) -> None:
+    """Reject unknown options and list the known ones."""
     parameters = list(inspect.signature(factory).parameters.values())
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return  # it knows better
+        return  # the factory checks them
     _refuse_unknown(task, [parameter.name for parameter in parameters[1:]], options)
 
 
 @functools.cache
 def _known_options(entry: _Entry) -> tuple[str, ...] | None:
-    """The names of a factory's options, read from its source: to import it would take its libraries' time.
+    """The names of a factory's options, read from its source to avoid slow imports.
 
-    None where that cannot be told.
+    None if they cannot be determined.
     """
     module, _, attribute = entry.factory.partition(":")
     spec = importlib.util.find_spec(module)
@@ -233,7 +233,7 @@ def _known_options(entry: _Entry) -> tuple[str, ...] | None:
 
 
 def _vllm_arguments() -> list[str] | None:
-    """The names of vLLM's engine arguments, from its source; None where it is not installed."""
+    """The names of vLLM's engine arguments, from its source; None if it is not installed."""
     spec = importlib.machinery.PathFinder.find_spec("vllm")
     file = Path(spec.origin).parent / "engine" / "arg_utils.py" if spec is not None and spec.origin else None
     if file is None or not file.is_file():
@@ -245,7 +245,9 @@ def _vllm_arguments() -> list[str] | None:
     return [name for name in names if name != "model" and not name.startswith("_")] or None
 
 
-def _refuse_unknown(task: str, known: Sequence[str], options: Mapping[str, Any], settings: Iterable[str] = ()) -> None:
+def _refuse_unknown(
+    task: str, known: Sequence[str], options: Mapping[str, object], settings: Iterable[str] = ()
+) -> None:
     option = next((name for name in options if name not in known), None)
     if option is None:
         return
@@ -258,7 +260,7 @@ def _refuse_unknown(task: str, known: Sequence[str], options: Mapping[str, Any],
 
 
 def _owners(option: str) -> list[str]:
-    """The engines that have an option, each with its first task."""
+    """The engines that have `option`, each with its first task."""
     owners: dict[str, str] = {}
     for task, engines in _ENGINES.items():
         for name, entry in engines.items():

@@ -1,4 +1,4 @@
-"""What a text generator is asked, by OpenAI's and vLLM's names: a prompt or a chat, and how to sample the answer."""
+"""Generation requests with OpenAI's and vLLM's field names: a prompt or chat, and sampling parameters."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from headrace.engines.chat import TEXT_ONLY, checked_messages
 from headrace.errors import ConfigError, RecordError
 from headrace.records import kind_of
 
-# Fields of an OpenAI request body that never change an answer: who asks, what it costs, how fast it comes.
+# Fields of an OpenAI request body that never change an answer.
 _IGNORED = frozenset({
     "model", "user", "safety_identifier", "metadata", "service_tier", "stream_options", "parallel_tool_calls",
     "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
 })  # fmt: skip
-# Fields that would, if they had another value than null or one of these.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+# Fields that are accepted only if null or one of these values, which do not change an answer.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "stream": (False,),
@@ -42,10 +42,10 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class Generation(TypedDict):
-    """What a generator gives back for one request."""
+    """The answer to one request."""
 
     text: str
-    """Without the stop string that ended it."""
+    """Without the stop string."""
     finish_reason: str
     """"stop" (an end token or a stop string) or "length" (`max_tokens`, or the end of the context)."""
     prompt_tokens: int
@@ -55,13 +55,13 @@ class Generation(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an answer is drawn; each field by the name and with the meaning it has in vLLM's `SamplingParams`."""
+    """Sampling parameters, named and defined as in vLLM's `SamplingParams`."""
 
     max_tokens: int = 256
     min_tokens: int = 0
-    """So many tokens before an end token or a stop string may end the answer."""
+    """Minimum tokens before an end token or a stop string ends the answer."""
     temperature: float = 0.0
-    """0 takes the likeliest token every time."""
+    """0 for greedy decoding."""
     top_p: float = 1.0
     top_k: int = 0
     """0 (or -1) for all."""
@@ -71,26 +71,26 @@ class Sampling:
     frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
     seed: int | None = None
-    """Of this request alone; without it, one made of the engine's seed and the prompt."""
+    """None to derive one from the engine's seed and the prompt."""
     ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One thing to answer: either `prompt` or `messages` is set."""
+    """One request: either `prompt` or `messages` is set."""
 
     prompt: str | None
-    messages: Sequence[Mapping[str, Any]] | None
+    messages: Sequence[Mapping[str, object]] | None
     sampling: Sampling
-    extra: Mapping[str, Any]
-    """Fields of the request body that not every engine knows, such as vLLM's `structured_outputs`."""
+    extra: Mapping[str, object]
+    """Engine-specific fields of the request body, such as vLLM's `structured_outputs`."""
 
 
 def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> Sampling:
-    """`defaults` with what is given, checked; None means not given.
+    """`defaults` updated with the given values; None means not given.
 
     Raises:
-        RecordError: a value of the wrong type or out of range.
+        RecordError: a value has the wrong type or is out of range.
     """
     changes: dict[str, Any] = {}
     for name, value in given.items():
@@ -110,11 +110,11 @@ def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> 
     return sampling
 
 
-def default_sampling(given: Mapping[str, Any]) -> Sampling:
-    """`sampling_from` for an engine's own options.
+def default_sampling(given: Mapping[str, object]) -> Sampling:
+    """Like `sampling_from`, for the options of an engine.
 
     Raises:
-        ConfigError: a value of the wrong type or out of range.
+        ConfigError: an option is unknown, has the wrong type or is out of range.
     """
     unknown = [name for name in given if name not in _SAMPLING]
     if unknown:
@@ -125,20 +125,20 @@ def default_sampling(given: Mapping[str, Any]) -> Sampling:
         raise ConfigError(str(error)) from error
 
 
-def meaningful(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A request body without the fields that change nothing, or that ask for what is done anyway."""
+def meaningful(body: Mapping[str, object]) -> dict[str, object]:
+    """A request body without ignored fields and without fields that have a neutral value."""
     return {name: value for name, value in body.items() if value is not None and not _is_neutral(name, value)}
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    # By type too: to OpenAI `logprobs: 0` is no `false`.
+def _is_neutral(name: str, value: object) -> bool:
+    # Compare types too: for OpenAI, `logprobs: 0` is not `false`.
     return name in _IGNORED or any(
         type(value) is type(neutral) and value == neutral for neutral in _NEUTRAL.get(name, ())
     )
 
 
 def parse(
-    value: Any,
+    value: object,
     defaults: Sampling,
     *,
     system_prompt: str | None = None,
@@ -146,17 +146,17 @@ def parse(
     extra: Collection[str] = (),
     parts: Collection[str] = TEXT_ONLY,
 ) -> Request:
-    """The request that a record's value stands for.
+    """Parse the value of a record.
 
-    A text is a prompt, or with `chat` or a `system_prompt` the user's message; a list is a chat's messages; an object
-    is the body of an OpenAI request: `prompt` (never a chat) or `messages`, and sampling parameters. `extra` names
-    further fields that the engine takes, `parts` the kinds of content parts that the model takes.
+    A string is a prompt, or the user's message if `chat` or `system_prompt` is set. A list is the messages of a chat.
+    An object is an OpenAI request body: `prompt` (never a chat) or `messages`, and sampling parameters. `extra` names
+    further fields that the engine takes; `parts` names the content part types that the model takes.
 
     Raises:
-        RecordError: it is none of these; an empty prompt, an unknown role or field, a parameter out of range. Its
-            `param` names the field of a request body.
+        RecordError: another type, an empty prompt, an unknown role or field, or a parameter out of range. Its `param`
+            names the field of the request body.
     """
-    body: Mapping[str, Any] = value if isinstance(value, dict) else {}
+    body: Mapping[str, object] = value if isinstance(value, dict) else {}
     if body:
         value = _asked(body)
     sampling = sampling_from(_sampling_in(body), defaults)
@@ -165,18 +165,18 @@ def parse(
     if isinstance(value, str):
         if not value:
             raise RecordError("the prompt is empty; there is nothing to answer", param="prompt" if body else None)
-        if body or not (chat or system_prompt):  # a body says itself which of the two it is
+        if body or not (chat or system_prompt):  # the field name of a body decides between prompt and chat
             return Request(value, None, sampling, known)
         value = [{"role": "user", "content": value}]
     elif not isinstance(value, list):
-        raise RecordError(f"the prompt is {kind_of(value)}; it must be a text, a list of messages or a request body")
+        raise RecordError(f"the prompt is {kind_of(value)}; it must be text, a list of messages or a request body")
     messages = checked_messages(value, parts)
     if system_prompt and messages[0]["role"] not in ("system", "developer"):
         messages = [{"role": "system", "content": system_prompt}, *messages]
     return Request(None, messages, sampling, known)
 
 
-def _asked(body: Mapping[str, Any]) -> Any:
+def _asked(body: Mapping[str, object]) -> object:
     if ("prompt" in body) == ("messages" in body):
         raise RecordError('a request body must have either "prompt" or "messages"')
     if "prompt" in body and not isinstance(body["prompt"], str):
@@ -186,7 +186,7 @@ def _asked(body: Mapping[str, Any]) -> Any:
     return body["prompt"] if "prompt" in body else body["messages"]
 
 
-def _sampling_in(body: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling_in(body: Mapping[str, object]) -> dict[str, object]:
     given = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
     newer = body.get("max_completion_tokens")
     if newer is not None and given.setdefault("max_tokens", newer) != newer:
@@ -197,7 +197,7 @@ def _sampling_in(body: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _refuse_unknown(body: Mapping[str, Any], extra: Collection[str]) -> None:
+def _refuse_unknown(body: Mapping[str, object], extra: Collection[str]) -> None:
     for name, value in meaningful(body).items():
         if name in _SAMPLING or name in extra or name in ("prompt", "messages", "max_completion_tokens"):
             continue
@@ -208,12 +208,12 @@ def _refuse_unknown(body: Mapping[str, Any], extra: Collection[str]) -> None:
         raise RecordError(f"{name} is {value!r:.60}: this engine {takes}", param=name)
 
 
-def _is_whole(minimum: int) -> Callable[[Any], bool]:
+def _is_whole(minimum: int) -> Callable[[object], bool]:
     return lambda value: type(value) is int and value >= minimum
 
 
-def _is_number(low: float, high: float, *, above: bool = False) -> Callable[[Any], bool]:
-    def check(value: Any) -> bool:
+def _is_number(low: float, high: float, *, above: bool = False) -> Callable[[object], bool]:
+    def check(value: object) -> bool:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             return False
         return (low < value if above else low <= value) and value <= high
@@ -221,11 +221,11 @@ def _is_number(low: float, high: float, *, above: bool = False) -> Callable[[Any
     return check
 
 
-def _is_stop(value: Any) -> bool:
+def _is_stop(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(text, str) and text for text in value)
 
 
-_CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+_CHECKS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "max_tokens": (_is_whole(1), "an int >= 1"),
     "min_tokens": (_is_whole(0), "an int >= 0"),
     "temperature": (_is_number(0, 100), "a number between 0 and 100"),
@@ -235,7 +235,7 @@ _CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "repetition_penalty": (_is_number(0, 10, above=True), "a number > 0 and <= 10"),
     "presence_penalty": (_is_number(-2, 2), "a number between -2 and 2"),
     "frequency_penalty": (_is_number(-2, 2), "a number between -2 and 2"),
-    "stop": (_is_stop, "a text or a list of texts, none empty"),
+    "stop": (_is_stop, "a string or a list of strings, none empty"),
     "seed": (lambda value: type(value) is int and 0 <= value < 1 << 63, "an int between 0 and 2**63 - 1"),
     "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
 }

@@ -1,4 +1,4 @@
-"""What else people call the tasks, and what there is for those names."""
+"""Suggestions for unknown task names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from headrace.errors import ConfigError
 
-_CALLED: dict[str, tuple[str, ...]] = {
+_ALIASES: dict[str, tuple[str, ...]] = {
     "embed": ("embedding", "embeddings", "encode", "feature-extraction", "sentence-similarity", "vectorize"),
     "classify": ("classification", "text-classification", "sentiment", "sentiment-analysis", "moderation"),
     "score": ("rerank", "reranker", "reranking", "text-ranking", "cross-encoder", "similarity", "nli"),
@@ -17,7 +17,7 @@ _CALLED: dict[str, tuple[str, ...]] = {
     "image-embed": ("image-embedding", "image-embeddings", "image-feature-extraction", "clip"),
 }
 _PROMPTED = ("summarize", "summarization", "summary", "translate", "translation", "qa", "question-answering", "extract")
-_OWN: tuple[str, ...] = (
+_UNSUPPORTED: tuple[str, ...] = (
     "ner",
     "token-classification",
     "pos",
@@ -27,25 +27,33 @@ _OWN: tuple[str, ...] = (
     "speech-recognition",
     "object-detection",
 )
-_OWN += ("ocr", "caption", "image-to-text", "segment", "image-segmentation", "audio-classification", "depth-estimation")
+_UNSUPPORTED += (
+    "ocr",
+    "caption",
+    "image-to-text",
+    "segment",
+    "image-segmentation",
+    "audio-classification",
+    "depth-estimation",
+)
 
 
 def unknown_task(name: str, known: Iterable[str]) -> ConfigError:
-    """What to say about a task that there is not."""
+    """The error for an unknown task, with a suggestion if there is one."""
     known = tuple(known)
     return ConfigError(f"unknown task {name!r}{_hint(name, known)}; known: {', '.join(known)}")
 
 
 def _hint(name: str, known: tuple[str, ...]) -> str:
     word = name.lower().replace("_", "-").strip()
-    for task, names in _CALLED.items():
+    for task, names in _ALIASES.items():
         if word == task or word in names:
             more = ", with the second text in --text-pair-column" if task == "score" else ""
-            return f": take {task!r}{more}"
+            return f": use {task!r}{more}"
     if word in _PROMPTED:
-        return ": take 'generate', and say in --prompt-template what is to be done with the text"
-    if word in _OWN:
-        return ": a model of your own does it, with --task custom --engine module:function (docs/engines.md)"
-    every = [*known, *(name for names in _CALLED.values() for name in names), *_PROMPTED, *_OWN]
+        return ": use 'generate' with an instruction in --prompt-template"
+    if word in _UNSUPPORTED:
+        return ": use a custom engine, --task custom --engine module:function (docs/engines.md)"
+    every = [*known, *(name for names in _ALIASES.values() for name in names), *_PROMPTED, *_UNSUPPORTED]
     close = difflib.get_close_matches(word, every, 1)
     return _hint(close[0], known) if close else ""

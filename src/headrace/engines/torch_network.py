@@ -1,11 +1,11 @@
-"""Networks that PyTorch runs, loaded from Hugging Face folders."""
+"""PyTorch networks, loaded from Hugging Face folders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -17,19 +17,23 @@ from headrace.engines.model_folder import digest
 from headrace.engines.network import Arrays, Rows
 from headrace.errors import EngineDeadError, EngineError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
 LEAST_PARAMETERS = 4_000_000
-"""Of models that gain by fewer bits: in smaller ones most of the time goes to other things than products."""
+"""Smaller models gain nothing by fewer bits: most of their time does not go to matrix products."""
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
-"""How far the largest component may be off, as a part of it: float32 is not exact, and 16 bits are far from it."""
+"""Maximum rounding error by dtype, as a fraction of the largest component."""
 
 
 class TorchNetwork:
-    """A module on its device.
+    """A PyTorch module on a device.
 
     Args:
-        call: runs the module on tensors and gives its output, rows first.
-        inputs: names of the tensors it takes.
-        by_length: whether it computes long and short batches in different ways.
+        call: runs the module on tensors; returns its output, rows first.
+        inputs: names of its input tensors.
+        by_length: whether it computes long and short batches differently.
     """
 
     def __init__(
@@ -51,11 +55,11 @@ class TorchNetwork:
         self.tolerance = TOLERANCE.get(self._dtype, 1e-4)
         self.by_length = by_length
 
-    def describe(self) -> Mapping[str, Any]:
-        """Digest of the model's files, which are read once, and the numbers it runs in."""
+    def describe(self) -> Mapping[str, object]:
+        """The model's dtype and the digest of its files, each of which is read."""
         return {"model_digest": digest(self._folder), "dtype": str(self._dtype).removeprefix("torch.")}
 
-    def hardware(self) -> Mapping[str, Any]:
+    def hardware(self) -> Mapping[str, object]:
         """See `Network.hardware`."""
         return hardware(self._device)
 
@@ -86,12 +90,14 @@ class TorchNetwork:
         release(self._device)
 
 
-def load_pretrained(auto_class: Any, folder: Path, device: str, dtype: str) -> tuple[Any, torch.device, set[str]]:
-    """A transformers model of `auto_class` in evaluation mode, its device, and the weights its folder does not hold.
+def load_pretrained(
+    auto_class: type[_BaseAutoModelClass], folder: Path, device: str, dtype: str
+) -> tuple[PreTrainedModel, torch.device, set[str]]:
+    """Load a transformers model in evaluation mode; returns the model, its device and the names of missing weights.
 
     Raises:
-        ConfigError: an unknown device or dtype.
-        EngineError: the files cannot be loaded, or the device has no room for them.
+        ConfigError: unknown device or dtype.
+        EngineError: the files cannot be loaded, or do not fit on the device.
     """
     place = choose_device(device)
     numbers = choose_dtype(dtype, place)
@@ -105,13 +111,13 @@ def load_pretrained(auto_class: Any, folder: Path, device: str, dtype: str) -> t
 
 @contextmanager
 def loading(folder: Path) -> Iterator[None]:
-    """Load in silence, and give what fails one line.
+    """Suppress transformers' output while loading, and convert failures to one-line errors.
 
     Raises:
-        EngineError: the files cannot be loaded, or the device has no room for them.
+        EngineError: the files cannot be loaded, or do not fit on the device.
     """
     bar, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-    # A bar of its own would run into the job's, and a report of missing weights is the caller's error to raise.
+    # Its progress bar would interfere with the job's, and the caller reports missing weights.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:

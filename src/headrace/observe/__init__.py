@@ -1,6 +1,6 @@
-"""Listeners to events.
+"""Event listeners.
 
-- `report.Report`: where the time of a job went
+- `report.Report`: a job's results and timings
 - `progress.Progress`: a progress bar
 - `prometheus.PrometheusListener`: counters and histograms
 """

@@ -1,4 +1,4 @@
-"""What the ends of batches say: how long at least one was running, and what was gained."""
+"""Figures from the ends of batches: busy time and the cost of successful records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _KEPT = 64
 
 
 class BusyTime:
-    """The length of the union of intervals that arrive in the order of their ends."""
+    """The total length of a union of intervals, which arrive in order of their ends."""
 
     def __init__(self) -> None:
         self._settled = 0.0
@@ -21,7 +21,7 @@ class BusyTime:
             earlier_start, earlier_end = self._open.pop()
             start, end = min(start, earlier_start), max(end, earlier_end)
         self._open.append((start, end))
-        if len(self._open) > _KEPT:  # no batch is so long that it reaches back over so many gaps
+        if len(self._open) > _KEPT:  # no batch is long enough to span this many gaps
             settled_start, settled_end = self._open.pop(0)
             self._settled += settled_end - settled_start
 
@@ -31,6 +31,6 @@ class BusyTime:
         return self._settled + sum(end - start for start, end in self._open)
 
 
-def cost_of_the_ok(batch: BatchDone) -> float:
-    """The batch's cost without its failed records' share, taken as even: a batch that never ran has failed whole."""
+def successful_cost(batch: BatchDone) -> float:
+    """The batch's cost without the share of failed records, assuming equal costs."""
     return batch.cost * (batch.size - batch.failed) / batch.size

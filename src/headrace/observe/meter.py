@@ -1,4 +1,4 @@
-"""How fast a job goes now and when it will end: the arithmetic behind the progress display."""
+"""A job's current rates and its remaining time, for the progress display."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from headrace.events import BatchDone, Event, JobStarted, NumbersChosen, RecordFailed, StageDone, StepDone
-from headrace.observe.batches import BusyTime, cost_of_the_ok
+from headrace.observe.batches import BusyTime, successful_cost
 
 _WINDOW_S = 20.0
 _SAMPLE_S = 0.5
@@ -14,7 +14,7 @@ _SAMPLE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One moment of a job; rates are those of the last 20 seconds."""
+    """The state of a job; rates cover the last 20 seconds."""
 
     ok: int
     failed: int
@@ -23,11 +23,11 @@ class Snapshot:
     tokens_per_s: float
     busy: float
     fraction: float | None
-    """Of the whole input, None where its size is unknown."""
+    """Done fraction of the whole input; None if its size is unknown."""
     eta_s: float | None
-    """Seconds to go, None where that cannot be told."""
+    """Remaining seconds; None if unknown."""
     dtype: str = ""
-    """The numbers that the model computes with, where they are known."""
+    """The dtype that the model computes in, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _Sample:
 
 
 class Meter:
-    """Adds up events; `snapshot` says how things stand. Times are those of the events' own clock."""
+    """Aggregates events into snapshots. Times use the clock of the events."""
 
     def __init__(self) -> None:
         self._total_bytes: int | None = None
@@ -51,13 +51,13 @@ class Meter:
         self._busy = BusyTime()
         self._samples: deque[_Sample] = deque()
 
-    def hear(self, event: Event) -> None:
-        """Count an event."""
+    def add(self, event: Event) -> None:
+        """Count one event."""
         match event:
             case JobStarted():
                 self._total_bytes, self._total_records = event.total_bytes, event.total_records
                 self._skipped = event.records_done
-                if not self._skipped:  # else the time to pass over finished records would count
+                if not self._skipped:  # otherwise, skipping finished records would count as speed
                     self._samples.append(self._sample(event.at))
             case StageDone(stage="load"):
                 self._bytes += event.bytes
@@ -65,7 +65,7 @@ class Meter:
             case StageDone(stage="prepare"):
                 self._counts_tokens |= event.tokens > 0
             case BatchDone():
-                self._ran(event, event.size - event.failed, cost_of_the_ok(event))
+                self._ran(event, event.size - event.failed, successful_cost(event))
             case StepDone():
                 self._ran(event, event.finished - event.failed, event.cost)
             case RecordFailed():
@@ -77,14 +77,14 @@ class Meter:
 
     def _ran(self, event: BatchDone | StepDone, ok: int, cost: float) -> None:
         self._ok += ok
-        if self._counts_tokens:  # then they are what a record costs
+        if self._counts_tokens:  # then cost is in tokens
             self._tokens += cost
         self._busy.add(event.at, event.duration_s)
         if not self._samples or event.at - self._samples[-1].at >= _SAMPLE_S:
             self._samples.append(self._sample(event.at))
 
     def snapshot(self, now: float) -> Snapshot:
-        """How things stand at `now`."""
+        """The state at time `now`."""
         while len(self._samples) > 1 and now - self._samples[1].at > _WINDOW_S:
             self._samples.popleft()
         current = self._sample(now)
@@ -116,7 +116,7 @@ class Meter:
         if self._total_records:
             return min(1.0, (self._skipped + done) / self._total_records)
         if self._total_bytes:
-            # What is read ahead is not done yet: count only the processed share of the records read so far.
+            # Records that were only read ahead are not done: count the processed share of the bytes read.
             read = self._skipped + self._loaded
             processed = min(1.0, (self._skipped + done) / read) if read else 1.0
             return min(1.0, self._bytes * processed / self._total_bytes)

@@ -20,10 +20,10 @@ _BAR_EVERY_S = 0.1
 
 
 class Progress:
-    """A context manager, and a listener that any thread may call; writes to stderr unless given another stream.
+    """A context manager and thread-safe event listener that writes to stderr, or to another stream.
 
-    A job that had finished before, and does nothing, shows nothing.
-    `clock` must be that of the events: `time.monotonic` outside of tests.
+    A job that is already finished shows nothing.
+    `clock` must be the clock of the events: `time.monotonic` outside of tests.
     """
 
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,7 +41,7 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         with self._lock:
-            self._meter.hear(event)
+            self._meter.add(event)
             now = self._clock()
             if self._shown_at is None or isinstance(event, JobStarted | JobDone | NumbersChosen | InputLeftOut):
                 return
@@ -79,7 +79,7 @@ class _Lines:
         self._stream = stream
 
     def open(self) -> None:
-        """Nothing to prepare: the first line comes with the first numbers."""
+        """Nothing to do."""
 
     def show(self, snapshot: Snapshot) -> None:
         done = snapshot.skipped + snapshot.ok + snapshot.failed
@@ -88,7 +88,7 @@ class _Lines:
         self._stream.flush()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to do."""
 
 
 class _Bar:
@@ -119,7 +119,7 @@ class _Bar:
 
 
 def describe(snapshot: Snapshot) -> str:
-    """The rates and the time to go in one line."""
+    """The rates and the remaining time in one line."""
     parts = [f"{snapshot.records_per_s:,.0f} records/s"]
     if snapshot.tokens_per_s:
         parts.append(f"{snapshot.tokens_per_s:,.0f} tokens/s")
@@ -153,9 +153,9 @@ def _bar_or_lines(stream: TextIO) -> _Display:
 
     columns = (
         text("{task.description}"),
-        BarColumn(bar_width=None, table_column=Column(ratio=1)),  # takes what the words leave, from 80 columns on
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),  # fills the remaining width, from 80 columns on
         text("{task.percentage:>3.0f}%"),
         text("{task.fields[rates]}"),
     )
-    # Drawn when something happened: rich's own refresh thread would outlive the job by a moment.
+    # Drawn on events: rich's refresh thread would briefly outlive the job.
     return _Bar(RichProgress(*columns, console=Console(file=stream), auto_refresh=False, expand=True))

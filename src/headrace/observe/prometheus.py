@@ -1,4 +1,4 @@
-"""What happens in a server, for Prometheus."""
+"""A server's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SIZES = tuple(float(2**power) for power in range(13))
 
 
 class PrometheusListener:
-    """A listener that counts, and the page that tells the counts; docs/serving.md has what each means.
+    """An event listener with a metrics page; docs/serving.md describes each metric.
 
     Args:
-        now: what is counted elsewhere, asked for when the page is made.
-        version: Headrace's.
+        now: returns metrics that are kept elsewhere; called when the page is rendered.
+        version: Headrace's version.
     """
 
     def __init__(self, now: Callable[[], Iterable[Metric]], version: str) -> None:
@@ -43,18 +43,22 @@ class PrometheusListener:
             return Histogram(f"headrace_{name}", help_, labels, buckets=buckets, registry=registry)
 
         self._requests = counter("requests", "Requests answered, by route and status.", "route", "status")
-        self._request_s = histogram("request_duration_seconds", "From a request to the end of its answer.", "route")
-        self._first_s = histogram("time_to_first_token_seconds", "From a request to its stream's first token.")
-        self._between_s = histogram("inter_token_latency_seconds", "Between two tokens of a stream.")
-        self._batches = counter("batches", "Batches in the engine, by why they were closed.", "reason")
-        self._batch_s = histogram("batch_duration_seconds", "A batch, or a step, in the engine.")
-        self._batch_size = histogram("batch_size", "Records of a batch, or of a step.", buckets=_SIZES)
+        self._request_s = histogram(
+            "request_duration_seconds", "Time from a request to the end of its response.", "route"
+        )
+        self._first_s = histogram(
+            "time_to_first_token_seconds", "Time from a request to the first token of its stream."
+        )
+        self._between_s = histogram("inter_token_latency_seconds", "Time between two tokens of a stream.")
+        self._batches = counter("batches", "Batches sent to the engine, by close reason.", "reason")
+        self._batch_s = histogram("batch_duration_seconds", "Time of a batch, or a step, in the engine.")
+        self._batch_size = histogram("batch_size", "Records in a batch, or in a step.", buckets=_SIZES)
         self._records = counter("records", "Records that left the engine, by result.", "result")
-        self._stepped = counter("stepped_records", "Records of each step, added up.")
-        self._cost = counter("batch_cost", "Cost of all batches, in the engine's unit: tokens for text.")
-        self._padded = counter("batch_padded_cost", "The same with padding.")
-        self._starved = counter("starved_seconds", "The engine was free and had nothing to do.")
-        self._splits = counter("batch_splits", "Failed batches that were run again in halves.")
+        self._stepped = counter("stepped_records", "Total records over all steps.")
+        self._cost = counter("batch_cost", "Total cost of batches in the engine's unit: tokens for text.")
+        self._padded = counter("batch_padded_cost", "Total cost of batches, padding included.")
+        self._starved = counter("starved_seconds", "Time that the engine waited for input.")
+        self._splits = counter("batch_splits", "Failed batches that were split and retried.")
         self._by_kind: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._good, self._failed = self._records.labels("ok"), self._records.labels("failed")
         Gauge("headrace_build_info", "Headrace's version.", ("version",), registry=registry).labels(version).set(1)
@@ -93,7 +97,7 @@ class PrometheusListener:
                 pass
 
     def _of(self, route: str, status: int) -> tuple[Counter, Histogram]:
-        """The two that count a kind of request; looking them up by their labels would take longer than counting."""
+        """The metrics of a route and status, cached because looking them up by label is slow."""
         found = self._by_kind.get((route, status))
         if found is None:
             found = self._requests.labels(route, str(status)), self._request_s.labels(route)
@@ -114,16 +118,16 @@ class _Pulled(Collector):
         self._now = now
 
     def collect(self) -> Iterable[Metric]:
-        """What there is now."""
+        """The current metrics."""
         return self._now()
 
 
 def merged(pages: Mapping[str, bytes], label: str) -> bytes:
-    """Pages of several servers as one: each sample says whose it is, and a gauge how many there are.
+    """Merge the pages of several servers: each sample gets a label, and a gauge counts the servers.
 
     Args:
-        pages: in Prometheus' text format, by the label's value.
-        label: its name; `headrace_{label}s` is the gauge.
+        pages: in Prometheus' text format, by label value.
+        label: the label's name; the gauge is `headrace_{label}s`.
     """
     families: dict[str, Metric] = {}
     for whose, page in pages.items():
@@ -142,5 +146,5 @@ class _Fixed(Collector):
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """What there is."""
+        """The given metrics."""
         return iter(self._families)

@@ -1,4 +1,4 @@
-"""Where the time of a job went: events in, one frozen report out."""
+"""Build a job's report from its events: results, timings and advice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headrace.events import (
     WorkUnitDone,
 )
 from headrace.observe.advice import AdviceInputs, advise
-from headrace.observe.batches import BusyTime, cost_of_the_ok
+from headrace.observe.batches import BusyTime, successful_cost
 from headrace.records import LeftOut
 
 State: TypeAlias = Literal["finished", "interrupted", "failed"]
@@ -37,12 +37,12 @@ State: TypeAlias = Literal["finished", "interrupted", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds spent in each step. They overlap, so they add up to more than the wall; several workers add up too."""
+    """Seconds spent in each step, summed over workers. Steps overlap, so the sum exceeds the wall time."""
 
     load: float
     prepare: float
     starved: float
-    """The engine was free and had nothing to run."""
+    """The engine waited for input."""
     inference: float
     """At least one batch was running."""
     finish: float
@@ -51,65 +51,65 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """What one worker of a cluster did, its replacements after a death included."""
+    """The figures of one cluster worker, including its replacements."""
 
     worker: str
     records: int
     failed: int
     batches: int
     busy: float
-    """Fraction of the wall during which its engine worked."""
+    """Fraction of the wall time with its engine busy."""
     lost: int
-    """Processes that died in this place."""
+    """Number of its processes that died."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a job did and where its time went."""
+    """A job's results and timings."""
 
     state: State
     ok: int
-    """Records that this run has written, not counting those that failed."""
+    """Records written by this run, without failed ones."""
     failed: int
     skipped: int
-    """Records an earlier run had finished."""
+    """Records that an earlier run had finished."""
     failures: Mapping[str, int]
     """Failed records by reason."""
     truncated: int
     wall_s: float
     records_per_s: float
-    """Of this run, failed ones included."""
+    """Of this run, including failed records."""
     tokens: int
-    """Of the records that went well; 0 where records are not counted in tokens."""
+    """Of successful records; 0 if cost is not in tokens."""
     tokens_per_s: float
     busy: float
-    """Fraction of the wall during which the engine ran a batch; with several workers the mean of theirs."""
+    """Fraction of the wall time with a batch in the engine; the mean over several workers."""
     padding_efficiency: float
-    """Real cost / computed cost; 1.0 where the engine does not pad."""
+    """Real cost / computed cost; 1.0 if the engine does not pad."""
     batches: int
     mean_batch_size: float
     splits: int
-    """Batches that were run again in halves."""
+    """Batches that were split and retried."""
     close_reasons: Mapping[CloseReason, int]
     times: StageTimes
     advice: str
-    """One sentence: what would make the next run shorter."""
+    """One sentence of tuning advice."""
     damaged: tuple[PartDamaged, ...] = ()
-    """Parts of earlier runs that were damaged: their records were done again, and are among the ok and failed."""
+    """Damaged parts of earlier runs. Their records were processed again, and count as ok or failed."""
     lanes: tuple[WorkerRow, ...] = ()
-    """One for each worker of a cluster; none for a job in one process."""
+    """One per cluster worker; empty for a job in one process."""
     left_out: tuple[LeftOut, ...] = ()
-    """What the input holds that was not read, by reasons."""
+    """Parts of the input that were not read, by reason."""
     nulled: int = 0
-    """NaN and infinities that JSON lacks, written as null."""
+    """NaN and infinite values, which JSON lacks, written as null."""
     skipped_failed: int = 0
-    """How many of the skipped records are dead letters."""
+    """Number of skipped records that are dead letters."""
     numbers: NumbersChosen | None = None
-    """Which the model computed with, and why; None where the engine does not say."""
+    """The dtype that the model computed in, and why; None if the engine does not say."""
     budget: float | None = None
-    """What a batch might cost in the end, in the engine's unit, where the job found that; else None."""
+    """The last batch budget, in the engine's unit, if the job chose it; otherwise None."""
     memory: MemoryUsed | None = None
-    """What the process held at most, where that was measured; else None."""
+    """Peak memory of the process, if measured; otherwise None."""
 
 
 class _WorkerRow:
@@ -132,7 +132,7 @@ class _WorkerRow:
 
 
 class ReportBuilder:
-    """A listener that adds up what it hears; any thread may call it."""
+    """A thread-safe event listener that aggregates a report."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -141,7 +141,7 @@ class ReportBuilder:
         self._state: State = "interrupted"
         self._skipped = self._skipped_failed = 0
         self._ok = 0
-        """Records committed: what was computed once and written for several counts as often as it was written."""
+        """Committed records. A result that was computed once and written for several records counts for each."""
         self._damaged: list[PartDamaged] = []
         self._formed: dict[tuple[int, int], CloseReason] = {}
         self._failures: Counter[str] = Counter()
@@ -161,12 +161,12 @@ class ReportBuilder:
             if isinstance(event, WorkUnitDone | WorkerLost):
                 self._lanes[event.worker].add(event)
             else:
-                self._hear(event)
+                self._add_event(event)
             if not isinstance(event, RecordFailed):
                 self._start = event.at if self._start is None else self._start
                 self._last = max(self._last, event.at)
 
-    def _hear(self, event: Event) -> None:
+    def _add_event(self, event: Event) -> None:
         match event:
             case JobStarted():
                 self._skipped, self._skipped_failed = event.records_done, event.failed_done
@@ -176,7 +176,7 @@ class ReportBuilder:
                 self._truncated += event.truncated
                 self._nulled += event.nulled
             case BatchFormed() | BatchDone() | BatchSplit() | StepDone():
-                self._hear_engine(event)
+                self._add_engine_event(event)
             case InputLeftOut(left_out=left_out):
                 same = self._left_out.get(left_out.reason)
                 self._left_out[left_out.reason] = left_out if same is None else same.more(left_out)
@@ -185,11 +185,11 @@ class ReportBuilder:
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
             case NumbersChosen() | BudgetChanged() | MemoryUsed():
-                self._hear_tuning(event)
+                self._add_tuning_event(event)
             case JobDone():
                 self._state = event.state
 
-    def _hear_tuning(self, event: NumbersChosen | BudgetChanged | MemoryUsed) -> None:
+    def _add_tuning_event(self, event: NumbersChosen | BudgetChanged | MemoryUsed) -> None:
         match event:
             case NumbersChosen():
                 self._numbers = event
@@ -198,7 +198,7 @@ class ReportBuilder:
             case MemoryUsed():
                 self._memory = event
 
-    def _hear_engine(self, event: BatchFormed | BatchDone | BatchSplit | StepDone) -> None:
+    def _add_engine_event(self, event: BatchFormed | BatchDone | BatchSplit | StepDone) -> None:
         match event:
             case BatchFormed():
                 self._starved += event.starved_s
@@ -221,7 +221,7 @@ class ReportBuilder:
             self._ok += event.end - event.start - event.failed
 
     def _add_batch(self, event: BatchDone) -> None:
-        """Count a batch when it is back: one that a stop has left unprocessed never ran."""
+        """Count a finished batch. A batch that was stopped before it ran does not count."""
         reason = self._formed.pop((event.batch, event.size), None)
         if event.stopped == event.size:
             return
@@ -231,11 +231,11 @@ class ReportBuilder:
         self._batched += event.size - event.stopped
         self._cost += event.cost
         self._padded_cost += event.padded_cost
-        self._done_cost += cost_of_the_ok(event)
+        self._done_cost += successful_cost(event)
         self._busy.add(event.at, event.duration_s)
 
     def build(self) -> Report:
-        """The report of what was heard so far."""
+        """The report of all events so far."""
         with self._lock:
             return self._build()
 
@@ -251,7 +251,7 @@ class ReportBuilder:
             finish=self._stages["finish"],
             write=self._stages["write"],
         )
-        # Where tokens were counted they are what a record costs.
+        # If tokens were counted, cost is in tokens.
         tokens = round(self._done_cost) if self._prepared_tokens else 0
         lanes = tuple(lane.build(name, wall) for name, lane in sorted(self._lanes.items()))
         busy = min(1.0, times.inference / wall) if wall > 0 else 0.0

@@ -1,4 +1,4 @@
-"""A report for people: a table on a terminal, aligned plain text elsewhere."""
+"""Print a report: a table on a terminal, aligned plain text elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
 
 
 def print_report(report: Report, stream: TextIO) -> None:
-    """Write `report` to `stream`: through rich where that is a terminal and rich is installed."""
+    """Write `report` to `stream`, with rich if it is a terminal and rich is installed."""
     if stream.isatty():
         try:
             from rich.console import Console
@@ -39,7 +39,7 @@ def as_text(report: Report) -> str:
 
 
 def rows(report: Report) -> list[tuple[str, str]]:
-    """Label and value of each line, in reading order; lines that would say nothing are left out."""
+    """Label and value of each line, in order; empty lines are left out."""
     lines = [("records", _records(report))]
     if report.failures:
         lines.append(("failed because", ", ".join(f"{name} {count:,}" for name, count in report.failures.items())))
@@ -98,7 +98,7 @@ def _lane(lane: WorkerRow) -> str:
 
 def _batches(report: Report) -> list[tuple[str, str]]:
     size = f"{report.batches:,} of {report.mean_batch_size:.1f} records"
-    if not report.close_reasons:  # a step-wise engine: nothing is padded or closed
+    if not report.close_reasons:  # an engine that runs in steps neither pads nor closes batches
         return [("steps", size)]
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in report.close_reasons.items())
     padding = ("padding efficiency", f"{report.padding_efficiency:.1%}")

@@ -129,13 +129,13 @@ def test_labels_come_as_a_list_or_as_words_between_commas(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("task", "labels", "options", "words"),
     [
-        ("classify", ("no", "yes"), {"top_labels": 3}, "top_labels is 3; it may be 1 to 2"),
+        ("classify", ("no", "yes"), {"top_labels": 3}, "top_labels is 3; it must be between 1 and 2"),
         ("score", ("no", "yes"), {}, "gives 2 outputs per pair, not one score; use the task classify"),
-        ("zero-shot", ("no", "yes"), {"labels": ["a"]}, "needs a model of natural language inference"),
-        ("zero-shot", NLI, {}, r"labels is \(\); it must be a list of at least one text"),
-        ("zero-shot", NLI, {"labels": ["a", "a"]}, "none empty or twice"),
-        ("zero-shot", NLI, {"labels": "a,,b"}, "none empty or twice"),
-        ("zero-shot", NLI, {"labels": ["a"], "hypothesis_template": "so"}, "must have {} where the label goes"),
+        ("zero-shot", ("no", "yes"), {"labels": ["a"]}, "needs a natural language inference model"),
+        ("zero-shot", NLI, {}, r"labels is \(\); it must be a list of unique, non-empty strings"),
+        ("zero-shot", NLI, {"labels": ["a", "a"]}, "unique, non-empty strings"),
+        ("zero-shot", NLI, {"labels": "a,,b"}, "unique, non-empty strings"),
+        ("zero-shot", NLI, {"labels": ["a"], "hypothesis_template": "so"}, "must contain {} for the label"),
         ("zero-shot", NLI, {"labels": ["long " * 200]}, "leaves no room for a text in the model's 128 tokens"),
         ("classify", ("no", "yes"), {"max_model_len": 999}, "max_model_len is 999; this model takes 4 to 128 tokens"),
         ("classify", ("no", "yes"), {"labels": ["a"]}, "no option 'labels'; known: device, dtype"),
@@ -150,7 +150,7 @@ def test_a_wrong_setting_is_named(
 
 
 def test_a_task_without_a_default_model_says_so() -> None:
-    with pytest.raises(ConfigError, match="has no default model; name the folder of one"):
+    with pytest.raises(ConfigError, match="has no default model; set one"):
         create("classify")
 
 
@@ -161,7 +161,7 @@ def test_a_model_of_another_kind_is_refused_and_not_filled_with_random_numbers(t
     ).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": None}))
-    with pytest.raises(EngineError, match=r"no sequence classifier: its weights lack classifier.bias.*unknown kind"):
+    with pytest.raises(EngineError, match=r"not a sequence classifier: its weights lack classifier.bias.*unknown kind"):
         create("classify", folder, device="cpu")
 
 

@@ -29,7 +29,7 @@ def test_an_empty_text_is_refused_where_nothing_stands_for_it(tmp_path: Path) ->
     engine = create("embed", family_model(tmp_path, "GPT2"), device="cpu")
     refused, taken = engine.prepare(["", "a"])
     assert isinstance(refused, RecordError)
-    assert "makes no token for this model" in str(refused)
+    assert "has no tokens for this model" in str(refused)
     assert isinstance(taken, Prepared)
 
 

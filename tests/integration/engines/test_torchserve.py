@@ -322,7 +322,7 @@ def test_files_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Pat
     with zipfile.ZipFile(tmp_path / "empty.mar", "w"):
         pass
     cases: list[tuple[Any, dict[str, Any], str]] = [
-        (None, {}, "no handler is named"),
+        (None, {}, "no handler is set"),
         ("nowhere.py", {}, "no handler file 'nowhere.py'"),
         (tmp_path / "nowhere.mar", {}, "cannot read model archive"),
         (tmp_path / "bad.mar", {}, "cannot read model archive"),
@@ -330,9 +330,9 @@ def test_files_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Pat
         (
             archive(folder, handler="text_classifier"),
             {},
-            "TorchServe's own handler text_classifier, which is not here",
+            "TorchServe's built-in handler text_classifier, which is not supported",
         ),
-        (folder / "my_handler.py", {"model": tmp_path / "nowhere"}, "is no folder"),
+        (folder / "my_handler.py", {"model": tmp_path / "nowhere"}, "is not a folder"),
         (folder / "my_handler.py", {"config": tmp_path / "nowhere.yaml"}, "no handler configuration"),
     ]
     for handler, options, words in cases:

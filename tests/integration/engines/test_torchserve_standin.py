@@ -135,7 +135,7 @@ def test_a_bare_handler_loads_a_state_dict_into_the_class_of_model_py(tmp_path: 
 
 def test_weights_without_their_class_are_named(tmp_path: Path) -> None:
     torch.save({"scale": torch.tensor([5.0])}, tmp_path / "net.pt")
-    with pytest.raises(EngineError, match=r"net\.pt holds no TorchScript model; put the class .* into model\.py"):
+    with pytest.raises(EngineError, match=r"net\.pt is not a TorchScript model; define the model's class in model\.py"):
         outputs(write(tmp_path, PLAIN), [[1.0]])
     with pytest.raises(EngineError, match=r"model\.py must have one class that is a torch\.nn\.Module; it has 0"):
         outputs(write(tmp_path, PLAIN, model="x = 1"), [[1.0]])

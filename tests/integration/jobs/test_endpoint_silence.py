@@ -14,8 +14,8 @@ def test_what_a_job_waits_for_is_said_once(monkeypatch: pytest.MonkeyPatch, capl
     monkeypatch.setattr(endpoint, "SILENCE_S", 0.05)
     address = asyncio.run(ask_in_vain())
     [line] = caplog.messages
-    assert line.startswith(f"headrace: no answer to a request for /v1/embeddings from {address} after 0.05 s; one")
-    assert "may take 600 s, and there are up to 6" in line
+    assert line.startswith(f"headrace: no answer to a request for /v1/embeddings from {address} after 0.05 s; there")
+    assert "there are up to 6 attempts of 600 s" in line
     assert "--engine-timeout" in line
 
 

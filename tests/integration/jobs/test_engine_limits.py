@@ -87,7 +87,7 @@ def test_an_engine_in_a_process_gives_what_it_gives_here(runner: Runner) -> None
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("headrace.testing:FakeStepEngine", ConfigError, "takes requests one by one and cannot run in a process"),
+        ("headrace.testing:FakeStepEngine", ConfigError, "takes requests one by one and cannot run in a child process"),
         ("headrace.testing:FakeStreamEngine", ConfigError, "takes requests one by one"),
         ("tests.acceptance.engines:broken", EngineError, "cannot be loaded: KeyError: 'weights'"),
         ("nowhere:at_all", ConfigError, "cannot import nowhere"),

@@ -153,5 +153,5 @@ def test_a_text_without_a_token_is_refused() -> None:
     )
     refused, taken = TextTokens(bare, 20, "truncate").prepare(["", "a"])
     assert isinstance(refused, RecordError)
-    assert "makes no token for this model" in str(refused)
+    assert "has no tokens for this model" in str(refused)
     assert isinstance(taken, Prepared)

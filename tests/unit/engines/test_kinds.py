@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engines.model_kinds import check_kind, say_what_is_left_out, with_own_settings
+from headrace.engines.model_kinds import check_kind, warn_unused_head, with_own_settings
 from headrace.engines.registry import create
 from headrace.errors import ConfigError
 
@@ -46,7 +46,7 @@ def folder(path: Path, architecture: str | None, steps: tuple[str, ...] = (), to
         ("embed", ("HF_ColBERT",), "multi-vector .*HF_ColBERT"),
         ("embed", (None, (STATIC,)), "static embeddings"),
         ("embed", ("StaticModel",), "static embeddings"),
-        ("embed", ("BertForTokenClassification",), "token classifier .BertForTokenClassification.*engine of your own"),
+        ("embed", ("BertForTokenClassification",), "token classifier .BertForTokenClassification.*custom engine"),
         ("embed", ("BertForQuestionAnswering",), "question answering"),
         ("embed", ("BertForMultipleChoice",), "multiple choice"),
         ("embed", ("BertForSequenceClassification",), "use the task classify"),
@@ -148,8 +148,8 @@ def test_a_masked_language_model_is_embedded_with_a_warning_or_refused_by_its_na
     (tmp_path / name).mkdir()
     path = folder(tmp_path / name, "BertForMaskedLM")
     if name == "plain":
-        say_what_is_left_out("embed", path)
-        assert "(BertForMaskedLM) without files of sentence-transformers: its head is left out" in caplog.text
+        warn_unused_head("embed", path)
+        assert "(BertForMaskedLM) without files of sentence-transformers: its head is not used" in caplog.text
         assert "the mean of its token vectors" in caplog.text
         return
     with pytest.raises(ConfigError, match=r"sparse .SPLADE. encoder.*BertForMaskedLM, its folder's name"):
@@ -164,5 +164,5 @@ def test_a_masked_language_model_is_embedded_with_a_warning_or_refused_by_its_na
 
 @pytest.mark.parametrize("architecture", ["BertModel", "GPT2LMHeadModel"])
 def test_nothing_is_said_of_other_models(tmp_path: Path, architecture: str, caplog: pytest.LogCaptureFixture) -> None:
-    say_what_is_left_out("embed", folder(tmp_path, architecture))
+    warn_unused_head("embed", folder(tmp_path, architecture))
     assert not caplog.text

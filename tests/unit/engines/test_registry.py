@@ -23,7 +23,7 @@ def test_an_unknown_engine_lists_those_of_the_task() -> None:
         ConfigError, match=r"task 'embed' has no engine 'cuda'; known: torch, onnx, endpoint, or module:name"
     ):
         create("embed", engine="cuda")
-    with pytest.raises(ConfigError, match="task custom is for an engine of your own"):
+    with pytest.raises(ConfigError, match="task custom needs an engine"):
         create("custom")
 
 

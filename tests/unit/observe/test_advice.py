@@ -24,7 +24,7 @@ GOOD = AdviceInputs(
 @pytest.mark.parametrize(
     ("numbers", "expected"),
     [
-        (GOOD, "nothing is left to gain on the host"),
+        (GOOD, "the host is not the bottleneck"),
         (replace(GOOD, records=0, batches=0), "Nothing was left to do"),
         (replace(GOOD, failed=200), "20% of the records failed"),
         (replace(GOOD, wall_s=1.0), "too short"),
@@ -49,4 +49,4 @@ def test_advice(numbers: AdviceInputs, expected: str) -> None:
 
 def test_a_busy_engine_is_praised_even_when_host_stages_were_long() -> None:
     """Stages overlap: much work on the host is no fault while the engine never waits for it."""
-    assert "nothing is left" in advise(replace(GOOD, host_s=QUIET | {"prepare": 95.0}))
+    assert "the host is not the bottleneck" in advise(replace(GOOD, host_s=QUIET | {"prepare": 95.0}))

@@ -25,10 +25,10 @@ def started(**known: int | None) -> JobStarted:
 
 def test_rates_busy_and_eta_from_a_known_number_of_records() -> None:
     meter = Meter()
-    meter.hear(started(total_records=100))
-    meter.hear(StageDone("prepare", 20, 0.1, at=0.1, tokens=400))
-    meter.hear(batch(1.0))
-    meter.hear(batch(2.0))
+    meter.add(started(total_records=100))
+    meter.add(StageDone("prepare", 20, 0.1, at=0.1, tokens=400))
+    meter.add(batch(1.0))
+    meter.add(batch(2.0))
     snapshot = meter.snapshot(2.0)
     assert (snapshot.ok, snapshot.records_per_s, snapshot.tokens_per_s, snapshot.busy) == (20, 10.0, 100.0, 0.5)
     assert (snapshot.fraction, snapshot.eta_s) == (0.2, pytest.approx(8.0))
@@ -36,52 +36,52 @@ def test_rates_busy_and_eta_from_a_known_number_of_records() -> None:
 
 def test_steps_count_those_that_left_with_a_result() -> None:
     meter = Meter()
-    meter.hear(started(total_records=100))
-    meter.hear(StageDone("prepare", 20, 0.1, at=0.1, tokens=400))
-    meter.hear(StepDone(0, 8, 8, 0, 0, 0, 0, 0.5, 0.0, at=1.0))
-    meter.hear(StepDone(1, 8, 0, 5, 1, 0, 90, 0.5, 0.0, at=2.0))
+    meter.add(started(total_records=100))
+    meter.add(StageDone("prepare", 20, 0.1, at=0.1, tokens=400))
+    meter.add(StepDone(0, 8, 8, 0, 0, 0, 0, 0.5, 0.0, at=1.0))
+    meter.add(StepDone(1, 8, 0, 5, 1, 0, 90, 0.5, 0.0, at=2.0))
     snapshot = meter.snapshot(2.0)
     assert (snapshot.ok, snapshot.tokens_per_s, snapshot.busy) == (4, 45.0, 0.5)
 
 
 def test_costs_that_are_no_tokens_are_not_shown_as_such() -> None:
     meter = Meter()
-    meter.hear(started())
-    meter.hear(StageDone("prepare", 20, 0.1, at=0.1))
-    meter.hear(batch(1.0))
+    meter.add(started())
+    meter.add(StageDone("prepare", 20, 0.1, at=0.1))
+    meter.add(batch(1.0))
     assert meter.snapshot(1.0).tokens_per_s == 0
 
 
 def test_eta_from_bytes_leaves_out_what_is_only_read_ahead() -> None:
     meter = Meter()
-    meter.hear(started(total_bytes=1_000))
-    meter.hear(StageDone("load", 40, 0.1, at=0.1, bytes=400))
-    meter.hear(batch(2.0, size=20))
+    meter.add(started(total_bytes=1_000))
+    meter.add(StageDone("load", 40, 0.1, at=0.1, bytes=400))
+    meter.add(batch(2.0, size=20))
     snapshot = meter.snapshot(2.0)
     assert (snapshot.fraction, snapshot.eta_s) == (pytest.approx(0.2), pytest.approx(8.0))
 
 
 def test_an_input_of_unknown_size_has_no_eta() -> None:
     meter = Meter()
-    meter.hear(started())
-    meter.hear(batch(1.0))
+    meter.add(started())
+    meter.add(batch(1.0))
     assert (meter.snapshot(1.0).fraction, meter.snapshot(1.0).eta_s) == (None, None)
 
 
 def test_rates_forget_what_is_long_past() -> None:
     meter = Meter()
-    meter.hear(started(total_records=100_000))
+    meter.add(started(total_records=100_000))
     for second in range(1, 101):
-        meter.hear(batch(float(second), size=1_000 if second <= 50 else 10))
+        meter.add(batch(float(second), size=1_000 if second <= 50 else 10))
     assert meter.snapshot(100.0).records_per_s == pytest.approx(10, rel=0.1)
 
 
 def test_skipping_over_finished_records_is_not_speed() -> None:
     meter = Meter()
-    meter.hear(started(total_bytes=1_000, records_done=80))
-    meter.hear(StageDone("load", 20, 0.1, at=0.1, bytes=1_000))
+    meter.add(started(total_bytes=1_000, records_done=80))
+    meter.add(StageDone("load", 20, 0.1, at=0.1, bytes=1_000))
     for second in range(1, 11):
-        meter.hear(batch(float(second), size=1))
+        meter.add(batch(float(second), size=1))
     snapshot = meter.snapshot(10.0)
     assert (snapshot.skipped, snapshot.fraction) == (80, pytest.approx(0.9))
     assert snapshot.eta_s == pytest.approx(10.0)
@@ -89,12 +89,12 @@ def test_skipping_over_finished_records_is_not_speed() -> None:
 
 def test_finished_records_passed_over_later_do_not_shorten_the_time_to_go() -> None:
     meter = Meter()
-    meter.hear(started(total_bytes=1_000, records_done=800))
-    meter.hear(StageDone("load", 10, 0.1, at=0.1, bytes=10))
-    meter.hear(batch(1.0))
-    meter.hear(StageDone("load", 0, 0.1, at=1.5, bytes=800))  # done by an earlier run
-    meter.hear(StageDone("load", 190, 0.1, at=1.6, bytes=190))
-    meter.hear(batch(2.0))
+    meter.add(started(total_bytes=1_000, records_done=800))
+    meter.add(StageDone("load", 10, 0.1, at=0.1, bytes=10))
+    meter.add(batch(1.0))
+    meter.add(StageDone("load", 0, 0.1, at=1.5, bytes=800))  # done by an earlier run
+    meter.add(StageDone("load", 190, 0.1, at=1.6, bytes=190))
+    meter.add(batch(2.0))
     snapshot = meter.snapshot(2.0)
     assert snapshot.fraction == pytest.approx(0.82)
     assert snapshot.eta_s == pytest.approx(180 / snapshot.records_per_s)

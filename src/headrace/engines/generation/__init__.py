@@ -1,5 +1,5 @@
-"""Language models that transformers runs.
+"""Language models on transformers.
 
-- `continuous.GenerationEngine`: requests join and leave between steps
-- `static.StaticGenerationEngine`: static batches
+- `continuous.GenerationEngine`: continuous batching, requests join and leave between steps
+- `static.StaticGenerationEngine`: static batching
 """

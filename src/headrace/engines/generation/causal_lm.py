@@ -1,4 +1,4 @@
-"""Language models from Hugging Face folders: requests to tokens, tokens to answers."""
+"""Language models from Hugging Face folders: tokenize requests and decode answers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from headrace.device.placement import release
 from headrace.engines.base import Prepared
@@ -26,36 +25,36 @@ from headrace.errors import EngineError, RecordError
 from headrace.records import text_refusal
 
 ARITHMETIC = Path(__file__).resolve().parents[2] / "models" / "arithmetic"
-"""The default: a tiny model, made here, that adds two numbers and can do nothing else."""
+"""The default: a tiny model that ships with Headrace and can only add two numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedRequest:
-    """A request as the model takes it."""
+    """A request as model input."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
-    """`max_tokens` cut to what the context leaves."""
+    """`max_tokens` is limited to the remaining context."""
     listener: Callable[[str], None] | None = None
-    """Told the answer so far whenever it has grown."""
+    """Called with the partial answer whenever it grows."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """How a record becomes a request, where it does not say so itself."""
+    """Defaults for records that do not set these themselves."""
 
     sampling: Sampling
     system_prompt: str | None
     chat: bool
-    """A plain text is a user's message, not a prompt to go on from."""
+    """Whether a plain text is a user's message instead of a prompt to continue."""
     seed: int
 
 
 class CausalLM:
-    """A model with its tokenizer, and what both engines do with them.
+    """A model with its tokenizer: the code that both generation engines share.
 
     Raises:
-        ConfigError: no such folder, or a parameter the model cannot follow.
+        ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded.
     """
 
@@ -78,16 +77,16 @@ class CausalLM:
         self.prompting = prompting
         self.ends = frozenset(_end_tokens(self.model.generation_config, self._words))
         self.pad_token = self._words.pad_token_id if self._words.pad_token_id is not None else min(self.ends, default=0)
-        # A private copy: the tokenizer object sets truncation and padding on each call, which two threads must not do
-        # at once. This one is never changed again.
+        # A private copy: the tokenizer sets truncation and padding on each call, which is not thread-safe. This copy
+        # is not changed after construction.
         self._tokenizer = Tokenizer.from_str(self._words.backend_tokenizer.to_str())
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._cutter = TextTruncator(self._tokenizer)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-    def describe(self) -> Mapping[str, Any]:
-        """Model digest and every parameter that changes an answer. Reads the model's files once."""
+    def describe(self) -> Mapping[str, object]:
+        """The model digest and all parameters that affect an answer. Reads all of the model's files."""
         prompting = self.prompting
         sampling = {name: getattr(prompting.sampling, name) for name in Sampling.__slots__}
         return {
@@ -100,8 +99,8 @@ class CausalLM:
             **{name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()},
         }
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[TokenizedRequest] | Exception]:
-        """Each request in tokens; a RecordError where it is none, or is longer than the context."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[TokenizedRequest] | Exception]:
+        """The tokens of each request; a RecordError if it is invalid or longer than the context."""
         prepared: list[Prepared[TokenizedRequest] | Exception] = []
         for value in inputs:
             try:
@@ -112,7 +111,7 @@ class CausalLM:
                 prepared.append(Prepared(ask, cost=len(ask.prompt)))
         return prepared
 
-    def _ask(self, value: Any) -> TokenizedRequest:
+    def _ask(self, value: object) -> TokenizedRequest:
         prompting = self.prompting
         request = parse(value, prompting.sampling, system_prompt=prompting.system_prompt, chat=prompting.chat)
         text = self._text(request)
@@ -124,7 +123,7 @@ class CausalLM:
                 f"of {self.max_model_len}; shorten it"
             )
         # A chat template writes the special tokens itself.
-        # In a batch of one: a single `encode` keeps all other threads of Python waiting until it is done.
+        # As a batch of one, because `encode` holds the GIL.
         [words] = self._tokenizer.encode_batch_fast([text], add_special_tokens=request.messages is None)
         ids = tuple(words.ids)
         if not ids:
@@ -153,8 +152,8 @@ class CausalLM:
         except (TemplateError, TypeError, ValueError) as error:
             raise RecordError(f"the model's chat template refuses this chat: {error}", param="messages") from error
 
-    def draw(self, ask: TokenizedRequest) -> TokenSampler:
-        """How the tokens of an answer are chosen."""
+    def sampler(self, ask: TokenizedRequest) -> TokenSampler:
+        """Create the sampler of an answer's tokens."""
         return TokenSampler(ask.sampling, ask.prompt, self.prompting.seed, self.ends)
 
     def ends_of(self, ask: TokenizedRequest) -> frozenset[int]:
@@ -162,22 +161,22 @@ class CausalLM:
         return frozenset() if ask.sampling.ignore_eos else self.ends
 
     def stopped(self, ask: TokenizedRequest, generated: Sequence[int]) -> bool:
-        """Whether a stop string ends what was generated."""
+        """Whether the generated text contains a stop string that ends it."""
         stops = ask.sampling.stop
         if not stops or len(generated) < max(ask.sampling.min_tokens, 1):
             return False
-        # The last token may complete a stop string with more text behind it. A character is at most 4 tokens.
+        # The last token may contain the end of a stop string and more text. A character has at most 4 tokens.
         tail = self._decode(generated[-4 * max(map(len, stops)) - 8 :])
         return any(stop in tail for stop in stops) and self._stop_at(ask, generated) is not None
 
     def grown(self, ask: TokenizedRequest, generated: Sequence[int]) -> str:
-        """As much of an unfinished answer as later tokens cannot change."""
-        text = self._decode(generated).rstrip("\ufffd")  # the first bytes of a character that is not whole yet
-        held_back = max(map(len, ask.sampling.stop), default=1) - 1  # what may turn out to begin a stop string
+        """The part of an unfinished answer that later tokens cannot change."""
+        text = self._decode(generated).rstrip("\ufffd")  # bytes of an incomplete character
+        held_back = max(map(len, ask.sampling.stop), default=1) - 1  # may be the start of a stop string
         return text[: len(text) - held_back] if held_back else text
 
     def answer(self, ask: TokenizedRequest, generated: Sequence[int]) -> Generation:
-        """What is given back for the tokens of a finished answer."""
+        """The result for the tokens of a finished answer."""
         ended = bool(generated) and generated[-1] in self.ends_of(ask)
         cut = self._stop_at(ask, generated)
         return Generation(
@@ -188,7 +187,7 @@ class CausalLM:
         )
 
     def _stop_at(self, ask: TokenizedRequest, generated: Sequence[int]) -> int | None:
-        """Where the first stop string begins that counts: one that ends after the first `min_tokens` tokens."""
+        """The position of the first stop string that ends after the first `min_tokens` tokens; None if none."""
         text, ignored = self._decode(generated), self._decode(generated[: max(ask.sampling.min_tokens - 1, 0)])
         places = (text.find(stop, max(len(ignored) - len(stop) + 1, 0)) for stop in ask.sampling.stop)
         return min((place for place in places if place >= 0), default=None)
@@ -202,8 +201,8 @@ class CausalLM:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
-def _end_tokens(config: GenerationConfig | None, words: Any) -> set[int]:
-    """The model's own end tokens: those of its generation_config.json, else the tokenizer's."""
+def _end_tokens(config: GenerationConfig | None, words: PreTrainedTokenizerBase) -> set[int]:
+    """The end tokens in the model's generation_config.json, else the tokenizer's."""
     ends = None if config is None else config.eos_token_id
     if ends is None:
         ends = words.eos_token_id

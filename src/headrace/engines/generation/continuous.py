@@ -1,4 +1,4 @@
-"""Text generation with transformers' paged continuous batching: answers join and leave between steps."""
+"""Text generation with transformers' paged continuous batching: requests join and leave between steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -23,15 +23,22 @@ from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, default_sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError
 
+if TYPE_CHECKING:
+    from transformers.generation.continuous_batching.continuous_api import (
+        ContinuousBatchingManager,
+        ContinuousBatchProcessor,
+    )
+    from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState
+
 _PAGE = 32
-"""Tokens of a page of the key-value cache. transformers' own 256 would waste most of it on short answers."""
+"""Tokens per page of the key-value cache. transformers' default of 256 wastes most of a page on short answers."""
 
 _BATCH_TOKENS = {"cpu": 512, "cuda": 8_192}
-"""Most tokens of one step: longer prompts are read in several. It bounds the attention mask, which needs this many rows
-of the whole cache where no flash attention is there."""
+"""Maximum tokens per step; longer prompts take several steps. Without flash attention, the attention mask has this many
+rows, each as long as the cache."""
 
 _TOKENS_PER_SLOT = 1_024
-"""Context that the cache holds for each slot, where nothing else is said. Longer answers take their neighbours'."""
+"""Default cache size per slot. Longer answers use the space of others."""
 
 
 @dataclass(slots=True)
@@ -39,34 +46,34 @@ class _Answer:
     """A request in the engine."""
 
     ask: TokenizedRequest
-    draw: TokenSampler
+    sampler: TokenSampler
     before: tuple[int, ...]
-    """Generated before it was sent back."""
+    """Generated before the request was removed and resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Resumed:
-    """A request that was sent back, with what it had."""
+    """A removed request with the tokens it has generated."""
 
     ask: TokenizedRequest
-    draw: TokenSampler
+    sampler: TokenSampler
     generated: tuple[int, ...]
 
 
 class GenerationEngine:
-    """Answers prompts and chats with a model from a Hugging Face folder. It is a `StepEngine`.
+    """Answers prompts and chats with a model from a Hugging Face folder; satisfies `StepEngine`.
 
     Args:
-        model: a local folder; None for the arithmetic model that comes with Headrace.
-        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (float32 on CPU, the weights' own on CUDA), "float32", "float16" or "bfloat16".
-        max_model_len: longest prompt and answer together, in tokens; None for the model's own limit.
-        max_num_seqs: answers generated at a time.
-        kv_cache_tokens: what these may hold together, in tokens; None for what suits `max_num_seqs`.
-        chat: a plain text is a user's message, not a prompt to go on from.
-        system_prompt: begins each chat that has no system message of its own; implies `chat`.
-        seed: of all random numbers, together with each prompt; a request's own seed goes before it.
-        sampling: how answers are drawn where a request does not say: `max_tokens`, `temperature`, `top_p`, `top_k`,
+        model: a local folder; None for the arithmetic model that ships with Headrace.
+        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N".
+        dtype: "auto" (float32 on CPU, the weights' dtype on CUDA), "float32", "float16" or "bfloat16".
+        max_model_len: maximum tokens of prompt and answer together; None for the model's limit.
+        max_num_seqs: maximum concurrent answers.
+        kv_cache_tokens: size of the key-value cache in tokens; None for a size that fits `max_num_seqs`.
+        chat: whether a plain text is a user's message instead of a prompt to continue.
+        system_prompt: for each chat without a system message; implies `chat`.
+        seed: combined with each prompt to seed its sampling; a request's own seed takes precedence.
+        sampling: defaults for requests that do not set them: `max_tokens`, `temperature`, `top_p`, `top_k`,
             `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.Sampling`.
 
     Raises:
@@ -86,7 +93,7 @@ class GenerationEngine:
         chat: bool = False,
         system_prompt: str | None = None,
         seed: int = 0,
-        **sampling: Any,
+        **sampling: object,
     ) -> None:
         prompting = PromptSettings(default_sampling(sampling), system_prompt, chat, seed)
         self._lm = CausalLM(model, prompting, device, dtype, max_model_len)
@@ -100,29 +107,29 @@ class GenerationEngine:
         self._sampler = _Sampler(self._choose)
         self._answers: dict[int, _Answer] = {}
         with torch.inference_mode():
-            # A page more for each answer, whose last one is seldom full, so that the budget is in tokens.
+            # One more page per answer, since its last page is rarely full: this keeps the budget in tokens.
             self._manager, self._processor = self._open(-(-wanted // _PAGE) + max_num_seqs + 1, max_num_seqs)
         self.profile = EngineProfile(
             batching="steps", max_in_flight=max_num_seqs, max_cost=wanted, max_model_len=longest, followable=True
         )
 
-    def _open(self, pages: int, slots: int) -> tuple[Any, Any]:
+    def _open(self, pages: int, slots: int) -> tuple[ContinuousBatchingManager, ContinuousBatchProcessor]:
         config = ContinuousBatchingConfig(
             page_size=_PAGE,
             num_blocks=pages,
             max_batch_tokens=max(_BATCH_TOKENS[self._lm.device.type], slots),
             max_requests_per_batch=slots,
-            safety_margin=0.0,  # the batcher keeps to the budget
+            safety_margin=0.0,  # the batcher enforces the budget
             allow_block_sharing=False,
-            # Each step is driven from here, and tokens are chosen here: nothing may run ahead or be recorded.
+            # This engine runs each step and chooses the tokens: nothing may run ahead or be captured.
             use_async_batching=False,
             use_cuda_graph=False,
             auto_switch_to_flash=self._lm.device.type == "cuda",
         )
         ends = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=self._lm.pad_token)
         if not getattr(self._lm.model, "_supports_attention_backend", False):
-            # transformers would only warn, and go on with answers that do not see what came before.
-            raise _cannot_batch("its attention cannot be told where each answer is kept")
+            # transformers would only warn, and generate answers that do not attend to earlier tokens.
+            raise _cannot_batch("its attention does not support a paged cache")
         try:
             manager = self._lm.model.init_continuous_batching(ends, config)
             manager.logit_processor = self._sampler
@@ -138,29 +145,29 @@ class GenerationEngine:
             use_ragged_attention(self._lm.model, processor.cache)
         return manager, processor
 
-    def describe(self) -> Mapping[str, Any]:
-        """Model digest and every parameter that changes an answer."""
+    def describe(self) -> Mapping[str, object]:
+        """The model digest and all parameters that affect an answer."""
         return {"engine": "generation", **self._lm.describe()}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[TokenizedRequest] | Exception]:
-        """Each request in tokens; a RecordError where it cannot be answered."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[TokenizedRequest] | Exception]:
+        """The tokens of each request; a RecordError if it is invalid."""
         return self._lm.prepare(inputs)
 
     def span(self, record: TokenizedRequest | _Resumed) -> tuple[float, float]:
-        """Tokens: the prompt's with the first of the answer, and with the longest answer allowed."""
+        """Tokens of the prompt with the first token of the answer, and with the longest allowed answer."""
         ask = record.ask if isinstance(record, _Resumed) else record
         return len(ask.prompt) + 1, len(ask.prompt) + ask.sampling.max_tokens
 
     def follow(self, payload: TokenizedRequest, listener: Callable[[str], None]) -> TokenizedRequest:
-        """The same request, whose answer is told to `listener` while it grows."""
+        """The same request, with `listener` called with the partial answer."""
         return replace(payload, listener=listener)
 
     def add(self, key: int, record: TokenizedRequest | _Resumed) -> None:
-        """Let a request join the next step."""
+        """Add a request to the next step."""
         if isinstance(record, _Resumed):
-            answer = _Answer(record.ask, record.draw, record.generated)
+            answer = _Answer(record.ask, record.sampler, record.generated)
         else:
-            answer = _Answer(record, self._lm.draw(record), ())
+            answer = _Answer(record, self._lm.sampler(record), ())
         ends = self._lm.ends_of(answer.ask)
         self._manager.add_request(
             [*answer.ask.prompt, *answer.before],
@@ -171,10 +178,10 @@ class GenerationEngine:
         self._answers[key] = answer
 
     def step(self) -> list[tuple[int, Generation | Exception]]:
-        """One token more for every answer, or a part of a prompt read.
+        """Generate one token for each answer, or process a part of a prompt.
 
         Raises:
-            EngineOutOfMemoryError: the device has no room for so many.
+            EngineOutOfMemoryError: the requests do not fit on the device.
             EngineDeadError: the device failed, or the engine is closed.
         """
         if self._lm.model is None:
@@ -184,17 +191,17 @@ class GenerationEngine:
                 self._processor._generation_step(self._lm.model)
                 self._processor.update_batch()
         finished = [*self._ended(), *self._stopped()]
-        self._tell()
+        self._call_listeners()
         return finished
 
-    def _tell(self) -> None:
-        """Let those who follow an answer know how far it is."""
+    def _call_listeners(self) -> None:
+        """Call the listeners with the partial answers."""
         for key, answer in self._answers.items():
             if answer.ask.listener is not None:
                 answer.ask.listener(self._lm.grown(answer.ask, self._generated(key)))
 
     def _ended(self) -> list[tuple[int, Generation | Exception]]:
-        """Those that transformers itself has ended: an end token, enough tokens, or an error."""
+        """The answers that transformers has ended: by an end token, by `max_tokens`, or by an error."""
         ended: list[tuple[int, Generation | Exception]] = []
         while True:
             try:
@@ -206,12 +213,12 @@ class GenerationEngine:
             if answer is None:
                 continue
             if output.error is not None:
-                ended.append((key, EngineError(f"transformers gave the request up: {output.error}")))
+                ended.append((key, EngineError(f"transformers failed at the request: {output.error}")))
             else:
                 ended.append((key, self._lm.answer(answer.ask, (*answer.before, *output.generated_tokens))))
 
     def _stopped(self) -> list[tuple[int, Generation | Exception]]:
-        """Those that have come to a stop string."""
+        """The answers that contain a stop string."""
         stopped: list[tuple[int, Generation | Exception]] = []
         for key, answer in list(self._answers.items()):
             if not answer.ask.sampling.stop:
@@ -223,11 +230,11 @@ class GenerationEngine:
         return stopped
 
     def needs(self, key: int) -> float:
-        """Tokens of the prompt and of the answer with the next one."""
+        """Tokens of the prompt and the answer, including the next token."""
         return len(self._answers[key].ask.prompt) + self._count(key) + 1
 
-    def remove(self, key: int) -> Any:
-        """Take a request out; what was generated is read again, not made again, when it comes back."""
+    def remove(self, key: int) -> _Resumed | None:
+        """Remove a request. When it resumes, its generated tokens are prefilled, not generated again."""
         answer = self._answers.get(key)
         if answer is None:
             return None
@@ -235,11 +242,11 @@ class GenerationEngine:
         del self._answers[key]
         scheduler = self._processor.scheduler
         if self._state(key) is None:
-            self._manager.cancel_request(str(key))  # not yet taken in: it is dropped there
+            self._manager.cancel_request(str(key))  # not yet scheduled
         else:
             scheduler.set_request_cancellation(str(key))
             scheduler.clear_cancelled_requests()
-        return _Resumed(answer.ask, answer.draw, generated)
+        return _Resumed(answer.ask, answer.sampler, generated)
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
@@ -247,7 +254,7 @@ class GenerationEngine:
         self._manager = self._processor = None
         self._lm.close()
 
-    def _state(self, key: int) -> Any:
+    def _state(self, key: int) -> RequestState | None:
         scheduler = self._processor.scheduler
         return scheduler.active_requests.get(str(key)) or scheduler.waiting_requests.get(str(key))
 
@@ -255,22 +262,22 @@ class GenerationEngine:
         answer, state = self._answers[key], self._state(key)
         if state is None:
             return answer.before
-        # What transformers has put at the end of the prompt after throwing the request out is part of the answer too.
+        # After evicting a request, transformers appends its generated tokens to the prompt.
         return (*state.initial_tokens[len(answer.ask.prompt) :], *state.generated_tokens)
 
     def _count(self, key: int) -> int:
-        """How many tokens `_generated` has."""
+        """The number of tokens in `_generated`."""
         answer, state = self._answers[key], self._state(key)
         if state is None:
             return len(answer.before)
         return len(state.initial_tokens) + len(state.generated_tokens) - len(answer.ask.prompt)
 
     def _choose(self, request_id: str, scores: torch.Tensor, row: int) -> None:
-        """Make the token that the request's own rule draws the likeliest, unless the likeliest is what it takes."""
+        """Give the request's sampled token the highest score, unless greedy decoding chooses the same token."""
         key = int(request_id)
-        draw = self._answers[key].draw
-        if draw.changes(self._count(key)):
-            token = draw.next_token(scores[row], self._generated(key))
+        sampler = self._answers[key].sampler
+        if sampler.changes(self._count(key)):
+            token = sampler.next_token(scores[row], self._generated(key))
             scores[row] = -torch.inf
             scores[row, token] = 0.0
 
@@ -280,7 +287,7 @@ def _cannot_batch(reason: str) -> EngineError:
 
 
 class _Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types
-    """Chooses each request's next token by its own rule; the greedy ones are left to transformers."""
+    """Chooses each request's next token with its own sampling parameters; transformers does greedy decoding."""
 
     def __init__(self, choose: Callable[[str, torch.Tensor, int], None]) -> None:
         super().__init__(LogitsProcessorList())
@@ -288,13 +295,15 @@ class _Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # 
         self._choose = choose
         self._requests: list[str] = []
 
-    def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
-        """Note whose tokens are next, in the order of the logits."""
+    def prepare_tensor_args(
+        self, requests_in_batch: list[FutureRequestState], arg_storage: torch.Tensor
+    ) -> torch.Tensor:
+        """Store the ids of the requests with a next token, in the order of the logits."""
         self._requests = [request.state.request_id for request in requests_in_batch if request.has_new_token]
         return arg_storage
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: Any) -> torch.Tensor:  # noqa: ARG002
-        """Scores of shape (requests, vocabulary) in which the chosen token is the highest."""
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: object) -> torch.Tensor:  # noqa: ARG002
+        """Scores of shape (requests, vocabulary), highest for the chosen tokens."""
         for row, request_id in enumerate(self._requests):
             self._choose(request_id, scores, row)
         return scores

@@ -1,24 +1,27 @@
-"""Attention over many answers side by side, each to its own tokens alone, for devices without flash attention."""
+"""Attention over concatenated answers, each only to its own tokens, for devices without flash attention."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
 NAME = "headrace_segments"
 _KIND = "full_attention"
 
 
-def use_ragged_attention(model: Any, cache: Any) -> None:
-    """Let a model attend to a paged cache answer by answer, where all its layers see the whole of what came before.
+def use_ragged_attention(model: PreTrainedModel, cache: PagedAttentionCache) -> None:
+    """Run attention over a paged cache per answer, in a model whose layers all have full attention.
 
-    transformers' own way without flash attention is one product of all queries with the keys of all answers, of which
-    a mask throws most away: with 64 answers that is 64 times the work. A model that transformers would not run that way
-    (its attention is capped, say) is left as it is.
+    Without flash attention, transformers multiplies all queries with the keys of all answers and masks most of the
+    result: with 64 answers, that is 64 times the work. A model that does not use SDPA is not changed.
     """
     if set(cache.cache_allocators) == {_KIND} and model.config._attn_implementation == "sdpa":
         AttentionInterface.register(NAME, attend)
@@ -30,17 +33,16 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001  # what it says follows from where the answers begin
+    attention_mask: torch.Tensor | None,  # noqa: ARG001  # `cu_seq_lens` has the same information
     scaling: float | None = None,
     **paged: Any,
 ) -> tuple[torch.Tensor, None]:
     """Outputs of shape (1, tokens, heads, width) for queries of shape (1, heads, tokens, width).
 
-    `paged` is what transformers passes: the cache, and where each answer's queries and keys begin.
+    transformers passes `paged`: the cache, and the start of each answer's queries and keys.
     """
-    layer: Any = module
-    # This also leaves, of the beginnings by kind of layer, those of this layer.
-    keys, values = paged["cache"].update(key_states=key, value_states=value, layer_idx=layer.layer_idx, kwargs=paged)
+    # This also replaces the starts by layer type in `paged` with those of this layer.
+    keys, values = paged["cache"].update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=paged)
     group = query.shape[1] // keys.shape[1]
     outputs = []
     for (start, end), (first, last) in zip(
@@ -55,9 +57,9 @@ def attend(
 def _segment(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: int, scaling: float | None
 ) -> torch.Tensor:
-    """One answer's newest tokens, each of which sees all before it; `group` heads share their keys."""
+    """Causal attention of one answer's new tokens; `group` query heads share each key head."""
     new, all_ = query.shape[2], keys.shape[2]
-    if new == 1:  # heads that share keys stand as that many queries of one head
+    if new == 1:  # treat the heads that share keys as queries of one head
         packed = query.reshape(1, keys.shape[1], group, -1)
         return scaled_dot_product_attention(packed, keys, values, scale=scaling).reshape(query.shape)
     seen = torch.ones(new, all_, dtype=torch.bool, device=query.device).tril(all_ - new)

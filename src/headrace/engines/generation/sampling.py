@@ -1,4 +1,4 @@
-"""Which token comes next: greedy, or drawn with each request's own parameters and random numbers."""
+"""Choose the next token: greedy, or sampled with each request's own parameters and random numbers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headrace.engines.requests import Sampling
 Ids: TypeAlias = Sequence[int]
 
 _COLDEST = 1e-6
-"""A lower temperature is as good as greedy, and would make logits infinite."""
+"""Minimum temperature. A lower one equals greedy decoding, and would overflow logits."""
 _HIGHEST = 1e30
-"""Of a logit after penalties: with it, and `_COLDEST`, all stay within float32."""
+"""Maximum logit after penalties: with it and `_COLDEST`, all values stay within float32."""
 
 
 class TokenSampler:
-    """One request's way of choosing tokens. The choice depends on its own logits and numbers, not on its company."""
+    """Chooses the tokens of one request, independently of other requests in the batch."""
 
     def __init__(self, sampling: Sampling, prompt: Ids, engine_seed: int, ends: frozenset[int]) -> None:
         self._sampling = sampling
@@ -30,11 +30,11 @@ class TokenSampler:
         )
         self._random: torch.Generator | None = None
         if sampling.temperature > 0:
-            self._random = torch.Generator()  # on the CPU, so that every device draws the same numbers
+            self._random = torch.Generator()  # on the CPU, for the same numbers on every device
             self._random.manual_seed(_seed(engine_seed, prompt) if sampling.seed is None else sampling.seed)
 
     def changes(self, generated: int) -> bool:
-        """Whether the next token may be another than that of the highest logit."""
+        """Whether the next token may differ from greedy decoding."""
         return self._random is not None or self._penalises or generated < self._sampling.min_tokens
 
     def next_token(self, logits: torch.Tensor, generated: Ids) -> int:
@@ -51,7 +51,8 @@ class TokenSampler:
         return int(torch.multinomial(probabilities, 1, generator=self._random))
 
     def _penalise(self, scores: torch.Tensor, generated: Ids) -> None:
-        """As OpenAI (presence, frequency: of generated tokens) and Keskar et al., 2019 (repetition: of all) define."""
+        """Apply penalties: presence and frequency (generated tokens) as defined by OpenAI, repetition (all tokens) by
+        Keskar et al., 2019."""
         sampling = self._sampling
         made, counts = torch.tensor(list(generated), dtype=torch.long).unique(return_counts=True)
         seen = torch.cat([self._prompt, made]).unique()
@@ -61,7 +62,7 @@ class TokenSampler:
         scores.clamp_(-_HIGHEST, _HIGHEST)
 
     def _restrict(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """Zero where top_k, min_p and top_p leave nothing."""
+        """Set the probabilities that top_k, min_p and top_p exclude to zero."""
         sampling = self._sampling
         if 0 < sampling.top_k < len(probabilities):
             least = probabilities.topk(sampling.top_k).values[-1]
@@ -71,13 +72,13 @@ class TokenSampler:
         if sampling.top_p < 1:
             ordered, places = (probabilities / probabilities.sum()).sort(descending=True)
             beyond = ordered.cumsum(0) - ordered >= sampling.top_p
-            beyond[0] = False  # float32 has no top_p of 1e-300
+            beyond[0] = False  # keep one token if top_p underflows in float32
             probabilities = probabilities.clone()
             probabilities[places[beyond]] = 0.0
         return probabilities
 
 
 def _seed(engine_seed: int, prompt: Ids) -> int:
-    """The same for the same prompt, wherever it stands in the input and whatever runs beside it."""
+    """A seed that depends only on the engine's seed and the prompt."""
     text = f"{engine_seed}:{','.join(map(str, prompt))}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

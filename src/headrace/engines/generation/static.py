@@ -1,10 +1,9 @@
-"""Text generation in static batches: simple, for models that cannot be batched continuously, and the baseline."""
+"""Text generation with static batching, for models without continuous batching and as a baseline."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import GenerationConfig
@@ -21,12 +20,12 @@ from headrace.errors import EngineDeadError
 
 
 class StaticGenerationEngine:
-    """Answers a batch of prompts together, padded to the longest, until the last answer is done. A `BatchEngine`.
+    """Answers padded batches of prompts, each until its last answer is done; satisfies `BatchEngine`.
 
     Args:
-        model: a local folder; None for the arithmetic model that comes with Headrace.
-        max_num_seqs: prompts of a batch.
-        device, dtype, max_model_len, chat, system_prompt, seed, sampling: as of `GenerationEngine`.
+        model: a local folder; None for the arithmetic model that ships with Headrace.
+        max_num_seqs: maximum prompts per batch.
+        device, dtype, max_model_len, chat, system_prompt, seed, sampling: as in `GenerationEngine`.
 
     Raises:
         ConfigError: no such folder, or a parameter out of range.
@@ -44,11 +43,11 @@ class StaticGenerationEngine:
         chat: bool = False,
         system_prompt: str | None = None,
         seed: int = 0,
-        **sampling: Any,
+        **sampling: object,
     ) -> None:
         prompting = PromptSettings(default_sampling(sampling), system_prompt, chat, seed)
         self._lm = CausalLM(model, prompting, device, dtype, max_model_len)
-        # Where a call leaves something open, transformers looks here: a record's parameters must not depend on it.
+        # transformers uses these as defaults. Reset them, so that only a record's own parameters count.
         self._lm.model.generation_config = GenerationConfig()
         self.profile = EngineProfile(
             batching="batches",
@@ -58,19 +57,19 @@ class StaticGenerationEngine:
             max_model_len=self._lm.max_model_len,
         )
 
-    def describe(self) -> Mapping[str, Any]:
-        """Model digest and every parameter that changes an answer."""
+    def describe(self) -> Mapping[str, object]:
+        """The model digest and all parameters that affect an answer."""
         return {"engine": "static_generation", **self._lm.describe()}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[TokenizedRequest] | Exception]:
-        """Each request in tokens; a RecordError where it cannot be answered."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[TokenizedRequest] | Exception]:
+        """The tokens of each request; a RecordError if it is invalid."""
         return self._lm.prepare(inputs)
 
     def forward(self, batch: list[TokenizedRequest]) -> list[Generation]:
-        """Every answer of the batch, padded on the left so that all of them go on from the same place.
+        """Answer the batch. Prompts are padded on the left, so that all answers start at the same position.
 
         Raises:
-            EngineOutOfMemoryError: the device has no room for the batch.
+            EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the engine is closed.
         """
         lm = self._lm
@@ -88,7 +87,7 @@ class StaticGenerationEngine:
         config = GenerationConfig(
             do_sample=False,
             max_new_tokens=max(ask.sampling.max_tokens for ask in batch),
-            eos_token_id=None,  # whether an answer is done is asked of `rows`
+            eos_token_id=None,  # `rows` decides when an answer is done
             pad_token_id=lm.pad_token,
         )
         with running(lm.device, lambda: f"{len(batch)} answers to prompts of up to {width} tokens"):
@@ -107,18 +106,18 @@ class StaticGenerationEngine:
 
 
 class _Rows:
-    """What each answer of a running batch has come to."""
+    """The state of each answer in a running batch."""
 
     def __init__(self, lm: CausalLM, batch: Sequence[TokenizedRequest], width: int) -> None:
         self.lm = lm
         self.batch = batch
-        self.draws = [lm.draw(ask) for ask in batch]
+        self.samplers = [lm.sampler(ask) for ask in batch]
         self.generated: list[tuple[int, ...]] = [() for _ in batch]
         self.done = [False] * len(batch)
         self._width = width
 
     def update(self, ids: torch.Tensor) -> None:
-        """Take in the last token of `ids`, of shape (answers, prompt and answer so far)."""
+        """Append the last token of `ids`, of shape (answers, prompt and answer so far)."""
         if ids.shape[1] == self._width:
             return
         for row, token in enumerate(ids[:, -1].tolist()):
@@ -134,28 +133,28 @@ class _Rows:
 
 
 class _Choose(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
-    """Makes the token that each answer's own rule draws the likeliest."""
+    """Gives the token sampled for each answer the highest score."""
 
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """Scores of shape (answers, vocabulary)."""
-        for row, (draw, generated) in enumerate(zip(self._rows.draws, self._rows.generated, strict=True)):
-            if not self._rows.done[row] and draw.changes(len(generated)):
-                token = draw.next_token(scores[row], generated)
+        for row, (sampler, generated) in enumerate(zip(self._rows.samplers, self._rows.generated, strict=True)):
+            if not self._rows.done[row] and sampler.changes(len(generated)):
+                token = sampler.next_token(scores[row], generated)
                 scores[row] = -torch.inf
                 scores[row, token] = 0.0
         return scores
 
 
 class _Finished(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
-    """Which answers are done."""
+    """Stops generation when all answers are done."""
 
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:  # noqa: ARG002
+    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:  # noqa: ARG002
         """One bool for each answer."""
         self._rows.update(input_ids)
         return torch.tensor(self._rows.done, device=input_ids.device)

@@ -1,6 +1,6 @@
-"""Models that onnxruntime runs; PyTorch is not needed.
+"""ONNX models on onnxruntime, without PyTorch.
 
 - `engine.embed`: one vector per text
-- `engine.classify`: labels of texts
-- `engine.score`: scores of pairs
+- `engine.classify`: text labels
+- `engine.score`: scores of text pairs
 """

@@ -1,11 +1,11 @@
-"""The tasks on texts and images with ONNX models, on onnxruntime's execution providers; PyTorch is not needed."""
+"""Text and image tasks with ONNX models on onnxruntime, without PyTorch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import onnxruntime
@@ -13,6 +13,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 from transformers import AutoConfig, AutoTokenizer
 
 from headrace.engines.heads import VectorHead
+from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
 from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.network import Arrays, Rows
@@ -22,7 +23,9 @@ from headrace.engines.vision.images import MAX_PIXELS, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
 from headrace.errors import ConfigError, EngineDeadError, EngineError
 
-# Where a folder holds several: the plain export before the optimised and quantised ones of the same model.
+T = TypeVar("T")
+
+# In a folder with several models, prefer the plain export to optimised and quantised ones.
 _NAMES = ("model.onnx", "onnx/model.onnx")
 _LOADING = (
     failures.Fail,
@@ -31,22 +34,22 @@ _LOADING = (
     failures.NoSuchFile,
     failures.NotImplemented,
 )
-# Outputs that are vectors as they are; without one of these, token states are pooled as the folder's files say.
+# Outputs that are vectors; without one of these, token states are pooled as the folder's files specify.
 _STATES = ("last_hidden_state", "token_embeddings")
 _VECTORS = ("sentence_embedding", "image_embeds", "pooler_output")
 
 
 class OnnxNetwork:
-    """An ONNX model in a session.
+    """An ONNX model in an onnxruntime session.
 
     Args:
-        folder: holds the model as `model.onnx` or `onnx/model.onnx`, or under one other name.
-        providers: onnxruntime's names, such as `CUDAExecutionProvider`; empty for all that this build has.
-        outputs: names to look for, in order; the model's first output where it has none of them.
-        pooling: makes vectors of (rows, tokens, components) and the attention mask.
+        folder: contains `model.onnx`, `onnx/model.onnx` or one other ONNX file.
+        providers: execution providers, such as `CUDAExecutionProvider`; empty for all available ones.
+        outputs: output names to look for, in order; the model's first output if none matches.
+        pooling: converts token states of shape (rows, tokens, components) to vectors.
 
     Raises:
-        ConfigError: a provider this build of onnxruntime does not have.
+        ConfigError: a provider is not available.
         EngineError: the file cannot be loaded.
     """
 
@@ -57,34 +60,36 @@ class OnnxNetwork:
         self._file = _model_file(folder)
         available = onnxruntime.get_available_providers()
         if unknown := [name for name in providers if name not in available]:
-            raise ConfigError(f"onnxruntime has no execution provider {unknown[0]!r}; here: {', '.join(available)}")
+            raise ConfigError(
+                f"onnxruntime has no execution provider {unknown[0]!r}; available: {', '.join(available)}"
+            )
         try:
             session = onnxruntime.InferenceSession(self._file, providers=list(providers) or available)
         except _LOADING as error:
             raise EngineError(f"the model {self._file} cannot be loaded: {str(error).splitlines()[0]}") from error
-        self._session: Any = session
+        self._session: onnxruntime.InferenceSession | None = session
         self.inputs = frozenset(one.name for one in session.get_inputs())
-        # A quantised model scales its numbers by those of the whole batch; a file does not say that it is one.
+        # Quantised models scale values by the whole batch, and a file does not tell whether it is quantised.
         self.tolerance = 3e-2
         self.by_length = False
         names = [one.name for one in session.get_outputs()]
         self._output = next((name for name in outputs if name in names), names[0])
         if self._output in (_VECTORS + _STATES if "logits" in outputs else ("logits",)):
             raise EngineError(
-                f"the model {self._file} gives {', '.join(names)}, and not {' or '.join(outputs)}: it was exported for "
-                "another task"
+                f"the model {self._file} has the outputs {', '.join(names)}, not {' or '.join(outputs)}: it was "
+                "exported for another task"
             )
         self._pooling = None if self._output in outputs else pooling
         self._providers = session.get_providers()
         self.kind = "cuda" if any("CUDA" in name or "Tensorrt" in name for name in self._providers) else "cpu"
 
-    def describe(self) -> Mapping[str, Any]:
-        """Digest of the model's files, which are read once, and which output is taken how."""
-        beside = [self._file, *sorted(self._file.parent.glob(self._file.name + ".*"))]  # weights kept outside it
+    def describe(self) -> Mapping[str, object]:
+        """The digest of the model's files, each of which is read, the output used and its pooling."""
+        beside = [self._file, *sorted(self._file.parent.glob(self._file.name + ".*"))]  # external weights
         facts = {"runtime": "onnx", "model_digest": digest(self._folder, beside), "output": self._output}
         return facts | ({"pooling": self._pooling.describe()} if self._pooling else {})
 
-    def hardware(self) -> Mapping[str, Any]:
+    def hardware(self) -> Mapping[str, object]:
         """See `Network.hardware`."""
         return {"providers": self._providers, "onnxruntime": onnxruntime.__version__}
 
@@ -93,7 +98,7 @@ class OnnxNetwork:
         return {}
 
     def run(self, arrays: Arrays) -> Rows:
-        """See `Network.run`. What a device fails with has no type of its own here, so it counts as the batch's."""
+        """See `Network.run`. onnxruntime has no error type for device failures, so they count as the batch's."""
         session = self._session
         if session is None:
             raise EngineDeadError("the engine is closed; create a new one")
@@ -108,10 +113,10 @@ class OnnxNetwork:
 
 
 class Pooling:
-    """Makes a vector of a text's token states, as the files of a sentence-transformers folder say; else their mean.
+    """Pools token states as a sentence-transformers folder specifies; the default is their mean.
 
     Raises:
-        EngineError: the folder asks for layers that are not done here.
+        EngineError: the folder needs unsupported layers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -119,7 +124,7 @@ class Pooling:
         kinds = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
         if unknown := kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
             raise EngineError(
-                f"the model in {folder} has a layer {min(unknown)} outside its ONNX file; export it with that inside, "
+                f"the model in {folder} has a layer {min(unknown)} outside its ONNX file; export the model with it, "
                 "as an output named sentence_embedding"
             )
         found = json.loads(_read(kinds["Pooling"] / "config.json") or "{}") if "Pooling" in kinds else {}
@@ -127,14 +132,14 @@ class Pooling:
         mode = found.get("pooling_mode") or "+".join(old) or "mean"
         self._mode = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}.get(mode, mode)
         if self._mode not in ("mean", "cls", "max"):
-            raise EngineError(f"the model in {folder} pools by {self._mode!r}; with ONNX it may be mean, cls or max")
+            raise EngineError(f"the model in {folder} pools by {self._mode!r}; with ONNX it must be mean, cls or max")
         self._normalize = "Normalize" in kinds
 
     def describe(self) -> str:
-        """What is done."""
+        """The pooling mode and normalisation."""
         return self._mode + (", normalised" if self._normalize else "")
 
-    def __call__(self, states: Rows, mask: np.ndarray[Any, Any]) -> Rows:
+    def __call__(self, states: Rows, mask: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Rows:
         """Vectors of shape (texts, components)."""
         real = mask[..., None].astype(np.float32)
         if self._mode == "cls":
@@ -155,16 +160,16 @@ def embed(
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
 ) -> TextEngine:
-    """One vector per text: the model's output `sentence_embedding`, else its pooled token states.
+    """Embed texts: the model's output `sentence_embedding`, else its pooled token states.
 
     Args:
         model: a folder with an ONNX model, its config.json and tokenizer.
-        providers: onnxruntime's execution providers, in order; none for all that this build has.
-        max_model_len: in tokens; None for the model's own limit.
-        on_too_long: cut a longer text, or fail its record.
+        providers: onnxruntime's execution providers, in order; empty for all available ones.
+        max_model_len: in tokens; None for the model's limit.
+        on_too_long: truncate a longer text, or fail its record.
 
     Raises:
-        ConfigError: no such folder, or a parameter the model cannot follow.
+        ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded.
     """
     folder = named_folder(model, ONNX_WEIGHTS)
@@ -181,7 +186,7 @@ def classify(
     on_too_long: TooLong = "truncate",
     top_labels: int | None = None,
 ) -> TextEngine:
-    """A classifier of texts, or of pairs of texts; `top_labels` lists so many labels. Others as `embed`."""
+    """Classify texts or text pairs; `top_labels` is the number of labels to list. Other parameters as `embed`."""
     folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
     return classifier(network, _tokens(folder, "either", max_model_len, on_too_long), _config(folder), top_labels)
@@ -194,7 +199,7 @@ def score(
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
 ) -> TextEngine:
-    """A cross-encoder: one score per pair of texts. Parameters and errors as `embed`."""
+    """Create a cross-encoder: one score per text pair. Parameters and errors as `embed`."""
     folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
     return scorer(network, _tokens(folder, "pair", max_model_len, on_too_long), _config(folder))
@@ -210,7 +215,7 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
 ) -> ZeroShotEngine:
-    """A classifier by `labels` of one's own; `multi_label` if several may hold at once. Others as `embed`."""
+    """Classify by custom `labels`; `multi_label` if several may apply at once. Other parameters as `embed`."""
     candidates = Candidates(labels, hypothesis_template, multi_label)
     folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
@@ -225,7 +230,7 @@ def image_classify(
     top_labels: int | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> ImageEngine:
-    """A classifier of images; a larger image than `max_pixels` fails before it is decoded. Others as `embed`."""
+    """Classify images; one larger than `max_pixels` fails before it is decoded. Other parameters as `embed`."""
     folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
     return image_classifier(network, images_for(folder, max_pixels), _config(folder), top_labels)
@@ -234,7 +239,7 @@ def image_classify(
 def image_embed(
     model: str | Path | None = None, *, providers: Sequence[str] = (), max_pixels: int = MAX_PIXELS
 ) -> ImageEngine:
-    """One vector per image: the output `image_embeds` or `pooler_output`, else the first. Others as `embed`."""
+    """Embed images: the output `image_embeds` or `pooler_output`, else the first. Other parameters as `embed`."""
     folder = named_folder(model, ONNX_WEIGHTS)
     return image_embedder(OnnxNetwork(folder, providers, _VECTORS), images_for(folder, max_pixels))
 
@@ -246,22 +251,26 @@ def _model_file(folder: Path) -> Path:
     found = sorted(folder.rglob("*.onnx"))
     if len(found) > 1:
         names = ", ".join(str(path.relative_to(folder)) for path in found)
-        raise ConfigError(f"the model in {folder} has several ONNX files ({names}); call the one to use model.onnx")
+        raise ConfigError(
+            f"the model in {folder} has several ONNX files ({names}); rename the one to use to model.onnx"
+        )
     return found[0]
 
 
 def _tokens(folder: Path, takes: Takes, max_model_len: int | None, on_too_long: TooLong) -> TextTokens:
     check_tokenizer(folder)
-    return tokens_for(_loaded(AutoTokenizer, folder), _config(folder), takes, max_model_len, on_too_long)
+    return tokens_for(
+        _loaded(AutoTokenizer.from_pretrained, folder), _config(folder), takes, max_model_len, on_too_long
+    )
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    return with_own_settings(folder, _loaded(AutoConfig, folder).to_dict())
+def _config(folder: Path) -> ModelConfig:
+    return with_own_settings(folder, _loaded(AutoConfig.from_pretrained, folder).to_dict())
 
 
-def _loaded(kind: Any, folder: Path) -> Any:
+def _loaded(load: Callable[..., T], folder: Path) -> T:
     try:
-        return kind.from_pretrained(str(folder), local_files_only=True)
+        return load(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"the model in {folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
 

@@ -1,4 +1,4 @@
-"""Models behind another server.
+"""Models on remote servers.
 
-- `endpoint.EndpointEngine`: one request per record to servers with OpenAI's API
+- `endpoint.EndpointEngine`: sends one request per record to OpenAI-compatible servers
 """

@@ -1,4 +1,4 @@
-"""Models behind servers that speak OpenAI's API, as engines: the servers batch, this side keeps them busy."""
+"""Engines for models on OpenAI-compatible servers, which do the batching."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from headrace.records import text_refusal
 logger = logging.getLogger("headrace")
 
 SILENCE_S = 60.0
-"""A request without an answer for so long is worth a line, once for each job."""
+"""A request without an answer for this long is logged, once per job."""
 
 
 class EndpointEngine:
-    """One request per record. It is a `StreamEngine`.
+    """Sends one request per record; satisfies `StreamEngine`.
 
     Args:
-        model: the name in the requests; None leaves it to the server.
-        endpoints: addresses; those with the fewest requests under way come first.
-        ask: a record's value as path and body of a request. Raises RecordError.
-        read: the output in an answer.
-        settings: how many requests at a time, and how often each is tried.
-        api_key: None takes the environment's OPENAI_API_KEY, if there is one.
+        model: the model name in requests; None for the server's default.
+        endpoints: base URLs; those with the fewest active requests are used first.
+        ask: converts a value to the path and body of a request. Raises RecordError.
+        read: extracts the output from a response.
+        settings: concurrency and number of attempts.
+        api_key: None for the environment variable OPENAI_API_KEY, if set.
     """
 
     def __init__(
         self,
         model: str | None,
         endpoints: Sequence[str],
-        ask: Callable[[Any], tuple[str, dict[str, Any]]],
-        read: Callable[[Any], Any],
+        ask: Callable[[object], tuple[str, dict[str, object]]],
+        read: Callable[[Any], object],
         *,
         settings: ClientSettings,
         api_key: str | None = None,
@@ -52,18 +52,18 @@ class EndpointEngine:
         self._said = False
         self._ask = ask
         self._read = read
-        # A loop of its own: connections belong to one loop, and callers come and go with theirs.
+        # A dedicated event loop: connections are bound to one loop, and callers use different ones.
         self._loop: LoopThread | None = LoopThread("headrace-endpoint")
         key = api_key or os.environ.get("OPENAI_API_KEY")
         self._client = AsyncClient(endpoints, api_key=key, settings=settings)
 
-    def describe(self) -> Mapping[str, Any]:
-        """The model's name; not the addresses, so that a job can go on over others."""
+    def describe(self) -> Mapping[str, object]:
+        """The model's name. The endpoints are left out, so a job can resume with others."""
         return {"engine": "endpoint", "model": self._model}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Any] | Exception]:
-        """The request for each value; a RecordError where there can be none."""
-        prepared: list[Prepared[Any] | Exception] = []
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[object] | Exception]:
+        """The request for each value; a RecordError if the value is invalid."""
+        prepared: list[Prepared[object] | Exception] = []
         for value in inputs:
             try:
                 path, body = self._ask(value)
@@ -74,12 +74,12 @@ class EndpointEngine:
                 prepared.append(Prepared((path, named), cost=1))
         return prepared
 
-    async def infer(self, payload: tuple[str, dict[str, Any]]) -> Any:
-        """The server's answer, asked again where that may help.
+    async def infer(self, payload: tuple[str, dict[str, object]]) -> object:
+        """The server's answer; temporary failures are retried.
 
         Raises:
             RecordError: the server refuses this request.
-            EngineError: its answer is not what was asked for, or it fails each time.
+            EngineError: the response has an unexpected format, or all attempts fail.
             EngineDeadError: no server can be reached.
         """
         if self._loop is None:
@@ -92,23 +92,23 @@ class EndpointEngine:
         try:
             return self._read(answer)
         except (KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"the answer to {payload[0]} is not what was asked for: {answer!r:.100}") from error
+            raise EngineError(f"the answer to {payload[0]} has an unexpected format: {answer!r:.100}") from error
 
     def _say_waiting(self, path: str) -> None:
         if not self._said:
             self._said = True
             logger.warning(
-                "headrace: no answer to a request for %s from %s after %g s; one attempt may take %g s, and there are "
-                "up to %d (--engine-timeout limits a request with all its attempts)",
+                "headrace: no answer to a request for %s from %s after %g s; there are up to %d attempts of %g s "
+                "each (--engine-timeout limits a request with all its attempts)",
                 path,
                 ", ".join(self._endpoints),
                 SILENCE_S,
-                self._settings.read_s,
                 self._settings.attempts,
+                self._settings.read_s,
             )
 
     def close(self) -> None:
-        """Let the connections go. Safe to call twice."""
+        """Close the connections. Safe to call twice."""
         loop, self._loop = self._loop, None
         if loop is None:
             return
@@ -171,7 +171,7 @@ def _name(model: str | Path | None) -> str | None:
     return None if model is None else str(model)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if refusal := text_refusal(value):
         raise refusal
     if not value:
@@ -179,8 +179,8 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def _request(value: Any) -> tuple[str, dict[str, Any]]:
-    request = parse(value, Sampling())  # what is no request is refused here, without a way to the server
+def _request(value: object) -> tuple[str, dict[str, object]]:
+    request = parse(value, Sampling())  # refuse invalid requests without contacting the server
     body = {name: part for name, part in value.items() if name != "model"} if isinstance(value, dict) else {}
     if request.prompt is not None:
         return "/v1/completions", {**body, "prompt": request.prompt}

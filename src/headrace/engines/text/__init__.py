@@ -1,7 +1,7 @@
-"""Encoders of texts that PyTorch runs.
+"""Text encoders on PyTorch.
 
 - `embedding.EmbeddingEngine`: one vector per text
-- `classification.classify`: labels of texts
-- `classification.score`: scores of pairs
-- `classification.zero_shot`: labels of the user's own
+- `classification.classify`: text labels
+- `classification.score`: scores of text pairs
+- `classification.zero_shot`: custom labels
 """

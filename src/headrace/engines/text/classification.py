@@ -1,15 +1,15 @@
-"""Labels of texts, scores of pairs and labels of one's own, with sequence classification models that PyTorch runs."""
+"""Classify texts, score pairs and classify by custom labels, with sequence classification models on PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
+from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, named_folder
 from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.text.encoders import by_length, tune
@@ -28,20 +28,20 @@ def classify(
     on_too_long: TooLong = "truncate",
     top_labels: int | None = None,
 ) -> TextEngine:
-    """A classifier of texts, or of pairs of texts.
+    """Create a classifier of texts or text pairs.
 
     Args:
         model: the folder of a sequence classification model.
-        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (float32 on CPU, the weights' own on CUDA; a job may choose, see docs/tuning.md), "float32",
+        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N".
+        dtype: "auto" (float32 on CPU, the weights' dtype on CUDA; a job may choose, see docs/tuning.md), "float32",
             "float16" or "bfloat16".
-        max_model_len: in tokens; None for the model's own limit.
-        on_too_long: cut a longer text, or fail its record.
-        top_labels: list so many labels with their scores, beside the best.
+        max_model_len: in tokens; None for the model's limit.
+        on_too_long: truncate a longer text, or fail its record.
+        top_labels: how many labels to list with their scores.
 
     Raises:
-        ConfigError: no such folder, or a parameter the model cannot follow.
-        EngineError: the files cannot be loaded, or are of another kind of model.
+        ConfigError: no such folder, or a parameter that the model does not support.
+        EngineError: the files cannot be loaded, or the model is of another kind.
     """
     network, tokenizer, config = _load(model, device, dtype)
     return classifier(network, tokens_for(tokenizer, config, "either", max_model_len, on_too_long), config, top_labels)
@@ -55,7 +55,7 @@ def score(
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
 ) -> TextEngine:
-    """A cross-encoder: one score per pair of texts. Parameters and errors as `classify`."""
+    """Create a cross-encoder: one score per text pair. Parameters and errors as `classify`."""
     network, tokenizer, config = _load(model, device, dtype)
     return scorer(network, tokens_for(tokenizer, config, "pair", max_model_len, on_too_long), config)
 
@@ -71,14 +71,14 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
 ) -> ZeroShotEngine:
-    """A classifier by labels of one's own, with a model of natural language inference.
+    """Create a classifier by custom labels, with a natural language inference model.
 
     Args:
-        labels: what a text may be; a text is split at its commas.
-        hypothesis_template: makes a sentence of a label.
-        multi_label: whether several labels may hold at once.
+        labels: the candidate labels; a string is split at commas.
+        hypothesis_template: the sentence for a label.
+        multi_label: whether several labels may apply at once.
 
-    The others, and the errors, are those of `classify`.
+    Other parameters and errors as `classify`.
     """
     candidates = Candidates(labels, hypothesis_template, multi_label)
     network, tokenizer, config = _load(model, device, dtype)
@@ -86,14 +86,16 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     return ZeroShotEngine(network, tokens, candidates, config)
 
 
-def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwork, Any, dict[str, Any]]:
+def _load(
+    model: str | Path | None, device: str, dtype: str
+) -> tuple[TorchNetwork, PreTrainedTokenizerBase, ModelConfig]:
     """The network, its tokenizer and its config.json."""
     folder = named_folder(model)
     check_tokenizer(folder)
     module, place, missing = load_pretrained(AutoModelForSequenceClassification, folder, device, dtype)
     if missing:
         raise EngineError(
-            f"the model in {folder} is no sequence classifier: its weights lack {', '.join(sorted(missing)[:3])} "
+            f"the model in {folder} is not a sequence classifier: its weights lack {', '.join(sorted(missing)[:3])} "
             f"(it says it is a {', '.join(module.config.architectures or ['model of an unknown kind'])})"
         )
     tune(module)
@@ -104,6 +106,6 @@ def _load(model: str | Path | None, device: str, dtype: str) -> tuple[TorchNetwo
     return network, tokenizer, with_own_settings(folder, module.config.to_dict())
 
 
-def _logits(module: Any, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+def _logits(module: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     logits: torch.Tensor = module(**tensors).logits
     return logits

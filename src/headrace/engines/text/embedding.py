@@ -1,11 +1,10 @@
-"""Text embeddings: sentence-transformers folders and plain transformers encoders, one vector per text."""
+"""Text embeddings with sentence-transformers models and plain transformers encoders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
@@ -22,20 +21,20 @@ from headrace.errors import ConfigError, EngineError
 
 
 class EmbeddingEngine(TextEngine):
-    """One vector per text, as the model's own files say: pooling, dense layers, normalisation.
+    """One vector per text, with the pooling, dense layers and normalisation that the model's files specify.
 
     Args:
         model: a local folder; None for all-MiniLM-L6-v2.
-        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (float32 on CPU, the weights' own on CUDA; a job may choose, see docs/tuning.md), "float32",
+        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N".
+        dtype: "auto" (float32 on CPU, the weights' dtype on CUDA; a job may choose, see docs/tuning.md), "float32",
             "float16" or "bfloat16".
-        max_model_len: in tokens; None for the model's own limit.
-        on_too_long: cut a longer text, or fail its record.
-        truncate_dim: keep the first so many components (Matryoshka models); not normalised again.
-        trust_remote_code: run Python code that the model's folder brings, where it brings any.
+        max_model_len: in tokens; None for the model's limit.
+        on_too_long: truncate a longer text, or fail its record.
+        truncate_dim: number of leading components to keep (Matryoshka models); not normalised again.
+        trust_remote_code: run Python code from the model's folder.
 
     Raises:
-        ConfigError: no such folder, or a parameter the model cannot follow.
+        ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded.
     """
 
@@ -78,9 +77,9 @@ class EmbeddingEngine(TextEngine):
 
 
 class _Pooled:
-    """Calls a sentence-transformers model; some leave the prompt out of the pooling and must know its length.
+    """Calls a sentence-transformers model. Some exclude the prompt from pooling and need its length.
 
-    What comes after the encoder (pooling, dense layers, normalisation) is little work, and runs in float32: in 16 bits
+    Everything after the encoder (pooling, dense layers, normalisation) is little work and runs in float32: in 16 bits
     the length of a normalised vector is off by up to 0.4 %.
     """
 
@@ -91,7 +90,7 @@ class _Pooled:
         self._prompt = {"prompt_length": prompt_length} if prompt_length else {}
 
     def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        features: dict[str, Any] = {**tensors, **self._prompt}
+        features: dict[str, object] = {**tensors, **self._prompt}
         features = self._encoder(features)
         for name, value in features.items():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -122,14 +121,14 @@ def _load(folder: Path, device: torch.device, dtype: str, *, trust_remote_code: 
     return module
 
 
-def _not_loaded(network: Any) -> list[str]:
-    """Parameters that the model's files do not hold, and that transformers has filled with random numbers.
+def _not_loaded(network: torch.nn.Module) -> list[str]:
+    """Parameters that are missing in the model's files, which transformers has initialised with random numbers.
 
-    sentence-transformers does not pass on what transformers tells of them, so that its own mark on each parameter that
-    it loaded is asked. A pooling layer does not count: token states are pooled here without one.
+    sentence-transformers does not report them, so this reads the mark that transformers sets on loaded parameters. The
+    model's pooling layer is ignored: it is not used.
     """
     if getattr(network, "_hf_peft_config_loaded", False):
-        return []  # an adapter's parameters bear no mark
+        return []  # an adapter's parameters are not marked
     parameters = dict(network.named_parameters())
     loaded = {name for name, parameter in parameters.items() if getattr(parameter, "_is_hf_initialized", False)}
     return [name for name in parameters if name not in loaded and not name.startswith("pooler.")] if loaded else []

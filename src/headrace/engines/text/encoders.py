@@ -1,7 +1,7 @@
-"""Text encoders made faster for the same numbers: no padding inside, and matrices laid out for this CPU.
+"""Speed up text encoders without changing their outputs: unpadded attention and prepacked weights.
 
-Both reach into other libraries, and not every model can take them. So each is tried on a few texts when a model is
-loaded, and taken back where it fails or other numbers come out.
+Both patch other libraries' models and do not work for every model. Each is tried on a few texts when a model is
+loaded, and undone if it fails or the outputs differ.
 """
 
 from __future__ import annotations
@@ -9,66 +9,69 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable
-from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import GELUActivation
 
 from headrace.engines.text import packing
 from headrace.engines.torch_network import TOLERANCE
 
 _LEAST_WIDTH = 256
-"""Of hidden states. For smaller models many small calls of attention cost more than the padding they save."""
+"""Minimum hidden size. In smaller models, many small attention calls cost more than the padding they save."""
 
 _LENGTHS = (160, 7, 3, 7, 1)
-"""Of the texts that a change is tried on, in tokens; the longest is longer than the windows of models that have one."""
+"""Token counts of the test texts; the longest exceeds usual attention windows."""
 
-# What libraries raise where a model is made otherwise than they and we expect.
+# Errors that libraries raise for models with an unexpected structure.
 _UNFIT = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 
 _ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})
-"""Rotary positions whose frequencies follow the longest text of a batch."""
+"""Rotary embeddings whose frequencies depend on the longest text of a batch."""
 
 _ENCODERS = ("encoder", "transformer")
-"""What models call the part that is all their layers."""
+"""Attribute names of the module that holds all layers."""
 
 
-def tune(model: Any) -> list[str]:
-    """Change a loaded model in place, as far as its outputs stay the same; says which changes stayed."""
+def tune(model: torch.nn.Module) -> list[str]:
+    """Optimise a loaded model in place where its outputs stay the same; returns the names of the changes kept."""
     if not isinstance(model, PreTrainedModel):
-        return []  # an adapter around one, say
+        return []  # for example an adapter around one
     base = model.base_model
     if getattr(model.config, "hidden_size", 0) < _LEAST_WIDTH or model.dtype not in TOLERANCE:
         return []
     try:
         expected = _states(base)
     except _UNFIT:
-        return []  # it takes something else than texts
+        return []  # it does not take texts
     changes = {"laid_out": (_lay_out, _lay_back), "packed": (_pack, _pad)}
     return [name for name, (change, undo) in changes.items() if _stays(change, undo, base, expected)]
 
 
-def restore(model: Any) -> None:
-    """Take back what `tune` did: for tools that read a model, such as an export."""
+def restore(model: PreTrainedModel) -> None:
+    """Undo `tune`, for tools that read a model, such as an export."""
     _pad(model.base_model)
     _lay_back(model.base_model)
 
 
-def by_length(model: Any) -> bool:
-    """Whether a model computes a long batch in another way than a short one, so that lengths must not be mixed.
+def by_length(model: torch.nn.Module) -> bool:
+    """Whether a model computes long batches differently from short ones, so that lengths must not be mixed.
 
-    BigBird is one, and never goes back by itself from the way of short texts: from now on it does.
+    BigBird does, and never switches back from full attention by itself; this patches it to switch per batch.
     """
     base = getattr(model, "base_model", model)
-    config: Any = getattr(base, "config", None)
-    if getattr(config, "attention_type", None) == "block_sparse" and hasattr(base, "set_attention_type"):
+    config: PretrainedConfig | None = getattr(base, "config", None)
+    if (
+        config is not None
+        and getattr(config, "attention_type", None) == "block_sparse"
+        and hasattr(base, "set_attention_type")
+    ):
         shortest = (5 + 2 * config.num_random_blocks) * config.block_size + 1
 
-        forward = base.forward  # some callers do without the hooks of a module
+        forward = base.forward  # patched directly: some callers bypass module hooks
 
         @functools.wraps(forward)
-        def as_loaded(input_ids: torch.Tensor, *args: Any, **others: Any) -> Any:
+        def as_loaded(input_ids: torch.Tensor, *args: object, **others: object) -> object:
             if input_ids.shape[1] >= shortest:
                 base.set_attention_type("block_sparse")
             return forward(input_ids, *args, **others)
@@ -78,14 +81,19 @@ def by_length(model: Any) -> bool:
     return any(kind in _ROPE_BY_LENGTH for kind in _rope_types(getattr(config, "rope_parameters", None)))
 
 
-def _rope_types(parameters: Any) -> list[Any]:
-    """The kinds of rotary positions of a model, which may have one for each kind of layer."""
+def _rope_types(parameters: object) -> list[object]:
+    """The rotary embedding types of a model, which may have one per layer type."""
     if not isinstance(parameters, dict):
         return []
     return [parameters.get("rope_type"), *(kind for part in parameters.values() for kind in _rope_types(part))]
 
 
-def _stays(change: Callable[[Any], bool], undo: Callable[[Any], None], base: Any, expected: torch.Tensor) -> bool:
+def _stays(
+    change: Callable[[PreTrainedModel], bool],
+    undo: Callable[[PreTrainedModel], None],
+    base: PreTrainedModel,
+    expected: torch.Tensor,
+) -> bool:
     if not change(base):
         return False
     try:
@@ -100,8 +108,8 @@ def _stays(change: Callable[[Any], bool], undo: Callable[[Any], None], base: Any
     return False
 
 
-def _states(base: Any) -> torch.Tensor:
-    """The states of every real token of a few texts, made up but always the same; float32."""
+def _states(base: PreTrainedModel) -> torch.Tensor:
+    """The hidden states of all real tokens of fixed test texts; float32."""
     config = base.config
     positions = getattr(config, "max_position_embeddings", None) or max(_LENGTHS)
     lengths = torch.tensor([min(length, positions - 2) for length in _LENGTHS])
@@ -115,20 +123,20 @@ def _states(base: Any) -> torch.Tensor:
     return states
 
 
-def _pack(base: Any) -> bool:
-    """Let an encoder with a name of its own run without padding, where PyTorch's attention is what it uses."""
+def _pack(base: PreTrainedModel) -> bool:
+    """Run the model's encoder module without padding, if it uses PyTorch's SDPA."""
     name = next((one for one in _ENCODERS if isinstance(getattr(base, one, None), torch.nn.Module)), None)
     if name is None or base.config._attn_implementation != "sdpa":
         return False
     if base.config.output_hidden_states:
-        return False  # what each layer gives would be of another shape than the batch
+        return False  # the shape of each layer's output would differ from the batch's
     packing.register()
     base.set_attn_implementation(packing.NAME)
     setattr(base, name, packing.PackedEncoder(getattr(base, name)))
     return True
 
 
-def _pad(base: Any) -> None:
+def _pad(base: PreTrainedModel) -> None:
     for name in _ENCODERS:
         encoder = getattr(base, name, None)
         if isinstance(encoder, packing.PackedEncoder):
@@ -137,9 +145,9 @@ def _pad(base: Any) -> None:
 
 
 class PrepackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read here
-    """A linear layer whose weights lie in memory as oneDNN reads them: it need not sort them for each batch.
+    """A linear layer with weights in oneDNN's memory layout, so that oneDNN need not reorder them for each batch.
 
-    Where BERT and its kin call a GELU next, oneDNN does it while the numbers are at hand.
+    In BERT-like models, a GELU that follows is fused into it.
     """
 
     def __init__(self, linear: torch.nn.Linear) -> None:
@@ -147,16 +155,16 @@ class PrepackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types a
         self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
         self._bias = None if linear.bias is None else linear.bias.detach()
         self.gelu: tuple[torch.nn.Module, ...] = ()
-        """One that was called on what the layer gave, and is now done with it. A tuple, lest it be a part of this."""
+        """The fused activation, if any. In a tuple, so that it is not registered as a submodule."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """What the layer gave, and its activation where it has one."""
+        """The layer's output, with the fused activation if any."""
         name, way = ("gelu", "none") if self.gelu else ("none", "")  # by the error function
         output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, name, [], way)
         return output
 
     def linear(self) -> torch.nn.Linear:
-        """The layer that this was made of."""
+        """The original layer."""
         weight = self._weight.to_dense()
         layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=self._bias is not None, device="meta")
         layer.weight = torch.nn.Parameter(weight)
@@ -165,8 +173,8 @@ class PrepackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types a
         return layer.eval()
 
 
-def _lay_out(base: Any) -> bool:
-    """Lay out the linear layers, where the numbers are float32 and run on an x86 CPU."""
+def _lay_out(base: PreTrainedModel) -> bool:
+    """Prepack the linear layers of a float32 model on an x86 CPU."""
     if base.device.type != "cpu" or base.dtype != torch.float32 or platform.machine() not in ("x86_64", "AMD64"):
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
@@ -178,7 +186,7 @@ def _lay_out(base: Any) -> bool:
     return True
 
 
-def _lay_back(base: Any) -> None:
+def _lay_back(base: PreTrainedModel) -> None:
     for part in base.modules():
         dense = getattr(part, "dense", None)
         if type(dense) is PrepackedLinear and dense.gelu:
@@ -186,8 +194,8 @@ def _lay_back(base: Any) -> None:
     _exchange(base, PrepackedLinear, PrepackedLinear.linear)
 
 
-def _exchange(base: Any, kind: type, make: Callable[[Any], torch.nn.Module]) -> None:
-    """Replace all parts of exactly this kind."""
+def _exchange(base: PreTrainedModel, kind: type, make: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
+    """Replace all submodules of exactly this type."""
     for parent in list(base.modules()):
         for name, child in parent.named_children():
             if type(child) is kind:

@@ -1,10 +1,9 @@
-"""Encoder layers without padding: a batch's real tokens stand in one row, and attention runs text by text."""
+"""Run encoder layers without padding: a batch's real tokens form one row, and attention runs per text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,24 +18,24 @@ except ImportError:  # an older PyTorch
 NAME = "headrace_packed"
 
 _HALVES = (torch.float16, torch.bfloat16)
-"""The numbers that PyTorch's variable-length attention takes, on CUDA alone."""
+"""Dtypes that PyTorch's variable-length attention supports, on CUDA only."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """Which tokens of the row belong together."""
+    """The boundaries of the texts in the row."""
 
     runs: list[tuple[int, int]]
-    """How many texts in turn are how long: of one length they are attended to in one call."""
+    """(count, length) of consecutive texts with the same length, which share one attention call."""
     starts: torch.Tensor
-    """Where each text begins, and where the last one ends; int32."""
+    """The start of each text and the end of the last; int32."""
 
 
 class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read here
-    """A model's encoder that takes a padded batch, and runs its layers on a row of the real tokens.
+    """Wraps an encoder: takes a padded batch and runs the layers on one row of its real tokens.
 
     Args:
-        encoder: calls its layers with hidden states, passes further keyword arguments on to attention, and gives an
+        encoder: calls its layers with hidden states, passes further keyword arguments on to attention, and returns an
             object with `last_hidden_state`.
     """
 
@@ -44,10 +43,12 @@ class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are
         super().__init__()
         self.encoder = encoder
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **others: Any) -> Any:
-        """What the encoder gives for hidden states of shape (texts, longest, components); 0 in place of padding.
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **others: object
+    ) -> object:
+        """The encoder's output for hidden states of shape (texts, longest, components); padding is 0.
 
-        `attention_mask` is of shape (texts, longest), or None where nothing is padded.
+        `attention_mask` has shape (texts, longest), or is None if nothing is padded.
         """
         if attention_mask is None:
             return self.encoder(hidden_states, None, **others)
@@ -68,30 +69,30 @@ class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are
         return output
 
 
-def attend(
+def attend(  # noqa: PLR0913 - the signature that transformers calls
     module: torch.nn.Module,  # noqa: ARG001
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001  # what it says is in the texts
+    attention_mask: torch.Tensor | None,  # noqa: ARG001  # `headrace_texts` has the same information
     scaling: float | None = None,
-    **passed: Any,
+    headrace_texts: RaggedBatch | None = None,
+    **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Outputs of shape (1, tokens, heads, width) for queries of shape (1, heads, tokens, width).
 
-    `passed` is what `PackedEncoder` gives along: the texts of the row. Without them, all texts have one length.
+    `headrace_texts` comes from `PackedEncoder`. Without it, all texts have the same length.
     """
-    texts: RaggedBatch | None = passed.get("headrace_texts")
-    if texts is None:
+    if headrace_texts is None:
         output = scaled_dot_product_attention(query, key, value, scale=scaling)
         return output.transpose(1, 2).contiguous(), None
     tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # (tokens, heads, width)
     if varlen_attn is not None and query.is_cuda and query.dtype in _HALVES:
-        longest = texts.runs[0][1]
-        packed = varlen_attn(*tokens, texts.starts, texts.starts, longest, longest, scale=scaling)
+        longest = headrace_texts.runs[0][1]
+        packed = varlen_attn(*tokens, headrace_texts.starts, headrace_texts.starts, longest, longest, scale=scaling)
         return packed[None], None
     outputs, start = [], 0
-    for count, length in texts.runs:
+    for count, length in headrace_texts.runs:
         end = start + count * length
         queries, keys, values = (states[start:end].unflatten(0, (count, length)).transpose(1, 2) for states in tokens)
         output = scaled_dot_product_attention(queries, keys, values, scale=scaling)
@@ -101,6 +102,6 @@ def attend(
 
 
 def register() -> None:
-    """Make `attend` known to transformers, with masks as `PackedEncoder` takes them."""
+    """Register `attend` with transformers, with the mask format that `PackedEncoder` takes."""
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, flash_attention_mask)  # the padding of the batch as it came, or None
+    AttentionMaskInterface.register(NAME, flash_attention_mask)  # the batch's padding mask, or None

@@ -1,10 +1,10 @@
-"""How texts of different lengths share a batch, so that no output depends on its company."""
+"""Batch texts of different lengths so that no output depends on what else is in its batch."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from headrace.engines.text.tokenizing import TextTokens, Tokens
 from headrace.errors import EngineDeadError, EngineError, EngineOutOfMemoryError
 
 Padding: TypeAlias = Literal["right", "left", "equal lengths", "one at a time"]
-"""Where padding stands; or no padding, because a batch holds texts of one length, or one text."""
+"""The padding side; or no padding, because a batch holds texts of one length, or one text."""
 
 logger = logging.getLogger("headrace")
 
@@ -26,14 +26,14 @@ _SLOWER = {
 
 
 class TextRows:
-    """Runs texts through a network, each as it would be alone.
+    """Runs texts through a network with the same outputs as one text at a time.
 
-    How is settled when it is made: a few texts of different lengths are run one at a time and then together, and the
-    first padding that changes nothing is kept. The right side is tried first, then the left.
+    The constructor chooses the padding: it runs test texts of different lengths one at a time and then together, and
+    keeps the first padding that does not change the outputs. The right side is tried first, then the left.
 
     Args:
-        network: gives one row per text.
-        tokens: makes arrays of texts.
+        network: returns one row per text.
+        tokens: converts texts to arrays.
 
     Raises:
         EngineError: the network cannot run a text at all.
@@ -42,7 +42,7 @@ class TextRows:
     def __init__(self, network: Network, tokens: TextTokens) -> None:
         self._network = network
         self._tokens = tokens
-        self.padding = self._settle()
+        self.padding = self._choose_padding()
         if self.padding in _SLOWER:
             logger.warning(_SLOWER[self.padding])
 
@@ -50,13 +50,13 @@ class TextRows:
         """One row per text, in order.
 
         Raises:
-            EngineOutOfMemoryError: the batch is too large for the device.
+            EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the network is closed.
         """
         return self._run(batch, self.padding)
 
-    def describe(self) -> dict[str, Any]:
-        """What of it decides an output."""
+    def describe(self) -> dict[str, object]:
+        """The settings that affect an output."""
         return {} if self.padding == "right" else {"padding": self.padding}
 
     def _run(self, batch: Sequence[Tokens], padding: Padding) -> Rows:
@@ -68,14 +68,14 @@ class TextRows:
         rows = np.concatenate([self._run([batch[place] for place in group], "right") for group in groups.values()])
         return rows[np.argsort([place for group in groups.values() for place in group])]
 
-    def _settle(self) -> Padding:
+    def _choose_padding(self) -> Padding:
         samples = self._tokens.samples()
         samples += samples[1:]  # two of one length
         try:
             alone = self._run(samples, "one at a time")
         except (EngineDeadError, EngineOutOfMemoryError):
             raise
-        except Exception as error:  # whatever a model's own code, or an ONNX runtime, raises
+        except Exception as error:  # a model's code or an ONNX runtime may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise EngineError(f"the model fails on a text of {samples[0].shape[1]} tokens: {reason}") from error
         for padding in _TRIED[2 if self._network.by_length else 0 :]:
@@ -88,7 +88,7 @@ class TextRows:
             together = self._run(samples, padding)
         except (EngineDeadError, EngineOutOfMemoryError):
             raise
-        except Exception:  # noqa: BLE001 - some models refuse a padded batch, each in its own way
+        except Exception:  # noqa: BLE001 - models that refuse a padded batch raise various errors
             return False
         room = self._network.tolerance * float(np.abs(alone).max())
         return together.shape == alone.shape and float(np.abs(together - alone).max()) <= room  # never with NaN

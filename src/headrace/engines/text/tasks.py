@@ -1,9 +1,8 @@
-"""Tasks on texts over any network: one row per text or pair, or one row per candidate label."""
+"""Text tasks for any network: one row per text or pair, or one row per candidate label."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,13 +17,14 @@ from headrace.engines.heads import (
     label_function,
     label_names,
 )
+from headrace.engines.model_config import ModelConfig
 from headrace.engines.network import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
 from headrace.engines.profile import EngineProfile
 from headrace.engines.text.padding import TextRows
 from headrace.engines.text.tokenizing import TextTokens, Tokens
 from headrace.errors import ConfigError
 
-# How cross-encoders name what makes their score; without a name it is the sigmoid.
+# Activation names in cross-encoders' configurations; the default is the sigmoid.
 _ACTIVATIONS: Mapping[str, Function] = {"Identity": "none", "Sigmoid": "sigmoid"}
 
 
@@ -32,13 +32,13 @@ class TextEngine:
     """One output per text, or per pair of texts.
 
     Args:
-        network: gives one row per text.
-        tokens: makes what the network takes.
-        head: makes outputs of rows.
-        facts: what else decides the output, such as the engine's name and parameters.
+        network: returns one row per text.
+        tokens: converts texts to the network's input.
+        head: converts rows to outputs.
+        facts: further facts that determine the output, such as the engine's name and parameters.
     """
 
-    def __init__(self, network: Network, tokens: TextTokens, head: Head, facts: Mapping[str, Any]) -> None:
+    def __init__(self, network: Network, tokens: TextTokens, head: Head, facts: Mapping[str, object]) -> None:
         self.network = network
         self.tokens = tokens
         self._rows = TextRows(network, tokens)
@@ -47,8 +47,8 @@ class TextEngine:
         budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
         self.profile = _profile(network, tokens, budget)
 
-    def describe(self) -> Mapping[str, Any]:
-        """Model digest and every parameter that changes an output. Reads the model's files once."""
+    def describe(self) -> Mapping[str, object]:
+        """The model digest and all parameters that affect an output. Reads all of the model's files."""
         return {
             **self._facts,
             **self.network.describe(),
@@ -57,7 +57,7 @@ class TextEngine:
             "on_too_long": self.tokens.on_too_long,
         }
 
-    def hardware(self) -> Mapping[str, Any]:
+    def hardware(self) -> Mapping[str, object]:
         """See `TunableEngine.hardware`."""
         return self.network.hardware()
 
@@ -65,15 +65,15 @@ class TextEngine:
         """See `TunableEngine.dtype_speeds`."""
         return self.network.dtype_speeds()
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Exception]:
         """See `TextTokens.prepare`."""
         return self.tokens.prepare(inputs)
 
-    def forward(self, batch: list[Tokens]) -> list[Any]:
+    def forward(self, batch: list[Tokens]) -> Sequence[object]:
         """One output per text.
 
         Raises:
-            EngineOutOfMemoryError: the batch is too large for the device.
+            EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the engine is closed.
         """
         if not batch:
@@ -86,19 +86,19 @@ class TextEngine:
 
 
 class ZeroShotEngine:
-    """Which of the user's labels fits a text best, by a model of natural language inference.
+    """Classifies texts by the user's labels with a natural language inference model.
 
-    Every text makes one row per label: does the text entail "This example is about LABEL."? A text costs all of them,
-    padded to its longest.
+    Each text makes one row per label: does the text entail "This example is about LABEL."? A text costs the sum of
+    its rows, padded to the longest.
 
     Args:
-        network: gives logits with a column for entailment and one for contradiction.
-        tokens: made with `takes="premise"`.
+        network: returns logits with a column for entailment and one for contradiction.
+        tokens: created with `takes="premise"`.
         candidates: see `Candidates`.
         config: the model's config.json.
     """
 
-    def __init__(self, network: Network, tokens: TextTokens, candidates: Candidates, config: Mapping[str, Any]) -> None:
+    def __init__(self, network: Network, tokens: TextTokens, candidates: Candidates, config: ModelConfig) -> None:
         self.network = network
         self.tokens = tokens
         self._rows = TextRows(network, tokens)
@@ -107,12 +107,12 @@ class ZeroShotEngine:
         self._head = LabelHead(candidates.labels, "none", len(candidates.labels))
         candidates.check_length(tokens)
         self._row_tokens = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
-        # A text with all its labels fits, so that the budget does not decide which texts may go together.
+        # The longest text with all its labels fits in the budget.
         budget = max(self._row_tokens, len(candidates.labels) * tokens.max_model_len)
         self.profile = _profile(network, tokens, budget)
 
-    def describe(self) -> Mapping[str, Any]:
-        """Model digest and every parameter that changes an output. Reads the model's files once."""
+    def describe(self) -> Mapping[str, object]:
+        """The model digest and all parameters that affect an output. Reads all of the model's files."""
         return {
             "engine": "zero-shot",
             **self.network.describe(),
@@ -124,7 +124,7 @@ class ZeroShotEngine:
             "multi_label": self._candidates.multi_label,
         }
 
-    def hardware(self) -> Mapping[str, Any]:
+    def hardware(self) -> Mapping[str, object]:
         """See `TunableEngine.hardware`."""
         return self.network.hardware()
 
@@ -132,11 +132,11 @@ class ZeroShotEngine:
         """See `TunableEngine.dtype_speeds`."""
         return self.network.dtype_speeds()
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[list[Tokens]] | Exception]:
-        """Tokens of each text with each label; a RecordError where the input is no text."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[list[Tokens]] | Exception]:
+        """Tokens of each text with each label; a RecordError if the input is not text."""
         return [self._prepare(value) for value in inputs]
 
-    def _prepare(self, value: Any) -> Prepared[list[Tokens]] | Exception:
+    def _prepare(self, value: object) -> Prepared[list[Tokens]] | Exception:
         rows: list[Tokens] = []
         truncated = False
         for pair in self.tokens.prepare([(value, hypothesis) for hypothesis in self._candidates.hypotheses]):
@@ -147,10 +147,10 @@ class ZeroShotEngine:
         return Prepared(rows, cost=len(rows) * max(row.shape[1] for row in rows), truncated=truncated)
 
     def forward(self, batch: list[list[Tokens]]) -> list[Classification]:
-        """All labels of each text, likeliest first.
+        """All labels of each text, most likely first.
 
         Raises:
-            EngineOutOfMemoryError: the batch is too large for the device.
+            EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the engine is closed.
         """
         if not batch:
@@ -172,34 +172,34 @@ class ZeroShotEngine:
 
 
 class Candidates:
-    """The labels a text may have.
+    """The candidate labels of a zero-shot classifier.
 
     Args:
-        labels: at least one, none twice; a text is split at its commas.
-        template: makes a sentence of a label, in place of `{}`.
-        multi_label: whether several may hold at once; each is then scored for itself.
+        labels: at least one, without duplicates; a string is split at commas.
+        template: the sentence for a label, which replaces `{}`.
+        multi_label: whether several may apply at once; each is then scored independently.
 
     Raises:
-        ConfigError: no label, one twice, or a template without `{}`.
+        ConfigError: no label, a duplicate label, or a template without `{}`.
     """
 
     def __init__(self, labels: str | Sequence[str], template: str, multi_label: bool) -> None:
         if isinstance(labels, str):
             labels = [label.strip() for label in labels.split(",")]
         if not labels or len(set(labels)) != len(labels) or not all(labels):
-            raise ConfigError(f"labels is {labels!r}; it must be a list of at least one text, none empty or twice")
+            raise ConfigError(f"labels is {labels!r}; it must be a list of unique, non-empty strings")
         if "{}" not in template:
-            raise ConfigError(f"hypothesis_template is {template!r}; it must have {{}} where the label goes")
+            raise ConfigError(f"hypothesis_template is {template!r}; it must contain {{}} for the label")
         self.labels = list(labels)
         self.template = template
         self.multi_label = multi_label
         self.hypotheses = [template.replace("{}", label) for label in labels]
 
     def check_length(self, tokens: TextTokens) -> None:
-        """See that every hypothesis leaves room for a text.
+        """Check that every hypothesis leaves room for a text.
 
         Raises:
-            ConfigError: one does not.
+            ConfigError: a label is too long.
         """
         for label, hypothesis in zip(self.labels, self.hypotheses, strict=True):
             if tokens.length("", hypothesis) >= tokens.max_model_len:
@@ -208,10 +208,8 @@ class Candidates:
                 )
 
 
-def classifier(
-    network: Network, tokens: TextTokens, config: Mapping[str, Any], top_labels: int | None = None
-) -> TextEngine:
-    """Labels of texts, or of pairs of texts."""
+def classifier(network: Network, tokens: TextTokens, config: ModelConfig, top_labels: int | None = None) -> TextEngine:
+    """Create a classifier of texts or text pairs."""
     names = label_names(config)
     function = label_function(config, len(names))
     return TextEngine(
@@ -222,11 +220,11 @@ def classifier(
     )
 
 
-def scorer(network: Network, tokens: TextTokens, config: Mapping[str, Any]) -> TextEngine:
-    """One score per pair, as cross-encoders give.
+def scorer(network: Network, tokens: TextTokens, config: ModelConfig) -> TextEngine:
+    """Create a cross-encoder: one score per pair.
 
     Raises:
-        ConfigError: the model has more outputs than one, or names a function that is not known.
+        ConfigError: the model has more than one output, or an unknown activation.
     """
     outputs = len(config.get("id2label") or {}) or 2
     if outputs != 1:
@@ -235,24 +233,24 @@ def scorer(network: Network, tokens: TextTokens, config: Mapping[str, Any]) -> T
     name = str(own.get("activation_fn") or config.get("sbert_ce_default_activation_function") or "Sigmoid")
     function = _ACTIVATIONS.get(name.rpartition(".")[2])
     if function is None:
-        raise ConfigError(f"the model's scores are made by {name}, which is unknown; known: {', '.join(_ACTIVATIONS)}")
+        raise ConfigError(f"the model's activation {name} is unknown; known: {', '.join(_ACTIVATIONS)}")
     return TextEngine(network, tokens, ScoreHead(function), {"engine": "score", "scores": function})
 
 
-def _entailment_columns(config: Mapping[str, Any]) -> tuple[int, int]:
+def _entailment_columns(config: ModelConfig) -> tuple[int, int]:
     """The columns of entailment and contradiction."""
     names = [name.lower() for name in label_names(config)]
     entailed = [index for index, name in enumerate(names) if name.startswith("entail")]
     if not entailed or len(names) < 2:
         raise ConfigError(
-            f"zero-shot needs a model of natural language inference, with a label 'entailment'; this one's are {names}"
+            f"zero-shot needs a natural language inference model with a label 'entailment'; this model's are {names}"
         )
     contradicted = [index for index, name in enumerate(names) if name.startswith(("contra", "not"))]
     return entailed[0], contradicted[0] if contradicted else len(names) - 1 if entailed[0] == 0 else 0
 
 
 def _within(rows: Sequence[Tokens], budget: int) -> Iterator[list[Tokens]]:
-    """The rows in order, in pieces whose padded cost is within the budget (single rows where even they are not)."""
+    """Split the rows, in order, into batches with a padded cost within the budget; a longer row is a batch of one."""
     piece: list[Tokens] = []
     longest = 0
     for row in rows:

@@ -1,35 +1,39 @@
-"""Texts for a model: tokens with their exact cost, and batches padded to their longest."""
+"""Tokenize texts with their exact cost, and pad batches to their longest text."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from headrace.engines.base import Prepared
+from headrace.engines.model_config import ModelConfig
 from headrace.engines.text.truncation import TextTruncator
 from headrace.errors import ConfigError, RecordError
 from headrace.records import kind_of, text_refusal
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 Tokens: TypeAlias = NDArray[np.int32]
-"""One text for the model: row 0 the token ids, row 1 the token types where the model's are not all 0."""
+"""One tokenized text: row 0 has the token ids, row 1 the token types if the model uses them."""
 
 TooLong: TypeAlias = Literal["truncate", "error"]
 
 Takes: TypeAlias = Literal["text", "pair", "either", "premise"]
-"""What an input is; a premise is a pair of which, where both are too long together, the first text alone is cut."""
+"""The input type. "premise" is a pair of which only the first text is truncated."""
 
-# Tokenizers without a limit of their own say so with an absurd number.
+# Tokenizers without a limit have a huge number instead.
 _NO_LIMIT = 1 << 24
 
 _LONG = 4
-"""Characters per token that the model takes: pairs of two longer texts are cut here, not by the tokenizer."""
+"""Characters per token of the limit: if both texts of a pair are longer, they are truncated here."""
 
-# The words of made-up texts.
+# The words of test texts.
 _WORDS = tuple("the canal feeds a mill and its wheel turns so that water never stands still in 7 ponds".split())  # noqa: SIM905
 
 _COUNT_FROM_PADDING = frozenset(
@@ -52,22 +56,22 @@ _COUNT_FROM_PADDING = frozenset(
         "xmod",
     ]
 )
-"""Types of models whose first position is the one behind the number of their padding token."""
+"""Model types whose positions start after the id of the padding token."""
 
 
 class TextTokens:
-    """Tokenizes as a model's own files say, on any number of threads at once.
+    """Tokenizes texts for a model. Thread-safe.
 
     Args:
-        tokenizer: the model's, of transformers.
-        takes: what an input is.
-        prefix: goes before every text.
-        pad_id: the token that the model takes for padding; None for the tokenizer's.
+        tokenizer: the model's transformers tokenizer.
+        takes: the input type.
+        prefix: prepended to every text.
+        pad_id: the model's padding token; None for the tokenizer's.
     """
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         max_model_len: int,
         on_too_long: TooLong,
         *,
@@ -76,12 +80,12 @@ class TextTokens:
         pad_id: int | None = None,
     ) -> None:
         if on_too_long not in ("truncate", "error"):
-            raise ConfigError(f"on_too_long is {on_too_long!r}; it may be 'truncate' or 'error'")
+            raise ConfigError(f"on_too_long is {on_too_long!r}; it must be 'truncate' or 'error'")
         self.max_model_len = max_model_len
         self.on_too_long = on_too_long
         self._takes = takes
-        # A private copy: the model's own tokenizer object sets truncation and padding on each call, which two threads
-        # must not do at once. This one is never changed again.
+        # A private copy: the model's tokenizer sets truncation and padding on each call, which is not thread-safe.
+        # This copy is not changed after construction.
         self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._tokenizer.no_truncation()
         self._pair_sample = None if takes == "text" else self._tokenizer.encode("text", "pair")
@@ -101,15 +105,15 @@ class TextTokens:
         self._pair_room = max_model_len - tokenizer.num_special_tokens_to_add(pair=True)
         self._prefix = prefix
         self.prefix_length = _tokens_before_text(self._tokenizer.encode(prefix)) if prefix else 0
-        """In tokens, what the tokenizer puts before a text included."""
-        # The job's workers decide how many chunks are tokenized at once; a pool of threads inside each call would take
-        # cores from the model on CPU, and complains when a process forks.
+        """In tokens, including the special tokens before a text."""
+        # The job's workers tokenize chunks in parallel. A thread pool inside each call would take cores from the model
+        # on CPU, and warns when a process forks.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Exception]:
-        """Tokens of each input, with their exact number as cost; a RecordError where it is not what is taken.
+        """Tokens of each input, with their number as cost; a RecordError if the input has the wrong type.
 
-        An empty text is one where the model has special tokens, which are then all of its tokens.
+        An empty text is accepted if the model adds special tokens.
         """
         errors = [self.refusal(value) for value in inputs]
         good = [value for value, error in zip(inputs, errors, strict=True) if error is None]
@@ -119,8 +123,8 @@ class TextTokens:
         prepared = (long[place] if place in long else self._prepared(next(encodings)) for place in range(len(good)))
         return [next(prepared) if error is None else error for error in errors]
 
-    def refusal(self, value: Any) -> RecordError | None:
-        """Why an input cannot be taken; None where it can."""
+    def refusal(self, value: object) -> RecordError | None:
+        """The error for an invalid input; None if it is valid."""
         if isinstance(value, (tuple, list)) and self._takes != "text":
             if len(value) != 2:
                 return RecordError(f"the input is a list of {len(value)}, not a pair of texts")
@@ -130,13 +134,13 @@ class TextTokens:
         return text_refusal(value)
 
     def length(self, first: str, second: str) -> int:
-        """The tokens of a pair, were there no limit."""
+        """The number of tokens of a pair, without truncation."""
         unlimited: Tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
         unlimited.no_truncation()
         return len(unlimited.encode(first, second).ids)
 
     def samples(self) -> list[Tokens]:
-        """Made-up texts or pairs of different lengths, the longest first: longer than windows of attention are."""
+        """Test texts or pairs of different lengths, longest first; the longest exceeds usual attention windows."""
         texts = [" ".join(_WORDS[place * 7 % len(_WORDS)] for place in range(count)) for count in (160, 7, 23, 1)]
         second = (None,) if self._takes == "text" else (texts[1],)
         return [self._arrays(self._tokenizer.encode(self._prefix + text, *second)) for text in texts]
@@ -144,7 +148,7 @@ class TextTokens:
     def collate(
         self, batch: Sequence[Tokens], names: frozenset[str], side: Literal["right", "left"] = "right"
     ) -> dict[str, NDArray[np.int64]]:
-        """The arrays a model takes, of those it `names`; shape (texts, longest). Padding stands on the `side`."""
+        """The input arrays listed in `names`, of shape (texts, longest), padded on `side`."""
         longest = max(tokens.shape[1] for tokens in batch)
         ids = np.full((len(batch), longest), self._pad_id, dtype=np.int64)
         mask = np.zeros((len(batch), longest), dtype=np.int64)
@@ -159,10 +163,10 @@ class TextTokens:
         arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         return {name: array for name, array in arrays.items() if name in names}
 
-    def _shortened(self, value: Any) -> Any:
-        """An input without most of what is cut off anyway: the same tokens are left of it, and the same is truncated.
+    def _shortened(self, value: str | Sequence[str]) -> str | Sequence[str]:
+        """An input without most of the text that truncation would remove. Tokens after truncation stay the same.
 
-        Of two texts that are both too long the longer one keeps the odd token, so that their lengths must be known.
+        If both texts of a pair are too long, the longer one keeps the odd token, so their lengths must be known.
         """
         enough = self.max_model_len + 1
         if isinstance(value, str):
@@ -178,11 +182,10 @@ class TextTokens:
         longer = self._cutter.cut(longer, max(enough, len(self._cutter.ids(shorter)) + 1))
         return (shorter, longer) if len(first) <= len(second) else (longer, shorter)
 
-    def _cut_pair(self, value: Any) -> Prepared[Tokens] | RecordError | None:
-        """A pair of two long texts, cut as the tokenizer would; None where it can do so itself.
+    def _cut_pair(self, value: str | Sequence[str]) -> Prepared[Tokens] | RecordError | None:
+        """Truncate a pair of two long texts as the tokenizer would; None for a pair that the tokenizer can handle.
 
-        The tokenizer also makes every combination of what it cuts off the one text and the other: gigabytes, for two
-        texts of 30,000 tokens.
+        The tokenizer builds all combinations of the overflowing parts: gigabytes for two texts of 30,000 tokens.
         """
         sample = self._pair_sample
         if sample is None or isinstance(value, str) or self._takes == "premise":
@@ -204,8 +207,8 @@ class TextTokens:
 
     def _too_long(self) -> RecordError:
         return RecordError(
-            f"the text is longer than the {self.max_model_len} tokens the model takes; "
-            "on_too_long='truncate' would cut it"
+            f"the text is longer than the model's maximum of {self.max_model_len} tokens; "
+            "on_too_long='truncate' truncates it"
         )
 
     def _prepared(self, encoding: Encoding) -> Prepared[Tokens] | RecordError:
@@ -213,7 +216,7 @@ class TextTokens:
         if truncated and self.on_too_long == "error":
             return self._too_long()
         if not encoding.ids:
-            return RecordError("the text is empty, or white space alone, and makes no token for this model")
+            return RecordError("the text is empty or only white space, and has no tokens for this model")
         return Prepared(self._arrays(encoding), cost=len(encoding.ids), truncated=truncated)
 
     def _arrays(self, encoding: Encoding) -> Tokens:
@@ -222,12 +225,16 @@ class TextTokens:
 
 
 def tokens_for(
-    tokenizer: Any, config: Mapping[str, Any], takes: Takes, max_model_len: int | None, on_too_long: TooLong
+    tokenizer: PreTrainedTokenizerBase,
+    config: ModelConfig,
+    takes: Takes,
+    max_model_len: int | None,
+    on_too_long: TooLong,
 ) -> TextTokens:
-    """The tokens of a plain transformers model, by its tokenizer and its config.json.
+    """Create the tokenization of a plain transformers model from its tokenizer and config.json.
 
     Raises:
-        ConfigError: the tokenizer is not a fast one, or the model does not take so many tokens.
+        ConfigError: the tokenizer is not a fast one, or `max_model_len` is out of range.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError("the model has no fast tokenizer (tokenizer.json)")
@@ -238,8 +245,8 @@ def tokens_for(
     return TextTokens(tokenizer, length, on_too_long, takes=takes, pad_id=config.get("pad_token_id"))
 
 
-def usable_positions(config: Mapping[str, Any]) -> int | None:
-    """How many tokens a text may have by a network's positions, from its config.json; None for any number."""
+def usable_positions(config: ModelConfig) -> int | None:
+    """The maximum number of tokens by the network's positions, from its config.json; None if unlimited."""
     config = config.get("text_config") or config
     positions: int | None = config.get("max_position_embeddings")
     if positions is None and "relative_attention_num_buckets" not in config:
@@ -250,14 +257,14 @@ def usable_positions(config: Mapping[str, Any]) -> int | None:
 
 
 def choose_length(limits: Sequence[int | None], positions: int | None, smallest: int, wanted: int | None) -> int:
-    """The longest text in tokens: what is wanted, or the least of the model's own limits.
+    """The maximum length of a text in tokens: `wanted`, or the smallest of the model's limits.
 
     Args:
-        limits: what the model's files say; None or an absurd number where they say nothing.
-        positions: how many the network has at all.
+        limits: from the model's files; None or a huge number if not set.
+        positions: the network's number of positions.
 
     Raises:
-        ConfigError: the model does not take so many tokens, or states no limit and none is wanted.
+        ConfigError: `wanted` is out of range, or neither it nor a limit is set.
     """
     if wanted is None:
         own = [limit for limit in (*limits, positions) if limit is not None and 0 < limit < _NO_LIMIT]
@@ -271,7 +278,7 @@ def choose_length(limits: Sequence[int | None], positions: int | None, smallest:
 
 
 def _joined(sample: Encoding, parts: Sequence[list[int]]) -> tuple[list[int], list[int]]:
-    """Ids and types of a pair of texts, with special tokens and types as in the sample of a pair."""
+    """Ids and types of a text pair, with special tokens and types as in the sample pair."""
     ids: list[int] = []
     types: list[int] = []
     before: int | None = None
@@ -284,5 +291,5 @@ def _joined(sample: Encoding, parts: Sequence[list[int]]) -> tuple[list[int], li
 
 
 def _tokens_before_text(prompt: Encoding) -> int:
-    """How many tokens a prompt takes at the front of a text, which some models leave out of the pooling."""
+    """The number of prompt tokens before a text, which some models exclude from pooling."""
     return len(prompt.ids) - (1 if prompt.special_tokens_mask[-1] else 0)

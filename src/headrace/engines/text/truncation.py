@@ -1,47 +1,47 @@
-"""Texts far longer than a model takes, shortened before they are encoded: their tokens stay the same.
+"""Shorten very long texts before tokenization without changing the tokens that are kept.
 
-Tokenizers work from left to right, and what they make of a character is settled by what stands near it. So the tokens
-of a part are those of the whole text, but for the last ones. How many those are depends on the tokenizer:
+Tokenizers work from left to right, and the token of a character depends only on nearby text. So the tokens of a prefix
+equal those of the whole text, except for the last ones. How many differ depends on the tokenizer:
 
-- It splits texts into words, and a token never reaches beyond its word: all but the last few words are settled.
-- It does not, or a word is as long as the part. A token of the whole text ends somewhere within the last characters of
-  the part, as many as the longest token has. With BPE and Unigram the tokens up to there are those of the text up to
-  there. So what all parts that end there have in common is settled.
+- If it splits texts into words, no token extends beyond its word: all but the last few words are safe.
+- Otherwise, or if a word is as long as the prefix, a token of the whole text ends within the last characters of the
+  prefix, as many as the longest token has. With BPE and Unigram, the tokens up to that point are those of the text up
+  to that point. So the tokens that all prefixes ending there have in common are safe.
 
-Where neither shows enough tokens, a longer part is tried, and at last the whole text taken.
+If neither yields enough tokens, a longer prefix is tried, and finally the whole text.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from tokenizers import Encoding, Tokenizer
-from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.models import BPE, Model, Unigram, WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 Side: TypeAlias = Literal["right", "left"]
-"""Where a text is cut off, as tokenizers call it."""
+"""The side where texts are truncated, as in tokenizers."""
 
 _CHARACTERS_PER_TOKEN = 6
-"""Of the first part that is tried: most texts have 4 to 5."""
+"""For the first prefix that is tried; most texts have 4 to 5."""
 _MORE_CHARACTERS = 256
 _WORDS = 4
-"""So many words at the end of a part may be others in the whole text: a run of spaces, say, that goes on."""
+"""Words at the end of a prefix that may differ in the whole text, for example in a run of spaces."""
 _CHARACTERS = 32
-"""And so many characters: combining marks that go on, special tokens that are spelled to their end."""
+"""Characters at the end of a prefix that may differ, for example combining marks or partial special tokens."""
 
 _RUN = 1000
 """In characters; longer than any token."""
 
 
 class TextTruncator:
-    """Shortens texts for one tokenizer, on any number of threads at once.
+    """Shortens texts for one tokenizer. Thread-safe.
 
     Args:
-        tokenizer: is copied; truncation and padding are left out.
-        side: where texts are cut off.
+        tokenizer: copied without truncation and padding.
+        side: where texts are truncated.
     """
 
     def __init__(self, tokenizer: Tokenizer, side: Side = "right") -> None:
@@ -55,14 +55,14 @@ class TextTruncator:
         self._runs = _long_runs(self._tokenizer)
 
     def ids(self, text: str) -> list[int]:
-        """The tokens of a text, without special ones."""
+        """The tokens of a text, without special tokens."""
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return encoding.ids
 
     def cut(self, text: str, tokens: int) -> str:
-        """A part of the text that has the same first so many tokens, and more; or the text itself.
+        """A prefix of the text with more than `tokens` tokens, the first `tokens` of which are the same; or the text.
 
-        With the side "left" it is the last tokens that are the same.
+        With the side "left", a suffix with the same last tokens.
         """
         size = _CHARACTERS_PER_TOKEN * tokens + _MORE_CHARACTERS
         while 3 * size < len(text):
@@ -86,15 +86,15 @@ class TextTruncator:
         return None
 
     def _in_common(self, text: str, size: int, tokens: int, encoding: Encoding) -> bool:
-        """Whether all parts that end where a token of the whole text may end begin with the same tokens."""
+        """Whether all prefixes that end where a token of the whole text may end start with the same tokens."""
         longest = self._longest
         if not longest or 2 * longest * size > len(text):
-            return False  # the whole text is no more work
+            return False  # the whole text is not more work
         end = encoding.offsets[tokens - 1][1]
         if end > size - 2 * longest - _CHARACTERS:
             return False
         if self._strips and end > len(text[: size - longest].rstrip()):
-            return False  # a special token such as RoBERTa's <mask> takes all white space before it
+            return False  # a special token such as RoBERTa's <mask> includes all white space before it
         if self._changes and not all(map(_plain, text[size - longest : size + 1])):
             return False
         parts = [text[:end] for end in range(size - longest, size)]
@@ -104,7 +104,7 @@ class TextTruncator:
         )
 
     def _end(self, text: str, size: int, tokens: int) -> str | None:
-        """Begins with a word, before which there is white space: nothing reaches across that."""
+        """A suffix that starts with a word after white space, which no token crosses."""
         start = next(
             (
                 place
@@ -127,13 +127,13 @@ class TextTruncator:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def _joins(model: Any) -> bool:
-    """Whether a model joins characters to tokens, and the end of a word is no token of its own kind (as in CLIP)."""
+def _joins(model: Model) -> bool:
+    """Whether a model joins characters to tokens without an end-of-word suffix (such as CLIP's)."""
     return isinstance(model, Unigram) or (isinstance(model, BPE) and not model.end_of_word_suffix)
 
 
 def _long_runs(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """What may be cut to the length of `_RUN` and is the same: for BERT a word that is too long, or white space."""
+    """Matches runs that can be shortened to `_RUN` characters: in BERT, overlong words and white space."""
     model = tokenizer.model
     plain = isinstance(model, WordPiece) and model.max_input_chars_per_word < _RUN
     if not plain or not isinstance(tokenizer.pre_tokenizer, BertPreTokenizer):
@@ -146,13 +146,13 @@ def _long_runs(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 
 def _words_between(encoding: Encoding, first: int, last: int) -> bool:
-    """Whether there are enough words from one token to another."""
+    """Whether at least `_WORDS` words lie between two tokens."""
     one, other = encoding.word_ids[first], encoding.word_ids[last]
     return one is not None and other is not None and other - one >= _WORDS
 
 
 def _plain(character: str) -> bool:
-    """Whether a normalizer makes the same of a character, whatever its neighbours are."""
+    """Whether normalization of a character does not depend on its neighbours."""
     if character.isascii():
         return character.isprintable()
     number = ord(character)

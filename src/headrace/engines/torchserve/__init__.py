@@ -1,4 +1,4 @@
-"""TorchServe handlers without TorchServe.
+"""Run TorchServe handlers without TorchServe.
 
-- `engine.TorchServeEngine`: a handler as an engine
+- `engine.TorchServeEngine`: runs a handler as an engine
 """

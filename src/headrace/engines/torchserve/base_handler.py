@@ -1,11 +1,12 @@
-"""A base class for handlers that were written on TorchServe's `BaseHandler`, where TorchServe is not installed.
+"""A replacement for TorchServe's `BaseHandler`, if TorchServe is not installed.
 
-It keeps the documented methods and attributes: `initialize`, `preprocess`, `inference`, `postprocess` and `handle`;
+It has the documented methods and attributes: `initialize`, `preprocess`, `inference`, `postprocess` and `handle`;
 `model`, `mapping`, `device`, `manifest`, `context` and `initialized`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,15 @@ from headrace.engines.torchserve.tools import list_classes_from_module, load_lab
 
 
 class BaseHandler:
-    """Loads a TorchScript file, an ONNX model, or a state dict into the one class of `modelFile`."""
+    """Loads a TorchScript file, an ONNX model, or a state dict into the only class of `modelFile`."""
 
-    # Attributes of the class too: a handler need not call `__init__`, as TorchServe's own with micro-batches does not.
+    # Class attributes: handlers may skip `__init__`, as TorchServe's micro-batching handler does.
     model: Any = None
     mapping: dict[str, str] | None = None
     device: torch.device | None = None
-    manifest: Any = None
-    context: Any = None
-    model_yaml_config: Any = None
+    manifest: Mapping[str, Any] | None = None
+    context: Context | None = None
+    model_yaml_config: Mapping[str, object] | None = None
     map_location: str | None = None
     model_pt_path: str | None = None
     initialized: bool | None = False
@@ -33,14 +34,14 @@ class BaseHandler:
     target = 0
 
     def __init__(self) -> None:
-        self.profiler_args: dict[str, Any] = {}
+        self.profiler_args: dict[str, object] = {}
 
     def initialize(self, context: Context) -> None:
-        """Load the model the manifest names, and `index_to_name.json` where there is one.
+        """Load the model that the manifest names, and `index_to_name.json` if it exists.
 
         Raises:
-            FileNotFoundError: the manifest names no model file, or one that is not there.
-            ValueError: the file holds weights, and no class is named to load them into.
+            FileNotFoundError: the manifest names no model file, or the file does not exist.
+            ValueError: the file holds only weights, and the manifest names no class for them.
         """
         folder = Path(context.system_properties["model_dir"])
         gpu = context.system_properties["gpu_id"]
@@ -60,56 +61,56 @@ class BaseHandler:
         elif is_torchscript(weights):
             self.model = self._load_torchscript_model(self.model_pt_path)
         else:
-            raise ValueError(f"{weights.name} holds no TorchScript model; put the class of its weights into model.py")
+            raise ValueError(f"{weights.name} is not a TorchScript model; define the model's class in model.py")
         if isinstance(self.model, torch.nn.Module):
             self.model.to(self.device).eval()
         self.mapping = load_label_mapping(str(folder / "index_to_name.json"))
         self.initialized = True
 
-    def _load_torchscript_model(self, model_pt_path: str) -> Any:
+    def _load_torchscript_model(self, model_pt_path: str) -> torch.nn.Module:
         return torch.jit.load(model_pt_path, map_location=self.device)
 
-    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str) -> Any:
+    def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str) -> torch.nn.Module:
         model = _model_class(Path(model_dir) / model_file)()
         model.load_state_dict(torch.load(model_pt_path, map_location=self.device, weights_only=True))
         return model
 
-    def preprocess(self, data: Any) -> Any:
-        """The requests as one tensor."""
+    def preprocess(self, data: Sequence[Mapping[str, object]]) -> torch.Tensor:
+        """Convert the requests to one tensor."""
         return torch.as_tensor([row.get("data") or row.get("body") for row in data], device=self.device)
 
-    def inference(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """The model's output."""
+    def inference(self, data: torch.Tensor, *args: object, **kwargs: object) -> Any:
+        """Run the model."""
         with torch.inference_mode():
             return self.model(data.to(self.device), *args, **kwargs)
 
-    def postprocess(self, data: Any) -> list[Any]:
-        """The rows of a tensor as lists."""
-        rows: list[Any] = data.tolist()
+    def postprocess(self, data: torch.Tensor) -> list[Any]:
+        """Convert the rows of a tensor to lists."""
+        rows: list[object] = data.tolist()
         return rows
 
-    def handle(self, data: Any, context: Context) -> list[Any]:
-        """One answer per request."""
+    def handle(self, data: Sequence[Mapping[str, object]], context: Context) -> list[Any]:
+        """Process a batch; returns one answer per request."""
         self.context = context
         return self.postprocess(self.inference(self.preprocess(data)))
 
-    def describe_handle(self) -> Any:
-        """What a handler tells of itself: nothing, unless it overrides this."""
+    def describe_handle(self) -> object:
+        """Describe the handler; None unless overridden."""
 
     def get_device(self) -> torch.device | None:
-        """Where the model is."""
+        """The model's device."""
         return self.device
 
 
-def _model_class(file: Path) -> Any:
-    """The one class of a file that is a torch module."""
+def _model_class(file: Path) -> type[torch.nn.Module]:
+    """The only class in a file that is a torch module."""
     classes = list_classes_from_module(import_file(file), torch.nn.Module)
     if len(classes) != 1:
         raise ValueError(f"{file.name} must have one class that is a torch.nn.Module; it has {len(classes)}")
     return classes[0]
 
 
-def _onnx_session(file: str, map_location: str) -> Any:
+def _onnx_session(file: str, map_location: str) -> object:
     import onnxruntime
 
     wanted = ["CUDAExecutionProvider"] if map_location == "cuda" else []

@@ -1,4 +1,4 @@
-"""What a TorchServe handler is told about itself and its requests, and what it says about its answers."""
+"""TorchServe's context: a handler's settings, its requests and their response status."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from headrace.errors import RecordError
 
 _NEXT = "ts_stream_next"
 _NOT_WHOLE = (
-    "the handler answers over several calls (ts_stream_next, stopping_criteria), which is not possible here; let it "
-    "return the whole answer"
+    "the handler answers over several calls (ts_stream_next, stopping_criteria), which is not supported; return the "
+    "whole answer"
 )
 
 
 class Context:
-    """The parts of TorchServe's context that handlers are documented to use."""
+    """The documented parts of TorchServe's context."""
 
     def __init__(self, files: HandlerFiles, gpu: int | None) -> None:
         self.manifest: Mapping[str, Any] = files.manifest
         self.model_name = str(files.manifest["model"].get("modelName", ""))
-        self.model_yaml_config: Mapping[str, Any] = files.yaml_config
+        self.model_yaml_config: Mapping[str, object] = files.yaml_config
         self.system_properties: Mapping[str, Any] = {
             "model_dir": str(files.model_dir),
             "gpu_id": gpu,
@@ -33,25 +33,25 @@ class Context:
             "limit_max_image_pixels": True,
         }
         self.metrics = Metrics(model_name=self.model_name)
-        self.stopping_criteria: Sequence[Callable[[Any], bool | None]] | None = None
+        self.stopping_criteria: Sequence[Callable[[object], bool | None]] | None = None
         self.header_key_sequence_id = "ts_request_sequence_id"
         self.header_key_sequence_start = "ts_request_sequence_start"
         self.header_key_sequence_end = "ts_request_sequence_end"
         self.request_ids: dict[int, str] = {}
         self.request_processor: list[RequestProcessor] = []
-        self._sent: dict[int, list[Any]] = {}
+        self._sent: dict[int, list[object]] = {}
         self._requests = 0
 
     def begin(self, rows: int) -> None:
-        """Forget the last batch; the next has so many rows."""
+        """Start a new batch with this number of rows."""
         self.request_ids = self.metrics.request_ids = {row: str(self._requests + row) for row in range(rows)}
         self.request_processor = [RequestProcessor() for _ in range(rows)]
         self.stopping_criteria = None
         self._requests += rows
         self._sent = {}
 
-    def answer(self, row: int, last: Any) -> Any:
-        """What a row's client would have got: a RecordError, or the answer with the parts that were sent before."""
+    def answer(self, row: int, last: object) -> object:
+        """The answer that a client would receive, including parts sent before; a RecordError for an error status."""
         request = self.request_processor[row]
         if request.status >= 400:
             return RecordError(f"the handler answered {request.status} {request.phrase}".strip())
@@ -62,59 +62,59 @@ class Context:
         sent = self._sent.get(row)
         return last if not sent else "".join(_text(part) for part in [*sent, last])
 
-    def send(self, answers: Sequence[Any]) -> None:
-        """Keep a part of each row's answer, which goes before what the handler returns."""
+    def send(self, answers: Sequence[object]) -> None:
+        """Store a part of each row's answer, to put before the handler's return value."""
         for row, part in enumerate(answers):
             self._sent.setdefault(row, []).append(part)
 
     def get_request_id(self, idx: int = 0) -> str | None:
-        """A number for the row, other than any before."""
+        """A unique id of the row."""
         return self.request_ids.get(idx)
 
     def get_sequence_id(self, idx: int) -> str:
-        """The same: each record is a sequence of its own."""
+        """The request id: each record is its own sequence."""
         return self.request_ids[idx]
 
     def get_request_header(self, idx: int, key: str) -> str | None:
-        """None: a record has no headers."""
+        """Always None: a record has no headers."""
         return self.request_processor[idx].get_request_property(key)
 
     def get_all_request_header(self, idx: int) -> dict[str, str]:
-        """Empty: a record has no headers."""
+        """Always empty: a record has no headers."""
         return self.request_processor[idx].get_request_properties()
 
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None:
-        """Say how a row's request ended; 400 and more is the record's error."""
+        """Set the status of a row; 400 or more fails the record."""
         self.request_processor[idx].report_status(code, phrase)
 
     def set_all_response_status(self, code: int = 200, phrase: str = "") -> None:
-        """Say the same of every row of the batch."""
+        """Set the status of all rows."""
         for request in self.request_processor:
             request.report_status(code, phrase)
 
     def get_response_status(self, idx: int) -> tuple[int, str]:
-        """What was said of a row."""
+        """The status code and phrase of a row."""
         return self.request_processor[idx].status, self.request_processor[idx].phrase
 
     def set_response_header(self, idx: int, key: str, value: str) -> None:
-        """Kept while the batch runs: an answer becomes a record, which has no headers."""
+        """Set a response header, which is kept only for the batch: output records have no headers."""
         self.request_processor[idx].add_response_property(key, value)
 
     def get_response_headers(self, idx: int) -> dict[str, str]:
-        """What was kept."""
+        """The response headers of a row."""
         return self.request_processor[idx].headers
 
     def set_response_content_type(self, idx: int, value: str) -> None:
-        """One of the headers."""
+        """Set the content-type header of a row."""
         self.set_response_header(idx, "content-type", value)
 
     def get_response_content_type(self, idx: int) -> str | None:
-        """Likewise."""
+        """The content-type header of a row."""
         return self.get_response_headers(idx).get("content-type")
 
 
 class RequestProcessor:
-    """One row's request: without headers, since a record has none, and how its answer is meant."""
+    """The request of one row (without headers, since a record has none) and its response status."""
 
     def __init__(self, request_header: Mapping[str, str] | None = None) -> None:
         self.status = 200
@@ -123,23 +123,23 @@ class RequestProcessor:
         self._asked = dict(request_header or {})
 
     def get_request_property(self, key: str) -> str | None:
-        """A header of the request."""
+        """A request header."""
         return self._asked.get(key)
 
     def get_request_properties(self) -> dict[str, str]:
-        """All of them."""
+        """All request headers."""
         return self._asked
 
     def report_status(self, code: int, reason_phrase: str | None = None) -> None:
-        """How the request ended."""
+        """Set the response status."""
         self.status, self.phrase = code, reason_phrase or ""
 
     def add_response_property(self, key: str, value: str) -> None:
-        """A header of the answer."""
+        """Set a response header."""
         self.headers[key] = value
 
 
-def _text(part: Any) -> str:
+def _text(part: object) -> str:
     if isinstance(part, (bytes, bytearray)):
         return part.decode(errors="replace")
     return part if isinstance(part, str) else json.dumps(part)

@@ -1,4 +1,4 @@
-"""TorchServe handlers without TorchServe: `handle(data, context)` of a module or a class, with its batch settings."""
+"""Run a TorchServe handler, a function or class with `handle(data, context)`, with its batch settings."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ from headrace.records import text_refusal
 
 
 class TorchServeEngine:
-    """A handler as TorchServe calls it: rows of `{"body": ...}` in, one answer for each out.
+    """Calls a handler as TorchServe does: rows of `{"body": ...}` in, one answer per row out.
 
-    A text comes to the handler as the bytes of a request, an object or a list as parsed JSON. The batch is never
-    larger than the handler's own setting, and waits no longer for company than that says. An answer with a status of
-    400 or more (`context.set_response_status`) is that record's error.
+    The handler receives text as bytes, and an object or list as parsed JSON. Maximum batch size and delay are the
+    handler's own settings. An answer with a status of 400 or more (`context.set_response_status`) fails its record.
 
     Args:
-        model: the folder with the model's files, where the handler is a file.
-        handler: a handler file, `file.py:function`, a .mar archive or a folder with its content.
+        model: the folder with the model's files, if the handler is a file.
+        handler: a handler file, `file.py:function`, a .mar archive or an unpacked archive.
         config: a model-config.yaml or config.properties; None for one beside the model or the handler.
-        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N"; the handler is told its number.
+        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N"; the handler receives its index.
 
     Raises:
-        ConfigError: a file is missing or cannot be understood, or the handler is none.
+        ConfigError: a file is missing or invalid, or the handler has no entry point.
         EngineError: the handler cannot be imported or initialized.
     """
 
@@ -53,13 +52,13 @@ class TorchServeEngine:
         device: str = "auto",
     ) -> None:
         if handler is None:
-            raise ConfigError("no handler is named; give a handler file, a .mar archive or its folder")
+            raise ConfigError("no handler is set; name a handler file, a .mar archive or its folder")
         place = choose_device(device)
         gpu = None if place.type == "cpu" else place.index or 0
         self._files = handler_files.read(handler, model, config)
         self._context = Context(self._files, gpu)
         self._thread = HandlerThread(self._files.name)
-        self._handle: Callable[[Any, Context], Any] | None = None
+        self._handle: Callable[[object, Context], object] | None = None
         try:
             self._handle = self._thread.call(
                 functools.partial(_load, self._files, self._context), self._files.startup_timeout_s, "startupTimeout"
@@ -75,7 +74,7 @@ class TorchServeEngine:
             batch_delay_s=self._files.batch_delay_s,
         )
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Mapping[str, object]:
         """Digests of the handler and of the model's files."""
         total = hashlib.blake2b(digest_size=16)
         for path in sorted(self._files.model_dir.rglob("*")):
@@ -85,16 +84,16 @@ class TorchServeEngine:
         code = hashlib.blake2b(self._files.handler.read_bytes(), digest_size=16).hexdigest()
         return {"engine": "torchserve", "handler_digest": code, "model_digest": total.hexdigest()}
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[dict[str, Any]] | Exception]:
-        """One row of a request each; a RecordError where the value cannot be one."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[dict[str, object]] | Exception]:
+        """One request row per value; a RecordError if the value is null or invalid text."""
         return [_row(value) for value in inputs]
 
-    def forward(self, batch: list[dict[str, Any]]) -> list[Any]:
+    def forward(self, batch: list[dict[str, object]]) -> list[object]:
         """The handler's answer for each row.
 
         Raises:
-            BadResultError: the handler's answer is no list, or not as long as the batch.
-            EngineDeadError: the engine is closed, or the handler has not answered in its time.
+            BadResultError: the handler's answer is not a list, or its length differs from the batch's.
+            EngineDeadError: the engine is closed, or the handler exceeded its response timeout.
         """
         handle = self._handle
         if handle is None:
@@ -111,14 +110,14 @@ class TorchServeEngine:
         return [_plain(context.answer(index, answer)) for index, answer in enumerate(answers)]
 
     def close(self) -> None:
-        """Let the handler go, and an archive's files. Safe to call twice."""
+        """Drop the handler and delete unpacked files. Safe to call twice."""
         self._handle = None
         self._thread.close()
         if self._files.unpacked is not None:
             self._files.unpacked.cleanup()
 
 
-def _row(value: Any) -> Prepared[dict[str, Any]] | Exception:
+def _row(value: object) -> Prepared[dict[str, object]] | Exception:
     if value is None:
         return RecordError("the value is null; a handler's request has a body")
     if isinstance(value, str):
@@ -130,7 +129,7 @@ def _row(value: Any) -> Prepared[dict[str, Any]] | Exception:
     return Prepared({"body": value}, cost=1)
 
 
-def _plain(answer: Any) -> Any:
+def _plain(answer: object) -> object:
     if not isinstance(answer, (bytes, bytearray)):
         return answer
     try:
@@ -139,25 +138,25 @@ def _plain(answer: Any) -> Any:
         return bytes(answer)
 
 
-def _load(files: HandlerFiles, context: Context) -> Callable[[Any, Context], Any]:
-    """The handler's entry point, initialized."""
+def _load(files: HandlerFiles, context: Context) -> Callable[[object, Context], object]:
+    """Import and initialize the handler; returns its entry point."""
     standin.provide()
     module = _import(files)
     name = files.function or "handle"
     try:
         if hasattr(module, name):
-            function: Callable[[Any, Context], Any] = getattr(module, name)
+            function: Callable[[object, Context], object] = getattr(module, name)
             plain_function(f"{name} of {files.handler.name}", function)
-            function(None, context)  # by convention: no data asks a function to load its model
+            function(None, context)  # TorchServe's convention: a call without data loads the model
             return function
         service = _the_class(module, files)()
         service.initialize(context)
     except ConfigError:
         raise
-    except BaseException as error:  # the user's code: whatever it raises, its job does not start
+    except BaseException as error:  # the user's code may raise anything
         raise EngineError(f"handler {files.name} cannot be initialized: {_cause(error, files)}") from error
     plain_function(f"handle of {files.name}", service.handle)
-    handle: Callable[[Any, Context], Any] = service.handle
+    handle: Callable[[object, Context], object] = service.handle
     return handle
 
 
@@ -168,22 +167,23 @@ def _import(files: HandlerFiles) -> ModuleType:
         if str(files.model_dir) not in sys.path:
             sys.path.insert(0, str(files.model_dir))
         return handler_files.import_file(files.handler)
-    except BaseException as error:  # likewise; it runs on a thread of its own, where no signal is raised
-        advice = "; install what it needs first" if isinstance(error, ImportError) else ""
+    except BaseException as error:  # likewise; this thread receives no signals
+        advice = "; install its dependencies first" if isinstance(error, ImportError) else ""
         raise EngineError(f"handler {files.name} cannot be imported: {_cause(error, files)}{advice}") from error
 
 
 def _cause(error: BaseException, files: HandlerFiles) -> str:
-    """An error in one line, with the last line of the handler's own that led to it."""
+    """An error in one line, with the number of the last line in the handler's file that led to it."""
     lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == str(files.handler)]
     place = f" (line {lines[-1]})" if lines else ""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}{f': {words}' if words else ''}{place}"
 
 
-def _the_class(module: ModuleType, files: HandlerFiles) -> Any:
+def _the_class(module: ModuleType, files: HandlerFiles) -> type[Any]:
     if files.built_in:
-        return getattr(module, files.built_in)
+        kind: type[Any] = getattr(module, files.built_in)
+        return kind
     classes = [
         kind
         for _, kind in inspect.getmembers(module, inspect.isclass)

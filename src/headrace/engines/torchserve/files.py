@@ -1,4 +1,4 @@
-"""What TorchServe's users have on disk: handler files, .mar archives, and the two kinds of configuration."""
+"""Read TorchServe's files: handler files, .mar archives, and both configuration formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.errors import ConfigError
 
 _MANIFEST = "MAR-INF/MANIFEST.json"
 _MODEL_FILE = "model.py"
-# TorchServe's own: the file they are in here, and their class; None for what is not here.
+# TorchServe's built-in handlers: module and class in this package; None if not supported.
 _BUILT_IN = {
     "base_handler": ("base_handler", "BaseHandler"),
     "image_classifier": ("vision", "ImageClassifier"),
@@ -29,54 +29,54 @@ _BUILT_IN = {
     "text_generation": None,
 }
 _CONFIG_FILES = ("model-config.yaml", "config.properties")
-# Both spellings are documented: one for configuration files, one for the management interface.
+# TorchServe documents both spellings: one for configuration files, one for the management API.
 _BATCH_SIZE = ("batchSize", "batch_size")
 _BATCH_DELAY = ("maxBatchDelay", "max_batch_delay")
-# A model's own limit comes before that of all models.
+# A model's limit takes precedence over the global one.
 _RESPONSE_TIMEOUT = ("responseTimeout", "response_timeout", "default_response_timeout")
 _STARTUP_TIMEOUT = ("startupTimeout", "startup_timeout", "default_startup_timeout")
 _TIMEOUT_S = 120
-"""TorchServe's, for both."""
+"""TorchServe's default for both timeouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerFiles:
-    """A handler and what goes with it."""
+    """A handler with its model files and settings."""
 
     handler: Path
     function: str | None
-    """The function to call, where one is named."""
+    """The function to call, if named."""
     model_dir: Path
     manifest: Mapping[str, Any]
-    yaml_config: Mapping[str, Any]
-    """The whole of model-config.yaml, which handlers read too."""
+    yaml_config: Mapping[str, object]
+    """The content of model-config.yaml, which handlers read too."""
     batch_size: int
     batch_delay_s: float
     response_timeout_s: int
-    """How long the handler may take for a batch."""
+    """Time limit for a batch."""
     startup_timeout_s: int
-    """And to load its model."""
+    """Time limit for loading the model."""
     built_in: str | None = None
-    """The class of the handler, where it is one of TorchServe's own; its file is a module of this package."""
+    """The class of a handler that is built into TorchServe; its file is a module of this package."""
     unpacked: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
-    """Holds an archive's files; to be cleaned up at the end."""
+    """The folder of an unpacked archive, to be deleted on close."""
 
     @property
     def name(self) -> str:
-        """The handler's, as its user knows it."""
+        """The handler's name in messages."""
         return self.built_in or self.handler.name
 
 
 def read(handler: str | Path, model: str | Path | None, config: str | Path | None) -> HandlerFiles:
-    """Everything about a handler.
+    """Read a handler's files and settings.
 
     Args:
-        handler: a Python file (with `:function` behind it if need be), a .mar archive or a folder with its content.
-        model: the folder with the model's files; None for that of the handler.
+        handler: a Python file (optionally with `:function`), a .mar archive or an unpacked archive.
+        model: the folder with the model's files; None for the handler's folder.
         config: a model-config.yaml or config.properties; None for one beside the model or the handler.
 
     Raises:
-        ConfigError: a file is missing or cannot be understood.
+        ConfigError: a file is missing or invalid.
     """
     path = Path(handler).expanduser()
     if path.suffix == ".mar":
@@ -88,10 +88,10 @@ def read(handler: str | Path, model: str | Path | None, config: str | Path | Non
     if not file.is_file() and (own := _BUILT_IN.get(str(handler))):
         file = _file_of(own)
     if not file.is_file():
-        raise ConfigError(f"there is no handler file {str(handler)!r}; give a .py file, a .mar archive or its folder")
+        raise ConfigError(f"there is no handler file {str(handler)!r}; name a .py file, a .mar archive or its folder")
     model_dir = Path(model).expanduser().resolve() if model is not None else Path() if own else file.parent
     if not model_dir.is_dir():
-        raise ConfigError(f"model {str(model)!r} is no folder; give the one that holds the model's files")
+        raise ConfigError(f"model {str(model)!r} is not a folder; name the folder with the model's files")
     described = {"modelName": file.stem, "handler": file.name} | _model_files(model_dir)
     found = _find_config(config, (model_dir, file.parent))
     made = _assemble(file, function, model_dir, {"model": described}, found)
@@ -99,7 +99,7 @@ def read(handler: str | Path, model: str | Path | None, config: str | Path | Non
 
 
 def _model_files(model_dir: Path) -> dict[str, str]:
-    """What an archive's manifest would say of a folder with one file of weights, and `model.py` where they need it."""
+    """Manifest entries for a folder with one weights file, and `model.py` if the weights need a class."""
     serialized = sorted([*model_dir.glob("*.pt"), *model_dir.glob("*.pth")])
     if len(serialized) != 1:
         return {}
@@ -108,7 +108,7 @@ def _model_files(model_dir: Path) -> dict[str, str]:
 
 
 def is_torchscript(file: Path) -> bool:
-    """Whether a file of PyTorch's holds a model with its code, rather than weights alone."""
+    """Whether a PyTorch file contains a model with code, not only weights."""
     try:
         with zipfile.ZipFile(file) as archive:
             return any("/code/" in name for name in archive.namelist())
@@ -117,10 +117,10 @@ def is_torchscript(file: Path) -> bool:
 
 
 def import_file(file: Path) -> ModuleType:
-    """A Python file as a module of its own name, which may import what lies beside it.
+    """Import a Python file as a module; it may import files beside it.
 
     Raises:
-        BaseException: what its code raises.
+        BaseException: anything that its code raises.
     """
     folder = str(file.parent)
     if folder not in sys.path:
@@ -163,10 +163,10 @@ def _from_folder(
     if not (file.is_file() or own):
         if wanted in _BUILT_IN:
             raise ConfigError(
-                f"{name or folder} uses TorchServe's own handler {wanted}, which is not here; run its model with "
-                "--task classify or --task generate, or name a handler file of your own"
+                f"{name or folder} uses TorchServe's built-in handler {wanted}, which is not supported; run its model "
+                "with --task classify or --task generate, or name a custom handler file"
             )
-        raise ConfigError(f"{name or folder} names the handler {wanted!r} and does not hold it")
+        raise ConfigError(f"{name or folder} names the handler {wanted!r}, which it does not contain")
     named = described.get("configFile")
     found = _find_config(config or (folder / named if named else None), (folder,))
     made = _assemble(_file_of(own) if own else file, function, folder.resolve(), manifest, found)
@@ -218,7 +218,7 @@ def _find_config(config: str | Path | None, folders: tuple[Path, ...]) -> Path |
 
 
 def _settings(config: Path, model: str) -> Mapping[str, Any]:
-    """What a configuration says about one model."""
+    """The settings of one model in a configuration file."""
     try:
         if config.suffix in (".yaml", ".yml"):
             settings = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
@@ -231,7 +231,7 @@ def _settings(config: Path, model: str) -> Mapping[str, Any]:
         raise ConfigError(f"cannot read handler configuration {config}: {' '.join(str(error).split())}") from error
     versions = models.get(model) or (next(iter(models.values())) if len(models) == 1 else {})
     if models and not versions:
-        raise ConfigError(f"{config} has settings for {', '.join(models)}, and none for {model!r}")
+        raise ConfigError(f"{config} has settings for {', '.join(models)}, but not for {model!r}")
     chosen: dict[str, Any] = next(
         (one for one in versions.values() if one.get("defaultVersion")), next(iter(versions.values()), {})
     )
@@ -239,7 +239,7 @@ def _settings(config: Path, model: str) -> Mapping[str, Any]:
 
 
 def _properties(text: str) -> dict[str, str]:
-    """Java's properties: `name=value` lines, which a backslash continues."""
+    """Parse Java properties: `name=value` lines; a backslash continues a line."""
     joined = "\n".join(line.strip() for line in text.splitlines() if line.strip()[:1] not in ("#", "!"))
     lines = joined.replace("\\\n", "").splitlines()
     return {name.strip(): value.strip() for name, sign, value in (line.partition("=") for line in lines) if sign}

@@ -1,4 +1,4 @@
-"""The package `ts` where TorchServe is not installed: the modules that handlers import, made when they are imported."""
+"""Replace TorchServe's package `ts` if it is not installed: create the modules that handlers import, on import."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _MODULES = {
     "ts.utils.timeit_decorator": "tools",
     "ts.utils.util": "tools",
 }
-"""What is where; a package holds nothing itself."""
+"""The module of this package behind each module of `ts`; a package is empty."""
 
 
 class StandIn(MetaPathFinder, Loader):
-    """Finds these modules after all other finders: what is installed, or lies beside the handler, comes first."""
+    """A finder for these modules that comes last: installed modules and those beside the handler take precedence."""
 
     def find_spec(
         self,
@@ -47,18 +47,18 @@ class StandIn(MetaPathFinder, Loader):
         path: Sequence[str] | None = None,  # noqa: ARG002 - the documented shape
         target: ModuleType | None = None,  # noqa: ARG002 - likewise
     ) -> ModuleSpec | None:
-        """A module that is known here."""
+        """The spec of a replaced module."""
         where = _MODULES.get(fullname)
         return None if where is None else ModuleSpec(fullname, self, origin="headrace", is_package=not where)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give it the public names of ours."""
+        """Copy the public names of the replacement."""
         if where := _MODULES[module.__name__]:
             ours = importlib.import_module(f"headrace.engines.torchserve.{where}")
             vars(module).update({name: value for name, value in vars(ours).items() if not name.startswith("_")})
 
 
 def provide() -> None:
-    """From now on `from ts.torch_handler.base_handler import BaseHandler` has a meaning."""
+    """Install the finder, so that `from ts.torch_handler.base_handler import BaseHandler` works."""
     if not any(isinstance(finder, StandIn) for finder in sys.meta_path):
         sys.meta_path.append(StandIn())

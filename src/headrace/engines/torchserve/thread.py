@@ -1,4 +1,4 @@
-"""The thread that a TorchServe handler lives in, and the time its calls may take."""
+"""The thread that runs a TorchServe handler, with a time limit per call."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 class HandlerThread:
-    """Runs a handler's calls one after the other on one thread, as a TorchServe worker does; each has a time limit.
+    """Runs a handler's calls in sequence on one thread, as a TorchServe worker does, each with a time limit.
 
-    What a handler opens when it is initialized may belong to its thread, such as a SQLite connection. The thread is a
-    daemon: a call that never returns keeps neither its caller nor the process waiting.
+    Resources that a handler opens, such as a SQLite connection, may be bound to its thread. The thread is a daemon: a
+    call that never returns blocks neither its caller nor the end of the process.
 
     Args:
-        name: the handler's, for errors.
+        name: the handler's name, for errors.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,15 +30,15 @@ class HandlerThread:
         threading.Thread(target=self._work, name=f"headrace-handler-{name}", daemon=True).start()
 
     def call(self, function: Callable[[], T], timeout_s: float, limit: str) -> T:
-        """What `function` returns or raises, whatever that is.
+        """Call `function` on the thread; returns or raises what it does.
 
         Args:
-            function: called on the thread.
-            timeout_s: how long it may take.
-            limit: the setting that the time limit comes from.
+            function: called without arguments.
+            timeout_s: the time limit.
+            limit: the setting of the time limit, for the error.
 
         Raises:
-            EngineDeadError: it takes longer, or an earlier call did.
+            EngineDeadError: this call or an earlier one exceeded its time limit.
         """
         if self._dead:
             raise EngineDeadError(self._dead)
@@ -47,16 +47,16 @@ class HandlerThread:
         try:
             return future.result(timeout_s)
         except TimeoutError:
-            if future.done():  # the handler's own
+            if future.done():  # the handler raised it
                 raise
             self._dead = (
-                f"handler {self._name} has not returned within {timeout_s:g} s: it hangs, or is slow; if it is only "
-                f"slow, raise {limit} in its model-config.yaml"
+                f"handler {self._name} has not returned within {timeout_s:g} s; if it is slow but does not hang, raise "
+                f"{limit} in its model-config.yaml"
             )
             raise EngineDeadError(self._dead) from None
 
     def close(self) -> None:
-        """End the thread once its call returns; does not wait."""
+        """End the thread after its current call. Does not wait."""
         self._calls.put(None)
 
     def _work(self) -> None:
@@ -64,6 +64,6 @@ class HandlerThread:
             function, future = call
             try:
                 future.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - the caller's to bear, who may have gone; the thread lives on
+            except BaseException as error:  # noqa: BLE001 - passed to the caller
                 future.set_exception(error)
-            del call, function, future  # an idle thread holds on to no batch
+            del call, function, future  # an idle thread must not keep a batch alive

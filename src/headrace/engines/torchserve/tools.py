@@ -1,4 +1,4 @@
-"""What TorchServe's example handlers import beside its base classes, where TorchServe is not installed."""
+"""Replacements for the helpers that TorchServe's example handlers import, if TorchServe is not installed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+if TYPE_CHECKING:
+    import torch
+
 CLEANUP_REGEX = re.compile(r"<.*?>|&(?:[a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});")
-"""HTML's tags and entities."""
+"""Matches HTML tags and entities."""
 PREDICTION_METRIC = "PredictionTime"
 _STEPS = ("preprocess", "inference", "postprocess")
 
@@ -27,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class PredictionException(Exception):  # noqa: N818 - TorchServe's name
-    """An error of a handler, with the status that its client gets."""
+    """A handler's error, with the response status."""
 
     def __init__(self, message: str, error_code: int = 500) -> None:
         super().__init__(message)
@@ -38,11 +41,11 @@ class PredictionException(Exception):  # noqa: N818 - TorchServe's name
         return f"{self.message} : {self.error_code}"
 
 
-def timed(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler's method that measures its time where `handler: {profile: true}` of model-config.yaml asks for it."""
+def timed(method: Callable[..., object]) -> Callable[..., object]:
+    """Measure a handler's method if model-config.yaml sets `handler: {profile: true}`."""
 
     @functools.wraps(method)
-    def measured(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def measured(self: object, *args: object, **kwargs: object) -> object:
         context = getattr(self, "context", None)
         config = (getattr(context, "model_yaml_config", None) or {}).get("handler") or {}
         if not config.get("profile"):
@@ -55,11 +58,11 @@ def timed(method: Callable[..., Any]) -> Callable[..., Any]:
     return measured
 
 
-def timeit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that logs its time."""
+def timeit(function: Callable[..., object]) -> Callable[..., object]:
+    """Log the duration of a function."""
 
     @functools.wraps(function)
-    def measured(*args: Any, **kwargs: Any) -> Any:
+    def measured(*args: object, **kwargs: object) -> object:
         began = time.perf_counter()
         try:
             return function(*args, **kwargs)
@@ -69,8 +72,8 @@ def timeit(function: Callable[..., Any]) -> Callable[..., Any]:
     return measured
 
 
-def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[Any]:
-    """The classes that a module defines, all or those of one kind."""
+def list_classes_from_module(module: ModuleType, parent_class: type | None = None) -> list[type]:
+    """The classes that a module defines, or only the subclasses of `parent_class`."""
     return [
         kind
         for _, kind in inspect.getmembers(module, inspect.isclass)
@@ -79,10 +82,10 @@ def list_classes_from_module(module: ModuleType, parent_class: type | None = Non
 
 
 def load_label_mapping(mapping_file_path: str) -> dict[str, str] | None:
-    """Labels by class number, as text; None where there is no file. Of several names for a class, the last.
+    """Labels by class number (as text); None if the file does not exist. If a class has several names, the last.
 
     Raises:
-        ValueError: the file holds something else.
+        ValueError: the file has another format.
     """
     file = Path(mapping_file_path)
     if not file.is_file():
@@ -96,16 +99,16 @@ def load_label_mapping(mapping_file_path: str) -> dict[str, str] | None:
     labels = {number: label[-1] if isinstance(label, list) else label for number, label in mapping.items()}
     wrong = next((number for number, label in labels.items() if not isinstance(label, str)), None)
     if wrong is not None:
-        raise ValueError(f"{file.name}: the label of {wrong!r} is {mapping[wrong]!r}; it must be a text")
+        raise ValueError(f"{file.name}: the label of {wrong!r} is {mapping[wrong]!r}; it must be text")
     return labels
 
 
 def map_class_to_label(
-    probs: Sequence[Sequence[Any]],
+    probs: Sequence[Sequence[object]],
     mapping: Mapping[str, str] | None = None,
-    lbl_classes: Iterable[Iterable[Any]] | None = None,
-) -> list[dict[str, Any]]:
-    """Each row of numbers by label, or by class number where there are no labels."""
+    lbl_classes: Iterable[Iterable[object]] | None = None,
+) -> list[dict[str, object]]:
+    """Map the values of each row to labels, or to class numbers if there are no labels."""
     rows = [range(len(row)) for row in probs] if lbl_classes is None else lbl_classes
     return [
         {(str(number) if mapping is None else mapping[str(number)]): value for number, value in zip(*row, strict=False)}
@@ -113,23 +116,23 @@ def map_class_to_label(
     ]
 
 
-def get_yaml_config(yaml_file_path: str) -> Any:
-    """What a YAML file holds."""
+def get_yaml_config(yaml_file_path: str) -> object:
+    """The content of a YAML file."""
     return yaml.safe_load(Path(yaml_file_path).read_text(encoding="utf-8"))
 
 
 def check_valid_pt2_backend(backend: str) -> bool:
-    """Whether `torch.compile` knows a backend."""
+    """Whether `torch.compile` supports a backend."""
     import torch
 
     return backend in (*torch.compiler.list_backends(()), "eager")
 
 
-def import_class(class_name: str, module_prefix: str | None = None) -> Any:
-    """A class by its name with its module.
+def import_class(class_name: str, module_prefix: str | None = None) -> object:
+    """Import a class by its qualified name.
 
     Raises:
-        ImportError: there is none.
+        ImportError: there is no such class.
     """
     module, _, name = class_name.rpartition(".")
     place = ".".join(part for part in (module_prefix, module) if part)
@@ -142,24 +145,24 @@ def import_class(class_name: str, module_prefix: str | None = None) -> Any:
 
 
 def send_intermediate_predict_response(
-    ret: Sequence[Any],
+    ret: Sequence[object],
     req_id_map: Mapping[int, str],  # noqa: ARG001 - the documented shape
     message: str,  # noqa: ARG001 - likewise
     code: int,  # noqa: ARG001 - likewise
     context: Any = None,
 ) -> None:
-    """Keep a part of each answer: a client would get it at once, a record holds all parts together."""
+    """Store a part of each answer. TorchServe would send it at once; an output record has all parts together."""
     context.send(ret)
 
 
-def emit_metrics(metrics: Any) -> None:
-    """Without effect: figures go nowhere."""
+def emit_metrics(metrics: object) -> None:
+    """Do nothing: metrics are not reported."""
 
 
 class MicroBatching:
-    """A handler's `handle` that takes the steps of one part of a batch while those of another are under way.
+    """Replaces a handler's `handle`: splits a batch and overlaps the steps of its parts.
 
-    Its threads end with the call.
+    The threads end with the call.
     """
 
     def __init__(
@@ -168,16 +171,16 @@ class MicroBatching:
         self.handler = parent_handler
         self.micro_batch_size = micro_batch_size
         self.parallelism = dict(parallelism or {})
-        """Threads for each step: `preprocess`, `inference`, `postprocess`; 1 where it is not named."""
+        """Threads per step: `preprocess`, `inference`, `postprocess`; default 1."""
         self._here = threading.local()
 
-    def __call__(self, data: Sequence[Any], context: Any) -> list[Any]:
+    def __call__(self, data: Sequence[object], context: object) -> list[object]:
         """One answer per request."""
         self.handler.context = context
         return self.handle(data)
 
-    def handle(self, data: Sequence[Any]) -> list[Any]:
-        """Likewise."""
+    def handle(self, data: Sequence[object]) -> list[object]:
+        """One answer per request."""
         size = self.micro_batch_size
         parts = [data[start : start + size] for start in range(0, len(data), size)]
         slots = [(step, threading.Semaphore(self.parallelism.get(step, 1))) for step in _STEPS]
@@ -195,33 +198,38 @@ class MicroBatching:
         return [answer for part in done for answer in part]
 
     def get_micro_batch_idx(self) -> int | None:
-        """Which part of the batch this thread is about."""
+        """The index of this thread's part of the batch."""
         return getattr(self._here, "number", None)
 
     def shutdown(self) -> None:
-        """Nothing is left to end."""
+        """Do nothing: no threads remain."""
 
 
 class TextIteratorStreamerBatch:
-    """A streamer for `generate` of transformers: iterate over it for the new words of all texts of a batch."""
+    """A streamer for transformers' `generate`: iterates over the new text of all rows of a batch."""
 
     def __init__(
-        self, tokenizer: Any, batch_size: int, skip_prompt: bool = False, timeout: float | None = None, **options: Any
+        self,
+        tokenizer: object,
+        batch_size: int,
+        skip_prompt: bool = False,
+        timeout: float | None = None,
+        **options: object,
     ) -> None:
         from transformers import TextIteratorStreamer
 
         self.batch_size = batch_size
         self.streamers = [TextIteratorStreamer(tokenizer, skip_prompt, timeout, **options) for _ in range(batch_size)]
 
-    def put(self, value: Any) -> None:
-        """New tokens, one row for each text."""
+    def put(self, value: torch.Tensor) -> None:
+        """Add new tokens, one row per text."""
         if len(value) != self.batch_size:
-            raise ValueError(f"the streamer is for {self.batch_size} texts, and was given {len(value)}")
+            raise ValueError(f"the streamer expects {self.batch_size} texts and received {len(value)}")
         for streamer, row in zip(self.streamers, value, strict=True):
             streamer.put(row.reshape(-1))
 
     def end(self) -> None:
-        """No more is coming."""
+        """End the stream."""
         for streamer in self.streamers:
             streamer.end()
 

@@ -1,9 +1,10 @@
-"""TorchServe's handlers of images, where TorchServe is not installed: to be used as they are or derived from."""
+"""Replacements for TorchServe's image handlers, if TorchServe is not installed."""
 
 from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,16 +16,16 @@ from headrace.engines.torchserve.tools import map_class_to_label
 
 
 class ImageNetProcessing:
-    """An image as most classifiers were trained on it: its middle, 224 pixels wide and high, normalized.
+    """The usual ImageNet preprocessing: the normalized center crop of 224 × 224 pixels.
 
-    What torchvision's `Resize(256)`, `CenterCrop(224)`, `ToTensor` and `Normalize` do one after the other.
+    The same as torchvision's `Resize(256)`, `CenterCrop(224)`, `ToTensor` and `Normalize`.
     """
 
     mean = (0.485, 0.456, 0.406)
     std = (0.229, 0.224, 0.225)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """Channels, rows, columns."""
+        """A tensor of shape (channels, rows, columns)."""
         width, height = image.size
         short = min(width, height)
         image = image.resize((256 * width // short, 256 * height // short), Image.Resampling.BILINEAR)
@@ -34,21 +35,21 @@ class ImageNetProcessing:
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """Channels, rows, columns; each number between 0 and 1."""
+    """A tensor of shape (channels, rows, columns) with values between 0 and 1."""
     pixels = np.array(image, dtype=np.float32) / 255
     return torch.from_numpy(pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
 class VisionHandler(BaseHandler):
-    """Images, as bytes, in Base64 or as lists of numbers, to one tensor by `image_processing`."""
+    """Converts images (bytes, Base64 or lists of numbers) to one tensor with `image_processing`."""
 
-    image_processing: Any = ImageNetProcessing()
+    image_processing: Callable[[Image.Image], torch.Tensor] = ImageNetProcessing()
 
-    def preprocess(self, data: Any) -> Any:
-        """Rows, channels, and the two of an image."""
+    def preprocess(self, data: Sequence[Mapping[str, object]]) -> torch.Tensor:
+        """A tensor of shape (images, channels, rows, columns)."""
         return torch.stack([self._image(row.get("data") or row.get("body")) for row in data]).to(self.device)
 
-    def _image(self, value: Any) -> Any:
+    def _image(self, value: object) -> torch.Tensor:
         if isinstance(value, str):
             value = base64.b64decode(value)
         if not isinstance(value, (bytes, bytearray)):
@@ -57,45 +58,45 @@ class VisionHandler(BaseHandler):
 
 
 class ImageClassifier(VisionHandler):
-    """The likeliest classes of each image, five if there are so many, with their probabilities."""
+    """The most likely classes of each image, at most five by default, with their probabilities."""
 
     topk = 5
 
     def set_max_result_classes(self, topk: int) -> None:
-        """How many classes an answer has."""
+        """Set the maximum number of classes per answer."""
         self.topk = topk
 
     def get_max_result_classes(self) -> int:
-        """Likewise."""
+        """The maximum number of classes per answer."""
         return self.topk
 
-    def postprocess(self, data: Any) -> list[Any]:
+    def postprocess(self, data: torch.Tensor) -> list[Any]:
         """Probabilities by label."""
         found = torch.topk(torch.softmax(data, dim=1), min(self.topk, data.shape[1]), dim=1)
         return map_class_to_label(found.values.tolist(), self.mapping, found.indices.tolist())
 
 
 class ImageSegmenter(VisionHandler):
-    """The likeliest class of each pixel, with its probability."""
+    """The most likely class of each pixel, with its probability."""
 
-    def postprocess(self, data: Any) -> list[Any]:
-        """Rows, columns, and the two of a pixel for each image."""
+    def postprocess(self, data: Mapping[str, torch.Tensor]) -> list[Any]:
+        """Per image, a list of shape (rows, columns, 2) with class and probability."""
         best = torch.softmax(data["out"], dim=1).max(dim=1)
-        rows: list[Any] = torch.stack([best.indices.to(best.values.dtype), best.values], dim=3).tolist()
+        rows: list[object] = torch.stack([best.indices.to(best.values.dtype), best.values], dim=3).tolist()
         return rows
 
 
 class ObjectDetector(VisionHandler):
-    """What is seen on each image with a score of `threshold` or more, and where."""
+    """The objects in each image with a score of at least `threshold`, and their boxes."""
 
-    image_processing: Any = staticmethod(to_tensor)
+    image_processing: Callable[[Image.Image], torch.Tensor] = staticmethod(to_tensor)
     threshold = 0.5
 
-    def postprocess(self, data: Any) -> list[Any]:
-        """A list for each image: boxes by label, with their score."""
+    def postprocess(self, data: Sequence[Mapping[str, torch.Tensor]]) -> list[Any]:
+        """Per image, a list of boxes by label, with their scores."""
         return [self._found(image) for image in data]
 
-    def _found(self, image: Any) -> list[dict[str, Any]]:
+    def _found(self, image: Mapping[str, torch.Tensor]) -> list[dict[str, object]]:
         sure = image["scores"] >= self.threshold
         boxes, labels, scores = (image[name][sure].tolist() for name in ("boxes", "labels", "scores"))
         named = map_class_to_label([[box] for box in boxes], self.mapping, [[label] for label in labels])

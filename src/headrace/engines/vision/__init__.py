@@ -1,5 +1,5 @@
-"""Models of images that PyTorch runs.
+"""Image models on PyTorch.
 
-- `engine.image_classify`: labels of images
+- `engine.image_classify`: image labels
 - `engine.image_embed`: one vector per image
 """

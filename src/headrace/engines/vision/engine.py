@@ -1,14 +1,14 @@
-"""Labels and vectors of images, with vision models that PyTorch runs."""
+"""Classify and embed images with vision models on PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModel, AutoModelForImageClassification
+from transformers import AutoModel, AutoModelForImageClassification, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from headrace.engines.model_folder import named_folder
 from headrace.engines.torch_network import TorchNetwork, load_pretrained
@@ -27,25 +27,25 @@ def image_classify(
     top_labels: int | None = None,
     max_pixels: int = MAX_PIXELS,
 ) -> ImageEngine:
-    """A classifier of images.
+    """Create an image classifier.
 
     Args:
         model: the folder of an image classification model, such as a ViT or ResNet.
-        device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (float32 on CPU, the weights' own on CUDA; a job may choose, see docs/tuning.md), "float32",
+        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N".
+        dtype: "auto" (float32 on CPU, the weights' dtype on CUDA; a job may choose, see docs/tuning.md), "float32",
             "float16" or "bfloat16".
-        top_labels: list so many labels with their scores, beside the best.
-        max_pixels: a larger image fails, before it is decoded.
+        top_labels: how many labels to list with their scores.
+        max_pixels: a larger image fails before it is decoded.
 
     Raises:
-        ConfigError: no such folder, or a parameter the model cannot follow.
-        EngineError: the files cannot be loaded, or are of another kind of model.
+        ConfigError: no such folder, or a parameter that the model does not support.
+        EngineError: the files cannot be loaded, or the model is of another kind.
     """
     folder = named_folder(model)
     module, place, missing = load_pretrained(AutoModelForImageClassification, folder, device, dtype)
     if missing:
         raise EngineError(
-            f"the model in {folder} is no image classifier: its weights lack {', '.join(sorted(missing)[:3])}"
+            f"the model in {folder} is not an image classifier: its weights lack {', '.join(sorted(missing)[:3])}"
         )
     network = TorchNetwork(folder, _packed(module), place, partial(_logits, module), _INPUTS)
     return image_classifier(network, images_for(folder, max_pixels), module.config.to_dict(), top_labels)
@@ -58,42 +58,42 @@ def image_embed(
     dtype: str = "auto",
     max_pixels: int = MAX_PIXELS,
 ) -> ImageEngine:
-    """One vector per image: a CLIP-like model's image features, else what the model pools, else its first token.
+    """Embed images: a CLIP-like model's image features, else the model's pooled output, else its first token.
 
     Parameters and errors as `image_classify`.
     """
     folder = named_folder(model)
     module, place, missing = load_pretrained(AutoModel, folder, device, dtype)
-    # Without its weights a pooling layer would be random numbers; a classifier's folder has none.
+    # A pooling layer without weights, as in a classifier's folder, would return random numbers.
     unpooled = {name for name in missing if "pooler" in name.split(".")}
     if missing - unpooled:
-        raise EngineError(f"the model in {folder} is not whole: it lacks {', '.join(sorted(missing - unpooled)[:3])}")
+        raise EngineError(f"the model in {folder} is incomplete: it lacks {', '.join(sorted(missing - unpooled)[:3])}")
     vectors = _features if hasattr(module, "get_image_features") else partial(_vectors, pooled=not unpooled)
     network = TorchNetwork(folder, _packed(module), place, partial(vectors, module), _INPUTS)
     return image_embedder(network, images_for(folder, max_pixels))
 
 
-def _packed(module: Any) -> Any:
-    """The module with its convolutions' channels side by side in memory: the faster layout, for the same numbers."""
+def _packed(module: PreTrainedModel) -> PreTrainedModel:
+    """The module in channels-last memory format, which is faster and gives the same outputs."""
     return module.to(memory_format=torch.channels_last)
 
 
-def _run(method: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _run(method: Callable[..., ModelOutput], tensors: Mapping[str, torch.Tensor]) -> ModelOutput:
     return method(pixel_values=tensors["pixel_values"].to(memory_format=torch.channels_last))
 
 
-def _logits(module: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _logits(module: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     logits: torch.Tensor = _run(module, tensors).logits
     return logits
 
 
-def _features(module: Any, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _features(module: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     features = _run(module.get_image_features, tensors)
     vectors: torch.Tensor = features if isinstance(features, torch.Tensor) else features.pooler_output
     return vectors
 
 
-def _vectors(module: Any, tensors: Mapping[str, torch.Tensor], *, pooled: bool) -> torch.Tensor:
+def _vectors(module: PreTrainedModel, tensors: Mapping[str, torch.Tensor], *, pooled: bool) -> torch.Tensor:
     output = _run(module, tensors)
     pooler: torch.Tensor | None = getattr(output, "pooler_output", None)
     if pooled and pooler is not None:

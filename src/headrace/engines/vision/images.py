@@ -1,4 +1,4 @@
-"""Images for a model: files of every kind decoded, turned upright, resized, as a model's processor says."""
+"""Decode, rotate and resize images as the model's processor specifies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,17 @@ from transformers import AutoImageProcessor
 from headrace.engines.base import Prepared
 from headrace.errors import ConfigError, RecordError
 
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor
+
 Pixels: TypeAlias = NDArray[np.float32]
-"""One image for the model: (channels, height, width)."""
+"""One preprocessed image, of shape (channels, height, width)."""
 
 MAX_PIXELS = 89_478_485
-"""A quarter of a gigabyte as RGB: beyond that an image is more likely an attack on memory than a picture."""
+"""A quarter of a gigabyte as RGB; a larger image is probably a decompression bomb."""
 
-# What decoders raise on damaged bytes, found by changing bytes of good files of each format at random. A kind that is
-# missing here would end the job instead of the record.
+# Errors that decoders raise on damaged files, found by fuzzing each format. An error that is missing here would end the
+# job instead of the record.
 _DAMAGE = (
     OSError,
     SyntaxError,
@@ -42,42 +45,42 @@ _DAMAGE = (
     AssertionError,
     struct.error,
     zlib.error,
-    Warning,  # where a program makes them errors
+    Warning,  # if a program turns warnings into errors
 )
 
 
 class ImageInputs:
-    """Prepares images on any number of threads at once; decoding and resizing let other threads run.
+    """Preprocesses images. Thread-safe; decoding and resizing release the GIL.
 
-    An animated image stands for its first frame, an image of 16 bits for its upper 8, transparency is dropped, CMYK
-    and palettes become RGB, and an image that says it lies on its side is turned.
+    Of an animated image, the first frame is used; of 16-bit pixels, the upper 8 bits. Transparency is dropped, CMYK and
+    palettes are converted to RGB, and the EXIF orientation is applied.
 
     Args:
-        processor: a transformers image processor that works on PIL images.
+        processor: a transformers image processor for PIL images.
         max_pixels: a larger image is refused before it is decoded.
     """
 
-    def __init__(self, processor: Any, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, processor: BaseImageProcessor, max_pixels: int = MAX_PIXELS) -> None:
         if max_pixels < 1:
             raise ConfigError(f"max_pixels is {max_pixels}; it must be >= 1")
         self._processor = processor
         self.max_pixels = max_pixels
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Pixels] | Exception]:
-        """Pixels of each image: a path, the bytes of a file, a data URL, or a dict with one of these as bytes or path.
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Pixels] | Exception]:
+        """Pixels of each image: a path, bytes, a data URL, or a dict with one of these as `bytes` or `path`.
 
-        An image costs 1, whatever its size was. A RecordError where it is no image that can be taken.
+        Every image costs 1. The result is a RecordError for an invalid image.
         """
         return [self._prepare(value) for value in inputs]
 
-    def _prepare(self, value: Any) -> Prepared[Pixels] | Exception:
+    def _prepare(self, value: object) -> Prepared[Pixels] | Exception:
         try:
             return Prepared(self._pixels(self._decoded(_file_of(value))), cost=1)
         except RecordError as error:
             return error
 
     def _decoded(self, file: Path | io.BytesIO) -> Image.Image:
-        """The image upright and in RGB."""
+        """The image in RGB with its EXIF orientation applied."""
         try:
             with Image.open(file) as image:
                 self._check_size(image)
@@ -101,20 +104,20 @@ class ImageInputs:
             )
 
     def _pixels(self, image: Image.Image) -> Pixels:
-        """What the network takes."""
+        """The network's input."""
         size = self._target_size(image)
         if size is not None and size != image.size:
             if math.prod(size) > self.max_pixels:
                 raise RecordError(f"the image is too narrow: resized, {image.width} × {image.height} becomes {size}")
-            # The processor would give the same pixels, but through copies of the whole image as an array; what it is
-            # given here it finds to have the right size already.
+            # The processor would return the same pixels, but copies the whole image as an array. After this resize it
+            # finds that the image already has the right size.
             image = image.resize(size, self._processor.resample)
         made = self._processor(images=image, return_tensors="np")
         pixels: Pixels = np.ascontiguousarray(made["pixel_values"][0], dtype=np.float32)
         return pixels
 
     def _target_size(self, image: Image.Image) -> tuple[int, int] | None:
-        """(width, height) that the processor resizes to before anything else; None where it is for it to say."""
+        """The (width, height) that the processor resizes to first; None if only the processor can compute it."""
         processor = self._processor
         if not processor.do_resize or type(processor).resize is not _inherited_resize(processor):
             return None
@@ -130,10 +133,10 @@ class ImageInputs:
 
 
 def images_for(folder: Path, max_pixels: int) -> ImageInputs:
-    """The images of a model, by the processor its folder describes.
+    """Create the image preprocessing from a model's folder.
 
     Raises:
-        ConfigError: the folder says nothing about images, or `max_pixels` is out of range.
+        ConfigError: the folder has no usable image processor, or `max_pixels` is out of range.
     """
     if not any((folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
         raise ConfigError(f"model {str(folder)!r} holds no preprocessor_config.json, which says how images are resized")
@@ -145,19 +148,20 @@ def images_for(folder: Path, max_pixels: int) -> ImageInputs:
     return ImageInputs(processor, max_pixels)
 
 
-def _inherited_resize(processor: Any) -> Any:
-    """The `resize` that most processors share; one with its own may do anything."""
-    kinds: list[Any] = [kind for kind in type(processor).__mro__ if kind.__name__ == "PilBackend"]
-    return kinds[0].resize if kinds else None
+def _inherited_resize(processor: BaseImageProcessor) -> object:
+    """The `resize` that most processors inherit; None if there is none."""
+    return next(
+        (getattr(kind, "resize", None) for kind in type(processor).__mro__ if kind.__name__ == "PilBackend"), None
+    )
 
 
-def _file_of(value: Any) -> Path | io.BytesIO:
-    """Where an image's bytes are.
+def _file_of(value: object) -> Path | io.BytesIO:
+    """The file or bytes of an image.
 
     Raises:
-        RecordError: the value names no file and holds no bytes.
+        RecordError: the value is neither a path nor bytes.
     """
-    if isinstance(value, dict):  # as Hugging Face datasets keep an image
+    if isinstance(value, dict):  # the format of Hugging Face datasets
         value = value.get("bytes") or value.get("path")
     if isinstance(value, (bytes, bytearray, memoryview)):
         return io.BytesIO(value)
@@ -176,15 +180,17 @@ def _file_of(value: Any) -> Path | io.BytesIO:
 
 
 def _as_8_bits(image: Image.Image) -> Image.Image:
-    """An image whose conversion to RGB keeps its brightness: of 16 bits, the upper 8.
+    """Reduce 16-bit pixels to their upper 8 bits, to keep the brightness in RGB.
 
     Raises:
-        RecordError: pixels without a range that says what is white.
+        RecordError: the pixels have 32 bits, without a defined range.
     """
     if image.mode.startswith("I;16"):
         narrow = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
         narrow.info = image.info  # keeps the orientation
         return narrow
     if image.mode in ("I", "F"):
-        raise RecordError(f"the image has pixels of 32 bits (mode {image.mode}), which say no range; convert it to 8")
+        raise RecordError(
+            f"the image has pixels of 32 bits (mode {image.mode}) without a defined range; convert it to 8"
+        )
     return image

@@ -1,14 +1,14 @@
-"""Tasks on images over any network: one row per image."""
+"""Image tasks for any network: one row per image."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from headrace.engines.base import Prepared
 from headrace.engines.heads import Head, LabelHead, VectorHead, label_function, label_names
+from headrace.engines.model_config import ModelConfig
 from headrace.engines.network import BATCH_IMAGES, Network
 from headrace.engines.profile import EngineProfile
 from headrace.engines.vision.images import ImageInputs, Pixels
@@ -18,13 +18,13 @@ class ImageEngine:
     """One output per image.
 
     Args:
-        network: gives one row per image.
-        images: makes what the network takes.
-        head: makes outputs of rows.
-        facts: what else decides the output, such as the engine's name.
+        network: returns one row per image.
+        images: converts images to the network's input.
+        head: converts rows to outputs.
+        facts: further facts that determine the output, such as the engine's name.
     """
 
-    def __init__(self, network: Network, images: ImageInputs, head: Head, facts: Mapping[str, Any]) -> None:
+    def __init__(self, network: Network, images: ImageInputs, head: Head, facts: Mapping[str, object]) -> None:
         self.network = network
         self._images = images
         self._head = head
@@ -36,14 +36,14 @@ class ImageEngine:
             cost_unit="records",
             batch_cost=size,
             batch_size=size,
-            prepare_rows=16,  # an image is some milliseconds of work, and hundreds of kilobytes when it is done
+            prepare_rows=16,  # an image takes some milliseconds and hundreds of kilobytes
         )
 
-    def describe(self) -> Mapping[str, Any]:
-        """Model digest and every parameter that changes an output. Reads the model's files once."""
+    def describe(self) -> Mapping[str, object]:
+        """The model digest and all parameters that affect an output. Reads all of the model's files."""
         return {**self._facts, **self.network.describe(), "max_pixels": self._images.max_pixels}
 
-    def hardware(self) -> Mapping[str, Any]:
+    def hardware(self) -> Mapping[str, object]:
         """See `TunableEngine.hardware`."""
         return self.network.hardware()
 
@@ -51,18 +51,18 @@ class ImageEngine:
         """See `TunableEngine.dtype_speeds`."""
         return self.network.dtype_speeds()
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Pixels] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Pixels] | Exception]:
         """See `ImageInputs.prepare`."""
         return self._images.prepare(inputs)
 
-    def forward(self, batch: list[Pixels]) -> list[Any]:
-        """One output per image. Images that the processor left in different sizes run apart.
+    def forward(self, batch: list[Pixels]) -> list[object]:
+        """One output per image. Images of different sizes run in separate batches.
 
         Raises:
-            EngineOutOfMemoryError: the batch is too large for the device.
+            EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the engine is closed.
         """
-        outputs: list[Any] = [None] * len(batch)
+        outputs: list[object] = [None] * len(batch)
         by_shape: dict[tuple[int, ...], list[int]] = {}
         for index, pixels in enumerate(batch):
             by_shape.setdefault(pixels.shape, []).append(index)
@@ -77,10 +77,8 @@ class ImageEngine:
         self.network.close()
 
 
-def image_classifier(
-    network: Network, images: ImageInputs, config: Mapping[str, Any], top_labels: int | None
-) -> ImageEngine:
-    """Labels of images."""
+def image_classifier(network: Network, images: ImageInputs, config: ModelConfig, top_labels: int | None) -> ImageEngine:
+    """Create an image classifier."""
     names = label_names(config)
     function = label_function(config, len(names))
     facts = {"engine": "image-classification", "labels": names, "scores": function, "top_labels": top_labels}
@@ -88,5 +86,5 @@ def image_classifier(
 
 
 def image_embedder(network: Network, images: ImageInputs) -> ImageEngine:
-    """One vector per image, as long as the network makes it."""
+    """Create an engine that returns the network's output vectors."""
     return ImageEngine(network, images, VectorHead(None), {"engine": "image-embedding"})

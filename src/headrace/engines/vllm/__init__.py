@@ -1,4 +1,4 @@
-"""Language models that vLLM runs.
+"""Language models on vLLM.
 
-- `engine.VllmEngine`: vLLM as an engine that batches by itself
+- `engine.VllmEngine`: vLLM as an engine that does its own batching
 """

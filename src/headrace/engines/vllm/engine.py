@@ -1,4 +1,4 @@
-"""Text generation by vLLM: it batches by itself, in processes of its own, and is fed one request at a time."""
+"""Text generation with vLLM, which does its own batching in child processes and takes one request at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-# vLLM tells much, and on standard error, where a job's progress bar is. Set before its import, for its processes too.
+# vLLM logs to standard error, where the job's progress bar is. Set before its import, for its processes too.
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import vllm
@@ -39,7 +39,7 @@ from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordErr
 
 _SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"seed"}  # --seed is the engine's
 
-# Engine arguments that decide where and how fast a model runs, not what it says: a job may be resumed with others.
+# Engine arguments that do not affect answers: a job may be resumed with different ones.
 _RESOURCES = frozenset({
     "block_size", "data_parallel_size", "distributed_executor_backend", "enable_chunked_prefill",
     "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes",
@@ -48,33 +48,33 @@ _RESOURCES = frozenset({
 })  # fmt: skip
 
 _FEWEST_AHEAD = 16
-"""Requests that wait inside vLLM at least, so that those which end together are replaced within a step."""
+"""Minimum number of requests queued inside vLLM, so that requests that end together are replaced within a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Payload:
-    prompt: Any
-    """What vLLM's renderer made: token ids."""
+    prompt: object
+    """Token ids from vLLM's renderer."""
     params: SamplingParams
     listener: Callable[[str], None] | None = None
-    """Hears the text so far."""
+    """Called with the partial text."""
 
 
 class VllmEngine:
     """Answers prompts and chats with vLLM's asynchronous engine.
 
     Args:
-        model: a local folder; None for the arithmetic model that comes with Headrace.
-        chat: whether a text is a chat's message (True) or the beginning to go on from (False); None for a chat where
-            the model has a template.
-        system_prompt: begins every chat that has no system message; makes chats of texts.
-        seed: vLLM's own. Where it is given, every sampled answer depends on it and on its prompt alone; else on the
-            company of the request too. (vLLM draws somewhat slower that way.)
-        options: sampling parameters for records that have none of their own (`max_tokens`, `temperature`, `stop`, ...),
-            and any argument of vLLM's `EngineArgs` (`tensor_parallel_size`, `max_model_len`, `dtype`, ...).
+        model: a local folder; None for the arithmetic model that ships with Headrace.
+        chat: whether a plain text is a user's message (True) or a prompt to continue (False); None for True if the
+            model has a chat template.
+        system_prompt: for each chat without a system message; a plain text is then a user's message.
+        seed: vLLM's seed. If set, a sampled answer depends only on it and on the prompt, and sampling is somewhat
+            slower; otherwise it also depends on other requests in the batch.
+        options: default sampling parameters (`max_tokens`, `temperature`, `stop`, ...), and any argument of vLLM's
+            `EngineArgs` (`tensor_parallel_size`, `max_model_len`, `dtype`, ...).
 
     Raises:
-        ConfigError: no such folder, a file is missing in it, or an option that vLLM does not have or refuses.
+        ConfigError: no such folder, a file is missing in it, or vLLM does not have or refuses an option.
         EngineError: vLLM cannot start.
     """
 
@@ -85,7 +85,7 @@ class VllmEngine:
         chat: bool | None = None,
         system_prompt: str | None = None,
         seed: int | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         self._folder = find_folder("arithmetic" if model is None else model)
         if "tokenizer" not in options:
@@ -104,8 +104,8 @@ class VllmEngine:
             followable=True,
         )
 
-        # Tokenizing on worker threads needs a tokenizer that nothing else touches: the engine's own serves its event
-        # loop meanwhile, and one object cannot do both at once.
+        # Worker threads need a private tokenizer: the event loop uses the engine's at the same time, and tokenizers
+        # are not thread-safe.
         self._renderer = renderer_from_config(config)
         self._renderer.tokenizer = copy.deepcopy(self._renderer.tokenizer)
         self._rendering = threading.Lock()
@@ -113,11 +113,11 @@ class VllmEngine:
         self._chat = self._template is not None if chat is None else chat
         self._parts = TEXT_ONLY | MULTIMODAL if config.model_config.is_multimodal_model else TEXT_ONLY
         self._numbers = count()
-        # vLLM's tasks live on one loop, whichever loop the callers are on.
+        # vLLM's tasks need a single event loop; callers use different ones.
         self._loop = LoopThread("headrace-vllm")
 
-    def describe(self) -> Mapping[str, Any]:
-        """What decides the answers."""
+    def describe(self) -> Mapping[str, object]:
+        """The vLLM version, the model digest and all options that affect answers."""
         sampling = {
             name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self._defaults).items()
         }
@@ -132,11 +132,11 @@ class VllmEngine:
             "options": {name: value for name, value in self._engine_args.items() if name not in _RESOURCES},
         }
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[_Payload] | Exception]:
-        """Chat templates rendered and texts tokenized; a record costs the tokens of its prompt."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[_Payload] | Exception]:
+        """Render chat templates and tokenize; a record costs the number of prompt tokens."""
         return [self._prepare(value) for value in inputs]
 
-    def _prepare(self, value: Any) -> Prepared[_Payload] | Exception:
+    def _prepare(self, value: object) -> Prepared[_Payload] | Exception:
         request: Request | None = None
         try:
             request = parse(
@@ -155,7 +155,7 @@ class VllmEngine:
             return error
         except VLLMClientError as error:
             return RecordError(_line(error))
-        except (ValueError, TypeError) as error:  # where vLLM does not check itself, and says not what it is about
+        except (ValueError, TypeError) as error:  # vLLM's message may not name the field
             about = ", ".join(request.extra) if request is not None and request.extra else "the request"
             return RecordError(f"vLLM refuses {about}: {_line(error)}")
         tokens = prompt["prompt_token_ids"]
@@ -170,17 +170,18 @@ class VllmEngine:
         return Prepared(_Payload(prompt, params), cost=length)
 
     def _render(self, request: Request) -> Any:
-        """Token ids, as `LLM.generate` and `LLM.chat` would make them."""
+        """Token ids, the same as in `LLM.generate` and `LLM.chat`."""
         renderer = self._renderer
         if request.messages is None:
             return renderer.render_cmpl([parse_model_prompt(renderer.model_config, request.prompt)])[0]
-        template = {"add_generation_prompt": True, **request.extra.get("chat_template_kwargs", {})}
+        given: Any = request.extra.get("chat_template_kwargs", {})
+        template = {"add_generation_prompt": True, **given}
         messages = with_known_roles(request.messages, str(self._template))
         _, prompts = renderer.render_chat([messages], ChatParams(chat_template_kwargs=template))
         return prompts[0]
 
     def follow(self, payload: _Payload, listener: Callable[[str], None]) -> _Payload:
-        """The same request, whose text so far is told to `listener` on the engine's thread, whenever it has grown."""
+        """The same request; the engine's thread calls `listener` with the partial text whenever it grows."""
         params = copy.copy(payload.params)
         params.output_kind = RequestOutputKind.CUMULATIVE
         return replace(payload, params=params, listener=listener)
@@ -190,8 +191,8 @@ class VllmEngine:
 
         Raises:
             RecordError: vLLM refuses the request.
-            EngineError: vLLM failed at this request, and lives on.
-            EngineDeadError: its core process is gone.
+            EngineError: vLLM failed at this request, but is still running.
+            EngineDeadError: vLLM's core process ended.
         """
         engine, task = self._engine, asyncio.current_task()
         if engine is None:
@@ -204,7 +205,7 @@ class VllmEngine:
             raise
 
     async def _generate(self, engine: AsyncLLM, payload: _Payload) -> Generation:
-        """On the engine's own loop; cancelling it aborts the request."""
+        """Runs on the engine's loop; cancelling it aborts the request."""
         try:
             async with aclosing(engine.generate(payload.prompt, payload.params, str(next(self._numbers)))) as outputs:
                 async for output in outputs:
@@ -224,25 +225,25 @@ class VllmEngine:
         """End vLLM's processes. Safe to call twice."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            # Its own task too: that would report as an error that the core is gone, which is meant to be.
+            # Includes vLLM's own task, which would report the intended end of the core process as an error.
             self._loop.cancel_all()
             engine.shutdown()
             self._loop.close()
             self._renderer.shutdown()
 
 
-# A request that vLLM does not take. Its checks raise its own error in most places, a plain one in others.
+# Errors that vLLM raises for an invalid request: its own type or a built-in one.
 _REFUSALS = (VLLMClientError, ValueError, TypeError)
 
 
-def _start(folder: Path, options: Mapping[str, Any]) -> AsyncLLM:
+def _start(folder: Path, options: Mapping[str, object]) -> AsyncLLM:
     known = {field.name for field in fields(AsyncEngineArgs)} - {"model"}
     unknown = sorted(options.keys() - known)
     if unknown:
         raise ConfigError(f"engine vllm has no option {unknown[0]!r}: vLLM {vllm.__version__} has no such argument")
     quiet = {"disable_log_stats": True, "enable_log_requests": False, "use_tqdm_on_load": False}
     try:
-        # On a thread of its own: made where an event loop runs, its tasks would be that loop's, and its answers lost.
+        # On a separate thread: on a running event loop, vLLM would attach its tasks to that loop and lose answers.
         with _no_interrupts(), ThreadPoolExecutor(1) as thread:
             args = AsyncEngineArgs(model=str(folder), **{**quiet, **options})
             return thread.submit(AsyncLLM.from_engine_args, args).result()
@@ -254,9 +255,9 @@ def _start(folder: Path, options: Mapping[str, Any]) -> AsyncLLM:
 
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Processes started meanwhile do not hear Ctrl-C.
+    """Child processes started in this context ignore Ctrl-C.
 
-    A terminal sends it to them too, and vLLM's core would drop what is in flight, which is to be finished.
+    A terminal sends Ctrl-C to them too, and vLLM's core would drop requests in flight, which must be finished.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -266,12 +267,12 @@ def _no_interrupts() -> Iterator[None]:
 
 
 def _own_seed(seed: int, tokens: Sequence[int]) -> int:
-    """The same for the same prompt, wherever it stands in the input and whatever runs beside it."""
+    """A seed that depends only on the engine's seed and the prompt."""
     text = f"{seed}:{','.join(map(str, tokens))}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
-def _generation(output: Any) -> Generation:
+def _generation(output: vllm.RequestOutput) -> Generation:
     answer = output.outputs[0]
     if answer.finish_reason not in ("stop", "length"):
         raise EngineError(f"vLLM ended the request with {answer.finish_reason!r}")

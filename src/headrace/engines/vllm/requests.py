@@ -1,4 +1,4 @@
-"""What a request says, in vLLM's terms: sampling parameters and structured output."""
+"""Convert a request to vLLM's sampling parameters and structured output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.engines.requests import Request
 from headrace.errors import RecordError
 from headrace.records import text_refusal
 
-# What a request may hold beyond `Sampling`, by the names of vLLM's SamplingParams, or of OpenAI.
+# Request fields in addition to `Sampling`, with the names of vLLM's SamplingParams or OpenAI's API.
 _OWN_SAMPLING = (
     "allowed_token_ids",
     "bad_words",
@@ -25,13 +25,13 @@ _OWN_SAMPLING = (
 EXTRA = (*_OWN_SAMPLING, "structured_outputs", "response_format", "chat_template_kwargs")
 
 MULTIMODAL = frozenset({"image_url", "input_audio", "audio_url", "video_url"})
-"""Content parts that a multimodal model takes, by the names of OpenAI and vLLM."""
+"""Content part types that a multimodal model takes, with OpenAI's and vLLM's names."""
 
 _STRUCTURES = [field.name for field in fields(StructuredOutputsParams) if field.init]
 
 
 def check_unicode(request: Request) -> None:
-    """JSON can spell half of a surrogate pair, which no tokenizer takes."""
+    """Refuse lone surrogates, which JSON can encode and tokenizers do not accept."""
     texts = [request.prompt] if request.messages is None else [message.get("content") for message in request.messages]
     for text in texts:
         if isinstance(text, str) and (refusal := text_refusal(text, "the prompt")):
@@ -39,20 +39,21 @@ def check_unicode(request: Request) -> None:
 
 
 def sampling_params(request: Request) -> SamplingParams:
-    """vLLM's form of what the request says."""
+    """The request's sampling parameters for vLLM."""
     own = {name: request.extra[name] for name in _OWN_SAMPLING if name in request.extra}
     given = asdict(request.sampling) | {"stop": list(request.sampling.stop)} | own
     if "logit_bias" in own:
-        given["logit_bias"] = {int(token): bias for token, bias in own["logit_bias"].items()}
+        biases: Any = own["logit_bias"]
+        given["logit_bias"] = {int(token): bias for token, bias in biases.items()}
     return SamplingParams(
         **given,
         structured_outputs=_structure(request.extra),
         output_kind=RequestOutputKind.FINAL_ONLY,
-        skip_clone=True,  # nobody else has these
+        skip_clone=True,  # the object is not shared
     )
 
 
-def _structure(extra: Mapping[str, Any]) -> StructuredOutputsParams | None:
+def _structure(extra: Mapping[str, object]) -> StructuredOutputsParams | None:
     """vLLM's `structured_outputs`, or OpenAI's `response_format`."""
     if "structured_outputs" in extra:
         wanted = extra["structured_outputs"]
@@ -60,7 +61,7 @@ def _structure(extra: Mapping[str, Any]) -> StructuredOutputsParams | None:
             raise RecordError(
                 f"structured_outputs is {wanted!r:.60}: it must be an object, such as {{'regex': '[0-9]+'}}"
             )
-        unknown = sorted(wanted.keys() - set(_STRUCTURES))  # which vLLM would pass over in silence
+        unknown = sorted(wanted.keys() - set(_STRUCTURES))  # vLLM would ignore them
         if unknown:
             raise RecordError(f"structured_outputs has an unknown {unknown[0]!r}; known: {', '.join(_STRUCTURES)}")
         return StructuredOutputsParams(**wanted)

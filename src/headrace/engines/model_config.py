@@ -1,0 +1,31 @@
+"""Types of a model's config.json."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class SentenceTransformersConfig(TypedDict, total=False):
+    """A cross-encoder's settings in the files of sentence-transformers."""
+
+    activation_fn: str | None
+    max_seq_length: int | None
+
+
+class ModelConfig(TypedDict, total=False):
+    """The fields of a model's config.json that Headrace reads."""
+
+    _name_or_path: str
+    architectures: list[str] | None
+    id2label: dict[str, str] | dict[int, str] | None
+    is_encoder_decoder: bool
+    is_matryoshka: bool
+    matryoshka_dimensions: list[int] | None
+    max_position_embeddings: int | None
+    model_type: str
+    n_positions: int | None
+    pad_token_id: int | None
+    problem_type: str | None
+    sbert_ce_default_activation_function: str | None
+    sentence_transformers: SentenceTransformersConfig | None
+    text_config: ModelConfig | None
