@@ -83,7 +83,7 @@ def test_certificates_on_both_sides(folder: Path) -> None:
         (("--ssl-keyfile", "none.pem", "--ssl-certfile", "cert.pem"), "none.pem"),
         (("--ssl-keyfile", "cert.pem", "--ssl-certfile", "cert.pem"), "cert.pem"),
         (("--ssl-keyfile", "locked.pem", "--ssl-certfile", "cert.pem"), "locked.pem"),
-        (("--ssl-ca-certs", "cert.pem"), "needs a certificate"),
+        (("--ssl-ca-certs", "cert.pem"), "needs a server certificate"),
     ],
 )
 def test_files_that_are_none_are_told_in_one_line(folder: Path, flags: tuple[str, ...], said: str) -> None:
