@@ -197,4 +197,4 @@ def test_a_too_long_pair_fails_alone_when_the_user_says_so(tmp_path: Path) -> No
     good, bad = engine.prepare([("a", "b"), ("a " * 20, "b")])
     assert isinstance(good, Prepared)
     assert isinstance(bad, RecordError)
-    assert "longer than the 12 tokens" in str(bad)
+    assert "maximum of 12 tokens" in str(bad)
