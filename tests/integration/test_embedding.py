@@ -156,7 +156,7 @@ def test_a_too_long_text_fails_alone_when_the_user_says_so(encoder_folder: Path)
     assert isinstance(fits, Prepared)
     assert fits.cost == 12
     assert isinstance(too_long, RecordError)
-    assert "longer than the 12 tokens" in str(too_long)
+    assert "maximum of 12 tokens" in str(too_long)
 
 
 @pytest.mark.parametrize(

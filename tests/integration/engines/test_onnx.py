@@ -131,7 +131,7 @@ def test_what_is_no_onnx_model_says_so(tmp_path: Path) -> None:
     (folder / "model.onnx").write_bytes(b"no protobuf")
     with pytest.raises(EngineError, match=r"model\.onnx cannot be loaded"):
         create("classify", folder, engine="onnx")
-    with pytest.raises(ConfigError, match=r"no execution provider 'ToasterExecutionProvider'; here: .*CPU"):
+    with pytest.raises(ConfigError, match=r"no execution provider 'ToasterExecutionProvider'; available: .*CPU"):
         create("classify", folder, engine="onnx", providers=["ToasterExecutionProvider"])
     (folder / "model.onnx").rename(folder / "one.onnx")
     (folder / "two.onnx").write_bytes(b"")
