@@ -77,7 +77,6 @@ def make_batcher(profile: EngineProfile, process: Process[T], settings: BatcherS
             listener=settings.listener,
         )
     delay_s = profile.batch_delay_s if settings.batch_delay_s is None else settings.batch_delay_s
-    bucketing = True if settings.max_queue_size else profile.window  # more may wait than a window of small batches
     return DynamicBatcher(
         cast("_RunBatch[T]", process),
         cost_estimator=settings.cost_estimator,
@@ -87,7 +86,7 @@ def make_batcher(profile: EngineProfile, process: Process[T], settings: BatcherS
         max_queue_size=settings.max_queue_size or profile.window,
         prefetch_batches=0,
         padded=profile.pads,
-        length_bucketing=bucketing if profile.pads else False,  # equal lengths help only with padding
+        length_bucketing=profile.window if profile.pads else False,  # equal lengths help only with padding
         on_error="isolate",
         process_timeout_s=settings.process_timeout_s,
         listener=settings.listener,

@@ -49,6 +49,38 @@ def test_the_oldest_record_of_the_window_is_in_the_next_batch_or_the_one_after(
     assert sorted(served) == list(range(len(arrivals)))
 
 
+@given(limits, arrivals)
+def test_no_batch_leaves_room_for_the_next_longer_record(limits: Limits, arrivals: list[tuple[int, int]]) -> None:
+    """A batch ends at a limit, whatever the division from the highest cost down leaves at its lower end."""
+    window = BucketWindow(limits)
+    coming = [(Waiting(number, cost), caller) for number, (cost, caller) in enumerate(arrivals)]
+    while coming or window.oldest() is not None:
+        while coming and window.has_room:
+            window.add(*coming.pop(0))
+        waiting = sorted(entry.cost for entry in window)
+        batch = [entry.cost for entry in window.take()[0]]
+        for cost in batch:
+            waiting.remove(cost)
+        longer = [cost for cost in waiting if cost >= batch[0]]
+        if longer and len(batch) < limits.max_batch_size:
+            extra = min(longer)
+            total = extra * (len(batch) + 1) if limits.padded else sum(batch) + extra
+            assert total > limits.target_batch_cost or (limits.padded and extra > batch[-1] * MAX_STRETCH)
+
+
+@pytest.mark.parametrize("waiting", [85, 86, 255, 256, 257, 600])
+@pytest.mark.parametrize("others", [[], [1000]], ids=["alone", "beside a longer record"])
+def test_equal_records_fill_their_batches_whatever_the_window_leaves_over(waiting: int, others: list[int]) -> None:
+    window = BucketWindow(Limits(256, 256, padded=True, window=256))
+    coming = [Waiting(number, cost) for number, cost in enumerate([*others, *[3] * waiting])]
+    sizes = []
+    while coming or window.oldest() is not None:
+        while coming and window.has_room:
+            window.add(coming.pop(0), "caller")
+        sizes.append(len(window.take()[0]))
+    assert len(sizes) <= len(others) + -(-waiting // 85) + 1
+
+
 def test_records_of_like_length_share_a_batch() -> None:
     """A padded batch's shortest is at least half its longest, whatever the order of arrival."""
     window = BucketWindow(Limits(target_batch_cost=400, max_batch_size=32, padded=True, window=256))

@@ -112,8 +112,8 @@ class BucketWindow:
         while low > anchor:
             high = low
             low, met = self._down_from(high)
-        if met is None:
-            high, met = self._up_to(high)
+        if met is None or met == "boundary":
+            high, met = self._up_to(low, high, met)
         return low, high, met
 
     def _down_from(self, high: int) -> tuple[int, CloseReason | None]:
@@ -129,7 +129,7 @@ class BucketWindow:
         low = high - max(size, 1)
         if limits.padded:
             alike = bisect_left(items, (longest / MAX_STRETCH,), 0, high)
-            if alike > low and high - alike >= limits.min_batch_size:
+            if alike > max(low, 0) and high - alike >= limits.min_batch_size:
                 return alike, "boundary"
         return (low, met) if low >= 0 else (0, None)
 
@@ -143,18 +143,22 @@ class BucketWindow:
             low -= 1
         return high - low + (low == 0)
 
-    def _up_to(self, high: int) -> tuple[int, CloseReason | None]:
-        """The end of the batch of cheapest records, given that all below `high` fit, and the limit that it meets."""
+    def _up_to(self, low: int, high: int, met: CloseReason | None) -> tuple[int, CloseReason | None]:
+        """The end of a batch that starts at `low`, given that all below `high` fit, and the limit that it meets.
+
+        Without this step the remainder of a division, perhaps one record, would be a batch of its own while records
+        like it wait: the division counts from the highest cost down, so its last batch is the incomplete one.
+        """
         limits, items = self.limits, self._sorted
-        total = sum(cost for cost, _, _ in items[:high])
+        total = sum(cost for cost, _, _ in items[low:high])
         while high < len(items):
-            cost = items[high][0]
+            cost, size = items[high][0], high - low
             total += cost
-            if high == limits.max_batch_size:
+            if size == limits.max_batch_size:
                 return high, "full_size"
-            if (cost * (high + 1) if limits.padded else total) > limits.target_batch_cost:
+            if (cost * (size + 1) if limits.padded else total) > limits.target_batch_cost:
                 return high, "full_cost"
-            if limits.padded and cost > items[0][0] * MAX_STRETCH and high >= limits.min_batch_size:
+            if limits.padded and cost > items[low][0] * MAX_STRETCH and size >= limits.min_batch_size:
                 return high, "boundary"
             high += 1
-        return high, None
+        return high, met
