@@ -43,8 +43,8 @@ class ServerSettings:
 
     config: EngineConfig = field(default_factory=EngineConfig)
     """The model; its task defaults to that of the engine, else "embed"."""
-    name: str | None = None
-    """Name of the model in requests and answers; None for the folder name."""
+    name: str | Sequence[str] | None = None
+    """One or more names of the model in requests; the first is its name in answers. None for the folder name."""
     batch_timeout_s: float = 0.002
     """Maximum seconds that a request waits for others while the engine is free."""
     limits: ServeLimits = field(default_factory=ServeLimits)
@@ -83,7 +83,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
     task: str | None = None,
     model: str | Path | None = None,
     *,
-    name: str | None = None,
+    name: str | Sequence[str] | None = None,
     engine: str | Callable[..., object] | None = None,
     engine_options: Mapping[str, object] | None = None,
     engine_process: bool = False,
@@ -107,6 +107,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
         task: what the model does: "embed", "generate", "classify" and so on; None for "embed", or for "custom" with a
             function or handler of your own.
         model: a local folder; None for the task's default model.
+        name: one or more names of the model in requests; the first is its name in answers. None for the folder name.
         options: options of the engine, such as `max_model_len`.
         engine_options: the same as a mapping: for an engine of your own, whose options no type checker knows.
 
@@ -181,7 +182,9 @@ def checked(settings: ServerSettings) -> ServerSettings:
     limits = settings.limits
     if (config.task or "").startswith("image-"):
         limits = replace(limits, max_body_bytes=limits.max_image_body_bytes)
-    return replace(settings, config=config, limits=limits)
+    settings = replace(settings, config=config, limits=limits)
+    _names(settings)
+    return settings
 
 
 def _service(settings: ServerSettings, server: ServerState) -> Service:
@@ -204,15 +207,29 @@ def _service(settings: ServerSettings, server: ServerState) -> Service:
         process_timeout_s=None if config.engine_process else config.engine_timeout_s,
     )
     profile = profile_of(engine).tuned(config.batch_tokens or ready.tokens, config.batch_size)
-    name = settings.name or (Path(config.model).name if config.model else _DEFAULT_NAMES.get(task))
     return Service(
-        name or task,
+        _names(settings),
         task,
         engine,
         make_batcher(profile, engine_process(engine), batching),
         settings.limits,
         server.engine_died,
     )
+
+
+def _names(settings: ServerSettings) -> tuple[str, ...]:
+    """The names of the model.
+
+    Raises:
+        ConfigError: a name is empty.
+    """
+    given, model, task = settings.name, settings.config.model, settings.config.task or ""
+    if given is None:
+        return ((Path(model).name if model else _DEFAULT_NAMES.get(task)) or task,)
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not names or not all(names):
+        raise ConfigError(f"the name of the served model is {given!r}; it must not be empty (--served-model-name)")
+    return tuple(dict.fromkeys(names))
 
 
 def _refuse_pickles(model: str | None) -> None:

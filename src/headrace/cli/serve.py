@@ -37,9 +37,12 @@ class ServerFlags(FlagGroup):
 
     panel: ClassVar[str] = "Server"
 
-    name: Annotated[
-        str | None,
-        typer.Option("--served-model-name", help="Name of the model in requests. Default: the name of its folder."),
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--served-model-name",
+            help="Name of the model in requests; repeatable, the first is used in answers. Default: its folder's name.",
+        ),
     ] = None
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 picks a free one.")] = 8000
@@ -198,7 +201,7 @@ def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
     target = server.latency_target_ms
     settings = ServerSettings(
         config,
-        name=server.name,
+        name=server.names or None,
         batch_timeout_s=server.batch_timeout_ms / 1000,
         limits=limits,
         state=server.state_dir,

@@ -135,7 +135,7 @@ class Service:
     """Runs the records of requests.
 
     Args:
-        name: the model's name in requests and answers.
+        names: the model's names in requests; the first is the name in answers.
         task: the model's task, such as "embed", "generate" or "classify".
         engine: prepares records. Closed with the service.
         batcher: runs prepared records. Started and stopped with the service.
@@ -145,14 +145,15 @@ class Service:
 
     def __init__(
         self,
-        name: str,
+        names: Sequence[str],
         task: str,
         engine: AnyEngine,
         batcher: Batcher[object, object],
         limits: ServeLimits,
         on_dead: Callable[[], None],
     ) -> None:
-        self.name = name
+        self.names = tuple(names)
+        self.name = self.names[0]
         self.task = task
         self.engine = engine
         self.batcher = batcher

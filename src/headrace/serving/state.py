@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -70,15 +70,10 @@ class ServerState:
         self.on_dead()
 
     def check_model(self, name: str | None) -> None:
-        """Raise 404 if `name` is not the served model."""
-        served = self.service.name
-        if name is not None and name != served:
-            raise ApiError(
-                404,
-                f"there is no model {name!r:.200}; this server serves {served!r}",
-                code="model_not_found",
-                param="model",
-            )
+        """Raise 404 if `name` is not a name of the served model."""
+        names = self.service.names
+        if name is not None and name not in names:
+            raise ApiError(404, no_such_model(name, names), code="model_not_found", param="model")
 
     def check_task(self, *tasks: str) -> None:
         """Raise 404 if the model's task is not one of these."""
@@ -155,6 +150,12 @@ class ServerState:
                 code="too_long",
                 param=param,
             )
+
+
+def no_such_model(name: object, names: Sequence[str]) -> str:
+    """The message about a model that is not served."""
+    served = " and ".join(map(repr, names))
+    return f"there is no model {name!r:.200}; this server serves {served} (--served-model-name adds names)"
 
 
 def guess(chars: int) -> int:

@@ -36,7 +36,7 @@ async def receive() -> MutableMapping[str, Any]:
 
 
 def service(batcher: Room) -> Service:
-    return Service("fake", "embed", FakeEngine(max_model_len=2), batcher, ServeLimits(), lambda: None)  # type: ignore[arg-type]
+    return Service(("fake",), "embed", FakeEngine(max_model_len=2), batcher, ServeLimits(), lambda: None)  # type: ignore[arg-type]
 
 
 def call(*, may_cut: bool = True) -> Call:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from headrace.openai_protocol import batch_error
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 from headrace.serving.protocol.requests import HEAVY_BYTES, check_values
+from headrace.serving.state import no_such_model
 
 MOST_ERRORS = 100
 """Validation stops after this many errors."""
@@ -27,8 +28,8 @@ class LineRules:
 
     url: str
     """The batch's endpoint."""
-    model: str
-    """The served model. A line may omit it."""
+    models: Sequence[str]
+    """The names of the served model. A line may omit it."""
     max_line_bytes: int
     """The same limit as for an HTTP request body."""
 
@@ -118,8 +119,8 @@ def _problem(row: Mapping[str, object], rules: LineRules) -> tuple[str, str, str
     if not isinstance(body, dict):
         return "invalid_body", f"body is of type {type(body).__name__}: it must be an object", "body"
     model = body.get("model")
-    if model is not None and model != rules.model:
-        return "model_not_found", f"there is no model {model!r:.200}; this server serves {rules.model!r}", "body.model"
+    if model is not None and model not in rules.models:
+        return "model_not_found", no_such_model(model, rules.models), "body.model"
     return None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from headrace.serving.errors import ApiError
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Health, Model, ModelList
 from headrace.serving.state import ServerState
@@ -35,19 +34,13 @@ def router(state: ServerState, task: str) -> APIRouter:
 
     @routes.get("/v1/models", response_model=ModelList, tags=["OpenAI"])
     async def models() -> Response:
-        """List the served model."""
-        return JsonReply({"object": "list", "data": [_described(state.service.name, task)]})
+        """List the names of the served model."""
+        return JsonReply({"object": "list", "data": [_described(name, task) for name in state.service.names]})
 
     @routes.get("/v1/models/{model:path}", response_model=Model, tags=["OpenAI"])
     async def model(model: str) -> Response:
         """Describe the served model."""
-        if model != state.service.name:
-            raise ApiError(
-                404,
-                f"there is no model {model!r:.200}; this server serves {state.service.name!r}",
-                code="model_not_found",
-                param="model",
-            )
+        state.check_model(model)
         return JsonReply(_described(model, task))
 
     return routes
