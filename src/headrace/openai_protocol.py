@@ -69,19 +69,21 @@ def input_usage(tokens: int, truncated: Sequence[int] = ()) -> dict[str, int]:
     return {**usage, "truncated_inputs": len(truncated)} if truncated else usage
 
 
-def completion(answers: Sequence[Generation]) -> dict[str, object]:
-    """The body of a completion response: one choice per answer."""
+def completion(answers: Sequence[Generation], n: int = 1) -> dict[str, object]:
+    """The body of a completion response: one choice per answer, `n` in a row for each prompt."""
     choices = [
         choice(index, text=answer["text"], finish=answer["finish_reason"]) for index, answer in enumerate(answers)
     ]
-    return {"object": "text_completion", "choices": choices, "usage": usage(answers)}
+    return {"object": "text_completion", "choices": choices, "usage": usage(answers, n)}
 
 
-def chat_completion(answer: Generation) -> dict[str, object]:
-    """The body of a chat completion response."""
-    message = {"role": "assistant", "content": answer["text"]}
-    choices = [choice(0, message=message, finish=answer["finish_reason"])]
-    return {"object": "chat.completion", "choices": choices, "usage": usage([answer])}
+def chat_completion(answers: Sequence[Generation]) -> dict[str, object]:
+    """The body of a chat completion response: one choice per answer."""
+    choices = [
+        choice(index, message={"role": "assistant", "content": answer["text"]}, finish=answer["finish_reason"])
+        for index, answer in enumerate(answers)
+    ]
+    return {"object": "chat.completion", "choices": choices, "usage": usage(answers, len(answers))}
 
 
 def choice(index: int, *, finish: str | None, **content: object) -> dict[str, object]:
@@ -89,8 +91,8 @@ def choice(index: int, *, finish: str | None, **content: object) -> dict[str, ob
     return {"index": index, **content, "finish_reason": finish, "logprobs": None}
 
 
-def usage(answers: Sequence[Generation] | Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """The total tokens of all answers."""
-    prompt = sum(answer["prompt_tokens"] for answer in answers)
+def usage(answers: Sequence[Generation] | Sequence[Mapping[str, Any]], n: int = 1) -> dict[str, int]:
+    """The total tokens of all answers, `n` in a row for each prompt. A prompt counts once."""
+    prompt = sum(answer["prompt_tokens"] for answer in answers[::n])
     generated = sum(answer["completion_tokens"] for answer in answers)
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}

@@ -27,6 +27,13 @@ class Prepared(Generic[PayloadT]):
     truncated: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A text as ids of the model's own tokenizer, with all special tokens. Only for a `TokenizingEngine`."""
+
+    ids: tuple[int, ...]
+
+
 class Engine(Protocol[InputT_contra, PayloadT]):
     """The methods that all engines have.
 
@@ -144,6 +151,30 @@ class FollowableEngine(Protocol[PayloadT]):
         ...
 
 
+class TokenizingEngine(Protocol):
+    """An engine that takes `TokenIds` for a text, and makes them."""
+
+    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
+        """The ids that the model gets for a text, or for the messages of a chat, before they are cut.
+
+        Raises:
+            RecordError: the value is no text and no chat.
+        """
+        ...
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included.
+
+        Raises:
+            RecordError: an id is not in the vocabulary.
+        """
+        ...
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's entry for each id. Raises as `detokenize`."""
+        ...
+
+
 def runs_batches(engine: Engine[Any, Any]) -> TypeGuard[BatchEngine[Any, Any, Any]]:
     """Whether the engine's profile says that it is a `BatchEngine`."""
     return profile_of(engine).batching == "batches"
@@ -162,6 +193,11 @@ def batches_itself(engine: Engine[Any, Any]) -> TypeGuard[StreamEngine[Any, Any,
 def can_be_followed(engine: Engine[Any, Any]) -> TypeGuard[FollowableEngine[Any]]:
     """Whether the engine's profile says that it is a `FollowableEngine`."""
     return profile_of(engine).followable
+
+
+def can_tokenize(engine: Engine[Any, Any]) -> TypeGuard[TokenizingEngine]:
+    """Whether the engine's profile says that it is a `TokenizingEngine`."""
+    return profile_of(engine).tokenizes
 
 
 def can_be_tuned(engine: Engine[Any, Any]) -> TypeGuard[TunableEngine]:

@@ -148,7 +148,7 @@ class _Host:
         self._engine: AnyBatchEngine = engine
         tunable: TunableEngine | None = engine if can_be_tuned(engine) else None
         self.facts = _Facts(
-            replace(profile, followable=False),
+            replace(profile, followable=False, tokenizes=False),
             dict(engine.describe()),
             dict(tunable.hardware()) if tunable else {},
             dict(tunable.dtype_speeds()) if tunable else {},

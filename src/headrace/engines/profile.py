@@ -76,6 +76,8 @@ class EngineProfile:
     """Whether it can stream answers (`FollowableEngine`)."""
     tunable: bool = False
     """Whether it can be loaded in another `dtype` (`TunableEngine`)."""
+    tokenizes: bool = False
+    """Whether it takes token ids and makes them (`TokenizingEngine`)."""
 
     def __post_init__(self) -> None:
         one_of("batching", self.batching, get_args(Batching))
@@ -83,6 +85,7 @@ class EngineProfile:
         one_of("pads", self.pads, (False, True))
         one_of("followable", self.followable, (False, True))
         one_of("tunable", self.tunable, (False, True))
+        one_of("tokenizes", self.tokenizes, (False, True))
         needed = _NEEDED[self.batching]
         for name in ("batch_size", "batch_cost", "max_in_flight", "max_cost", *_BATCHES_ONLY):
             value = getattr(self, name)
@@ -214,7 +217,8 @@ def check_methods(engine: object, profile: EngineProfile) -> None:
         ConfigError: a method is missing.
     """
     follow = ("follow",) if profile.followable else ()
-    for name in ("describe", "prepare", *_METHODS[profile.batching], *follow, "close"):
+    tokenize = ("tokenize", "detokenize", "token_strings") if profile.tokenizes else ()
+    for name in ("describe", "prepare", *_METHODS[profile.batching], *follow, *tokenize, "close"):
         if not callable(getattr(engine, name, None)):
             raise ConfigError(
                 f"engine {type(engine).__name__} has no method {name}, which an engine with "

@@ -77,13 +77,15 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: either `prompt` or `messages` is set."""
+    """One request: one of `prompt`, `messages` and `token_ids` is set."""
 
     prompt: str | None
     messages: Sequence[Mapping[str, object]] | None
     sampling: Sampling
     extra: Mapping[str, object]
     """Engine-specific fields of the request body, such as vLLM's `structured_outputs`."""
+    token_ids: tuple[int, ...] | None = None
+    """A prompt as ids of the model's own tokenizer."""
 
 
 def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> Sampling:
@@ -137,7 +139,7 @@ def _is_neutral(name: str, value: object) -> bool:
     )
 
 
-def parse(
+def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern it
     value: object,
     defaults: Sampling,
     *,
@@ -145,12 +147,14 @@ def parse(
     chat: bool = False,
     extra: Collection[str] = (),
     parts: Collection[str] = TEXT_ONLY,
+    token_ids: bool = False,
 ) -> Request:
     """Parse the value of a record.
 
     A string is a prompt, or the user's message if `chat` or `system_prompt` is set. A list is the messages of a chat.
     An object is an OpenAI request body: `prompt` (never a chat) or `messages`, and sampling parameters. `extra` names
-    further fields that the engine takes; `parts` names the content part types that the model takes.
+    further fields that the engine takes; `parts` names the content part types that the model takes; `token_ids` says
+    that the prompt of a body may be a list of token ids.
 
     Raises:
         RecordError: another type, an empty prompt, an unknown role or field, or a parameter out of range. Its `param`
@@ -158,10 +162,12 @@ def parse(
     """
     body: Mapping[str, object] = value if isinstance(value, dict) else {}
     if body:
-        value = _asked(body)
+        value = _asked(body, token_ids)
     sampling = sampling_from(_sampling_in(body), defaults)
     _refuse_unknown(body, extra)
     known = {name: body[name] for name in extra if body.get(name) is not None}
+    if isinstance(value, tuple):
+        return Request(None, None, sampling, known, value)
     if isinstance(value, str):
         if not value:
             raise RecordError("the prompt is empty; there is nothing to answer", param="prompt" if body else None)
@@ -176,9 +182,13 @@ def parse(
     return Request(None, messages, sampling, known)
 
 
-def _asked(body: Mapping[str, object]) -> object:
+def _asked(body: Mapping[str, object], token_ids: bool) -> object:
+    """The prompt or the messages; token ids as a tuple."""
     if ("prompt" in body) == ("messages" in body):
         raise RecordError('a request body must have either "prompt" or "messages"')
+    ids = body.get("prompt")
+    if token_ids and isinstance(ids, list) and ids and all(type(one) is int for one in ids):
+        return tuple(ids)
     if "prompt" in body and not isinstance(body["prompt"], str):
         raise RecordError(f'"prompt" is of type {type(body["prompt"]).__name__}; one text per record', param="prompt")
     if "messages" in body and not isinstance(body["messages"], list):

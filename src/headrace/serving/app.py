@@ -25,6 +25,7 @@ from headrace.serving.routes import images as image_routes
 from headrace.serving.routes import pairs as pair_routes
 from headrace.serving.routes import status as status_routes
 from headrace.serving.routes import text as text_routes
+from headrace.serving.routes import tokens as token_routes
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
 
@@ -41,6 +42,11 @@ _ROUTES: dict[str, Callable[[ServerState], APIRouter]] = {
     "image-embed": image_routes.embedding_router,
 }
 
+
+_INSTEAD = {
+    "/v1/responses": "it has no Responses API: use /v1/chat/completions (in Vercel's AI SDK: provider.chat(model))",
+}
+"""What to use instead of routes of OpenAI's that the server does not have."""
 
 _NO_TEXTS = frozenset({"score", "image-classify", "image-embed"})
 
@@ -105,6 +111,8 @@ def create_app(
     known = [status_routes.router(state, task)]
     if task not in _NO_TEXTS:
         known.insert(0, text_routes.generate_router(state))
+    if not task.startswith("image-"):
+        known.append(token_routes.router(state))
     if task in _ROUTES:
         known.insert(0, _ROUTES[task](state))  # first: routes are matched in order, for each request
     documents = APIRouter()
@@ -129,7 +137,8 @@ async def _http_error(request: Request, error: Exception) -> JsonReply:
         return JsonReply(error_body(405, message, "method_not_allowed"), 405, {"Allow": ", ".join(allowed)})
     status, message = error.status_code, str(error.detail)
     if status == 404:
-        message = f"there is no route {request.url.path!r:.200} on this server; /docs lists all routes"
+        way_out = _INSTEAD.get(request.url.path, "/docs lists all routes")
+        message = f"there is no route {request.url.path!r:.200} on this server; {way_out}"
     body = error_body(status, message, HTTPStatus(status).name.lower())
     return JsonReply(body, status, error.headers)
 

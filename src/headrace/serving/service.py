@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from starlette.types import Receive
 
@@ -22,6 +22,9 @@ from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
 from headrace.serving.limits import ServeLimits
 from headrace.serving.tokens import Tokens
+
+ValueT = TypeVar("ValueT")
+ResultT = TypeVar("ResultT")
 
 ONLINE = 0
 """Priority of online requests."""
@@ -205,14 +208,17 @@ class Service:
         if self._light and size * CHARS_PER_COST <= _INLINE_CHARS:
             prepared = self.engine.prepare(values)
         else:
-            loop = asyncio.get_running_loop()
-            prepared = await loop.run_in_executor(self._pool, self.engine.prepare, values)
+            prepared = await self.on_thread(self.engine.prepare, values)
         good: list[Prepared[object]] = []
         for entry in prepared:
             if isinstance(entry, Exception):
                 raise entry
             good.append(entry)
         return good
+
+    async def on_thread(self, call: Callable[[ValueT], ResultT], value: ValueT) -> ResultT:
+        """Call a function of the tokenizer on one of a few threads, so that it does not hold up other requests."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call, value)
 
     @property
     def longest(self) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from headrace.engines.base import TokenIds, can_tokenize
 from headrace.events import Listener
 from headrace.records import JsonObject
 from headrace.serving.auth import Keys
@@ -96,11 +97,11 @@ class ServerState:
         request_id = scope["headrace_request_id"]
         return Call(request.receive, timeout_s, caller, param, may_cut, request_id, self.listener)
 
-    def check_texts(self, texts: list[str], param: str) -> int:
+    def check_texts(self, texts: Sequence[str | TokenIds], param: str) -> int:
         """Check the number and length of texts; returns their estimated cost.
 
         Raises:
-            ApiError: 400 for no texts, too many or too long ones.
+            ApiError: 400 for no texts, too many or too long ones, or token ids for an engine that takes none.
         """
         limits = self.limits
         if not texts:
@@ -116,9 +117,29 @@ class ServerState:
         for text in texts:
             if not text:
                 raise ApiError(400, f"{param} holds an empty text", code="empty", param=param)
+            if isinstance(text, TokenIds):
+                cost += min(len(text.ids) + 1, most)
+                continue
             self.check_length(len(text), param)
             cost += min(guess(len(text)), most)
+        if isinstance(texts[0], TokenIds) and not can_tokenize(self.service.engine):
+            raise ApiError(400, f"{param} holds token ids; this engine takes texts", code="token_ids", param=param)
         return cost
+
+    def check_prompts(self, prompts: list[str] | list[list[int]]) -> int:
+        """Like `check_texts`, for the prompts of completions."""
+        return self.check_texts([TokenIds(tuple(one)) if isinstance(one, list) else one for one in prompts], "prompt")
+
+    def check_choices(self, prompts: int, n: int) -> None:
+        """Raise 400 for more choices than a request may have prompts."""
+        most = self.limits.max_prompts
+        if prompts * n > most:
+            raise ApiError(
+                400,
+                f"n is {n}: {prompts} prompts with {n} choices each are more than the {most} answers per request",
+                code="too_many",
+                param="n",
+            )
 
     def check_messages(self, messages: list[JsonObject]) -> int:
         """Check the length of a chat; returns its estimated cost.

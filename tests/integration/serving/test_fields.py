@@ -166,7 +166,7 @@ def assert_no_number(server: Running, path: str, body: dict[str, Any], field: st
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
+        ("n", 0),
         ("logprobs", True),
         ("top_logprobs", 2),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),

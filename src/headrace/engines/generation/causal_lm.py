@@ -14,13 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from headrace.device.placement import release
 from headrace.engines.base import Prepared
-from headrace.engines.chat import rendered
+from headrace.engines.chat import checked_messages, rendered
 from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.requests import Generation, Request, Sampling, parse
 from headrace.engines.text.tokenizing import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
 from headrace.engines.torch_network import load_pretrained, loading
+from headrace.engines.vocabulary import check_ids, detokenized, token_strings
 from headrace.errors import EngineError, RecordError
 from headrace.records import text_refusal
 
@@ -113,7 +114,23 @@ class CausalLM:
 
     def _ask(self, value: object) -> TokenizedRequest:
         prompting = self.prompting
-        request = parse(value, prompting.sampling, system_prompt=prompting.system_prompt, chat=prompting.chat)
+        request = parse(
+            value, prompting.sampling, system_prompt=prompting.system_prompt, chat=prompting.chat, token_ids=True
+        )
+        ids = self._ids(request) if request.token_ids is None else request.token_ids
+        check_ids(self._tokenizer, ids, "prompt")
+        room = self.max_model_len - len(ids)
+        if room < 1:
+            raise RecordError(
+                f"the prompt has {len(ids)} tokens, which leaves no room for an answer in a context of "
+                f"{self.max_model_len}; shorten it"
+            )
+        sampling = request.sampling
+        if sampling.max_tokens > room:
+            sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
+        return TokenizedRequest(ids, sampling)
+
+    def _ids(self, request: Request) -> tuple[int, ...]:
         text = self._text(request)
         if refusal := text_refusal(text, "the prompt"):
             raise refusal
@@ -125,19 +142,28 @@ class CausalLM:
         # A chat template writes the special tokens itself.
         # As a batch of one, because `encode` holds the GIL.
         [words] = self._tokenizer.encode_batch_fast([text], add_special_tokens=request.messages is None)
-        ids = tuple(words.ids)
-        if not ids:
+        if not words.ids:
             raise RecordError("the prompt is empty; there is nothing to answer")
-        room = self.max_model_len - len(ids)
-        if room < 1:
-            raise RecordError(
-                f"the prompt has {len(ids)} tokens, which leaves no room for an answer in a context of "
-                f"{self.max_model_len}; shorten it"
-            )
-        sampling = request.sampling
-        if sampling.max_tokens > room:
-            sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-        return TokenizedRequest(ids, sampling)
+        return tuple(words.ids)
+
+    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
+        """See `TokenizingEngine.tokenize`."""
+        if isinstance(value, list):
+            text = self._text(Request(None, checked_messages(value), self.prompting.sampling, {}))
+        else:
+            text = str(value)
+        if refusal := text_refusal(text, "the prompt"):
+            raise refusal
+        [words] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(words.ids)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """See `TokenizingEngine.detokenize`."""
+        return detokenized(self._tokenizer, ids)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """See `TokenizingEngine.token_strings`."""
+        return token_strings(self._tokenizer, ids)
 
     def _text(self, request: Request) -> str:
         if request.prompt is not None:

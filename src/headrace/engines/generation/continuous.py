@@ -110,7 +110,12 @@ class GenerationEngine:
             # One more page per answer, since its last page is rarely full: this keeps the budget in tokens.
             self._manager, self._processor = self._open(-(-wanted // _PAGE) + max_num_seqs + 1, max_num_seqs)
         self.profile = EngineProfile(
-            batching="steps", max_in_flight=max_num_seqs, max_cost=wanted, max_model_len=longest, followable=True
+            batching="steps",
+            max_in_flight=max_num_seqs,
+            max_cost=wanted,
+            max_model_len=longest,
+            followable=True,
+            tokenizes=True,
         )
 
     def _open(self, pages: int, slots: int) -> tuple[ContinuousBatchingManager, ContinuousBatchProcessor]:
@@ -152,6 +157,18 @@ class GenerationEngine:
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[TokenizedRequest] | Exception]:
         """The tokens of each request; a RecordError if it is invalid."""
         return self._lm.prepare(inputs)
+
+    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
+        """See `TokenizingEngine.tokenize`."""
+        return self._lm.tokenize(value, add_special_tokens)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """See `TokenizingEngine.detokenize`."""
+        return self._lm.detokenize(ids)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """See `TokenizingEngine.token_strings`."""
+        return self._lm.token_strings(ids)
 
     def span(self, record: TokenizedRequest | _Resumed) -> tuple[float, float]:
         """Tokens of the prompt with the first token of the answer, and with the longest allowed answer."""

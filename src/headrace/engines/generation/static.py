@@ -55,6 +55,7 @@ class StaticGenerationEngine:
             batch_cost=1 << 20,
             batch_size=whole("max_num_seqs", max_num_seqs, 1),
             max_model_len=self._lm.max_model_len,
+            tokenizes=True,
         )
 
     def describe(self) -> Mapping[str, object]:
@@ -64,6 +65,18 @@ class StaticGenerationEngine:
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[TokenizedRequest] | Exception]:
         """The tokens of each request; a RecordError if it is invalid."""
         return self._lm.prepare(inputs)
+
+    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
+        """See `TokenizingEngine.tokenize`."""
+        return self._lm.tokenize(value, add_special_tokens)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """See `TokenizingEngine.detokenize`."""
+        return self._lm.detokenize(ids)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """See `TokenizingEngine.token_strings`."""
+        return self._lm.token_strings(ids)
 
     def forward(self, batch: list[TokenizedRequest]) -> list[Generation]:
         """Answer the batch. Prompts are padded on the left, so that all answers start at the same position.

@@ -180,10 +180,11 @@ def _text(value: object) -> str:
 
 
 def _request(value: object) -> tuple[str, dict[str, object]]:
-    request = parse(value, Sampling())  # refuse invalid requests without contacting the server
+    request = parse(value, Sampling(), token_ids=True)  # refuse invalid requests without contacting the server
     body = {name: part for name, part in value.items() if name != "model"} if isinstance(value, dict) else {}
-    if request.prompt is not None:
-        return "/v1/completions", {**body, "prompt": request.prompt}
+    if request.messages is None:
+        prompt = request.prompt if request.token_ids is None else list(request.token_ids)
+        return "/v1/completions", {**body, "prompt": prompt}
     return "/v1/chat/completions", {**body, "messages": list(request.messages or ())}
 
 

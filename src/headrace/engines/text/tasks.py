@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -45,7 +46,7 @@ class TextEngine:
         self._head = head
         self._facts = facts
         budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
-        self.profile = _profile(network, tokens, budget)
+        self.profile = replace(_profile(network, tokens, budget), tokenizes=True)
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an output. Reads all of the model's files."""
@@ -68,6 +69,18 @@ class TextEngine:
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Exception]:
         """See `TextTokens.prepare`."""
         return self.tokens.prepare(inputs)
+
+    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
+        """See `TokenizingEngine.tokenize`."""
+        return self.tokens.tokenize(value, add_special_tokens)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """See `TokenizingEngine.detokenize`."""
+        return self.tokens.detokenize(ids)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """See `TokenizingEngine.token_strings`."""
+        return self.tokens.token_strings(ids)
 
     def forward(self, batch: list[Tokens]) -> Sequence[object]:
         """One output per text.

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from headrace.engines.base import Prepared
+from headrace.engines.base import Prepared, TokenIds
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.text.truncation import TextTruncator
+from headrace.engines.vocabulary import check_ids, detokenized, token_strings
 from headrace.errors import ConfigError, RecordError
 from headrace.records import kind_of, text_refusal
 
@@ -117,14 +118,16 @@ class TextTokens:
         """
         errors = [self.refusal(value) for value in inputs]
         good = [value for value, error in zip(inputs, errors, strict=True) if error is None]
-        long = {place: cut for place, value in enumerate(good) if (cut := self._cut_pair(value)) is not None}
-        rest = [self._shortened(value) for place, value in enumerate(good) if place not in long]
+        done = {place: ready for place, value in enumerate(good) if (ready := self._ready(value)) is not None}
+        rest = [self._shortened(value) for place, value in enumerate(good) if place not in done]
         encodings = iter(self._tokenizer.encode_batch_fast(rest))
-        prepared = (long[place] if place in long else self._prepared(next(encodings)) for place in range(len(good)))
+        prepared = (done[place] if place in done else self._prepared(next(encodings)) for place in range(len(good)))
         return [next(prepared) if error is None else error for error in errors]
 
     def refusal(self, value: object) -> RecordError | None:
         """The error for an invalid input; None if it is valid."""
+        if isinstance(value, TokenIds) and self._takes == "text":
+            return None
         if isinstance(value, (tuple, list)) and self._takes != "text":
             if len(value) != 2:
                 return RecordError(f"the input is a list of {len(value)}, not a pair of texts")
@@ -135,9 +138,22 @@ class TextTokens:
 
     def length(self, first: str, second: str) -> int:
         """The number of tokens of a pair, without truncation."""
-        unlimited: Tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
-        unlimited.no_truncation()
-        return len(unlimited.encode(first, second).ids)
+        return len(self._unlimited().encode(first, second).ids)
+
+    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
+        """See `TokenizingEngine.tokenize`."""
+        if refusal := text_refusal(value):
+            raise refusal
+        encoding = self._unlimited().encode(self._prefix + str(value), add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """See `TokenizingEngine.detokenize`."""
+        return detokenized(self._tokenizer, ids)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """See `TokenizingEngine.token_strings`."""
+        return token_strings(self._tokenizer, ids)
 
     def samples(self) -> list[Tokens]:
         """Test texts or pairs of different lengths, longest first; the longest exceeds usual attention windows."""
@@ -162,6 +178,28 @@ class TextTokens:
                 types[row, real] = tokens[1]
         arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         return {name: array for name, array in arrays.items() if name in names}
+
+    def _unlimited(self) -> Tokenizer:
+        tokenizer: Tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.no_truncation()
+        return tokenizer
+
+    def _ready(self, value: str | Sequence[str] | TokenIds) -> Prepared[Tokens] | RecordError | None:
+        """The model input of a value that the tokenizer does not handle; None for others."""
+        if not isinstance(value, TokenIds):
+            return self._cut_pair(value)
+        ids = value.ids
+        try:
+            check_ids(self._tokenizer, ids)
+        except RecordError as error:
+            return error
+        if len(ids) > self.max_model_len:
+            return RecordError(
+                f"the input has {len(ids):,} token ids, more than the model's maximum of {self.max_model_len}; ids are "
+                "not cut: send fewer, or text"
+            )
+        rows = [ids, (0,) * len(ids)] if self._typed else [ids]
+        return Prepared(np.array(rows, dtype=np.int32), cost=len(ids))
 
     def _shortened(self, value: str | Sequence[str]) -> str | Sequence[str]:
         """An input without most of the text that truncation would remove. Tokens after truncation stay the same.

@@ -40,6 +40,8 @@ class Answers(tuple[Any, ...]):  # noqa: SLOT001 - a tuple's subclass cannot hav
 
     truncated: tuple[int, ...] = ()
     """Indices of truncated inputs."""
+    n: int = 1
+    """Outputs in a row for each prompt of completions."""
 
 
 def batch_url(file: InputFile) -> str | None:
@@ -226,12 +228,11 @@ def _embedding(ok: Ok) -> JsonObject:
 
 
 def _completion(ok: Ok) -> JsonObject:
-    return completion(_outputs(ok))
+    return completion(_outputs(ok), getattr(ok.output, "n", 1))
 
 
 def _chat(ok: Ok) -> JsonObject:
-    (output,) = _outputs(ok)
-    return chat_completion(output)
+    return chat_completion(_outputs(ok))
 
 
 _BODIES: Mapping[str, Callable[[Ok], JsonObject]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -13,12 +13,20 @@ from headrace.engines.profile import profile_of
 from headrace.errors import RecordError
 from headrace.io.formats.openai_batch import COMPLETIONS, EMBEDDINGS, Answers
 from headrace.serving.errors import ApiError, invalid
-from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest, texts_of
+from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest, texts_or_ids
 from headrace.serving.protocol.vectors import Vector, vector_format
 from headrace.serving.state import ServerState
 
-_Request: TypeAlias = tuple[Sequence[object], bool, Callable[[Vector], object] | None]
-"""The engine's inputs, whether they may be truncated, and how to format an output."""
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The engine's inputs for one line."""
+
+    values: Sequence[object]
+    may_cut: bool = True
+    """Whether they may be truncated."""
+    format_output: Callable[[Vector], object] | None = None
+    n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,8 @@ class Line:
     parts: Sequence[Prepared[object]]
     format_output: Callable[[Vector], object] | None = None
     """Formats each output, which must then be a vector. None leaves outputs unchanged."""
+    n: int = 1
+    """Parts in a row for each prompt."""
 
     def answers(self, outputs: Sequence[Any]) -> Answers:
         """The output of the line.
@@ -40,6 +50,7 @@ class Line:
         except ApiError as error:
             raise _record_error(error) from error
         answers.truncated = tuple(index for index, part in enumerate(self.parts) if part.truncated)
+        answers.n = self.n
         return answers
 
 
@@ -72,49 +83,53 @@ class Lines:
 
     def _prepare(self, body: object) -> Prepared[Line] | Exception:
         try:
-            values, may_cut, format_output = self._read(body)
+            inputs = self._read(body)
         except ValidationError as error:
             return _record_error(invalid(error))
         except ApiError as error:
             return _record_error(error)
         parts: list[Prepared[object]] = []
-        for part in self._engine.prepare(values):
+        for part in self._engine.prepare(inputs.values):
             if isinstance(part, Exception):
                 if isinstance(part, RecordError):
                     part.param = part.param or self._param
                 return part
-            if part.truncated and not may_cut:
+            if part.truncated and not inputs.may_cut:
                 return RecordError(
                     "a text is too long for the model; shorten it, or leave out truncate", code="too_long"
                 )
             parts.append(part)
         return Prepared(
-            Line(parts, format_output), sum(part.cost for part in parts), any(part.truncated for part in parts)
+            Line(parts, inputs.format_output, inputs.n),
+            sum(part.cost for part in parts),
+            any(part.truncated for part in parts),
         )
 
-    def _embedding(self, body: object) -> _Request:
+    def _embedding(self, body: object) -> _Inputs:
         request = EmbeddingRequest.model_validate(body)
         request.refuse_unknown()
         _refuse_timeout(request)
-        texts = texts_of(request.input)
+        texts = request.inputs()
         self._state.check_texts(texts, "input")
         service = self._state.service
-        return texts, request.may_cut(service.longest), vector_format(request, service)
+        return _Inputs(texts, request.may_cut(service.longest), vector_format(request, service))
 
-    def _completion(self, body: object) -> _Request:
+    def _completion(self, body: object) -> _Inputs:
         request = CompletionRequest.model_validate(body)
         _refuse_stream(request)
         _refuse_timeout(request)
-        prompts = texts_of(request.prompt)
-        self._state.check_texts(prompts, "prompt")
-        return [request.record(prompt=prompt) for prompt in prompts], True, None
+        prompts = texts_or_ids(request.prompt)
+        self._state.check_prompts(prompts)
+        self._state.check_choices(len(prompts), request.choices)
+        values = [record for prompt in prompts for record in request.records(prompt=prompt)]
+        return _Inputs(values, n=request.choices)
 
-    def _chat(self, body: object) -> _Request:
+    def _chat(self, body: object) -> _Inputs:
         request = ChatRequest.model_validate(body)
         _refuse_stream(request)
         _refuse_timeout(request)
         self._state.check_messages(request.messages)
-        return [request.record(messages=request.messages)], True, None
+        return _Inputs(request.records(messages=request.messages), n=request.choices)
 
 
 def _record_error(error: ApiError) -> RecordError:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+import hashlib
+import json
+from typing import Annotated, ClassVar, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
+from headrace.engines.base import TokenIds
 from headrace.engines.requests import meaningful
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
@@ -17,6 +20,13 @@ MOST_VALUES = 65_536
 """JSON values per body. Parsing more would block the server for too long."""
 HEAVY_BYTES = 32 * 1024
 """Longer bodies are parsed on a thread."""
+
+
+_FOREIGN_IDS = (
+    "input holds token ids, and nothing says that they are of this model's tokenizer; those of another give wrong "
+    "vectors. Send texts; in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False). For ids of this model, as "
+    'from /tokenize, set "add_special_tokens": false'
+)
 
 
 class _OneOrMany:
@@ -32,13 +42,37 @@ class _OneOrMany:
         )
 
 
+class _TextsOrIds:
+    """Schema of one or more texts, each as text or as token ids."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        text = core_schema.str_schema(strict=True)
+        ids = core_schema.list_schema(core_schema.int_schema(strict=True, ge=0), fail_fast=True)
+        many = (core_schema.list_schema(text, fail_fast=True), ids, core_schema.list_schema(ids, fail_fast=True))
+        return core_schema.union_schema(
+            [text, *many],
+            custom_error_type="not_text",
+            custom_error_message="must be a text, a list of texts, a list of token ids, or a list of such lists",
+        )
+
+
 RaggedBatch: TypeAlias = Annotated[str | list[str], _OneOrMany]
 """One or more texts."""
+TextsOrIds: TypeAlias = Annotated[str | list[str] | list[int] | list[list[int]], _TextsOrIds]
+"""One or more texts, each as text or as token ids."""
 
 
 def texts_of(given: str | list[str]) -> list[str]:
     """The texts as a list."""
     return [given] if isinstance(given, str) else given
+
+
+def texts_or_ids(given: str | list[str] | list[int] | list[list[int]]) -> list[str] | list[list[int]]:
+    """The texts as a list, or the token ids of each."""
+    if isinstance(given, str):
+        return [given]
+    return cast("list[str] | list[list[int]]", [given] if given and isinstance(given[0], int) else given)
 
 
 class Fields(BaseModel):
@@ -117,7 +151,32 @@ class VectorRequest(BaseRequest):
 class EmbeddingRequest(TextsRequest, VectorRequest):
     """POST /v1/embeddings."""
 
-    input: RaggedBatch
+    input: TextsOrIds
+    add_special_tokens: Annotated[
+        bool | None,
+        Field(description="False with token ids: they are of the model's own tokenizer, with all special tokens."),
+    ] = None
+
+    def inputs(self) -> list[str] | list[TokenIds]:
+        """The inputs for the engine.
+
+        Raises:
+            ApiError: 400 for token ids that may be those of another tokenizer, or texts without special tokens.
+        """
+        own = self.add_special_tokens is False
+        given = texts_or_ids(self.input)
+        if given and isinstance(given[0], list):
+            if not own:
+                raise ApiError(400, _FOREIGN_IDS, code="token_ids", param="input")
+            return [TokenIds(tuple(ids)) for ids in given]
+        if own:
+            raise ApiError(
+                400,
+                "add_special_tokens is false: the model needs its special tokens; leave it out for texts",
+                code="invalid_value",
+                param="add_special_tokens",
+            )
+        return cast("list[str]", given)
 
 
 class GenerateRequest(TextsRequest):
@@ -153,6 +212,13 @@ class _GenerationRequest(BaseRequest):
     temperature: Annotated[float | None, Field(ge=0, le=100)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     stop: str | list[str] | None = None
+    n: Annotated[int | None, Field(ge=1, le=128, description="Number of choices for each prompt.")] = None
+    seed: Annotated[int | None, Field(ge=0, lt=1 << 63)] = None
+
+    @property
+    def choices(self) -> int:
+        """The number of choices for each prompt."""
+        return self.n or 1
 
     @property
     def most_tokens(self) -> int:
@@ -164,17 +230,27 @@ class _GenerationRequest(BaseRequest):
         """Whether the last chunk of a stream reports usage."""
         return self.stream_options is not None and self.stream_options.include_usage is True
 
-    def record(self, **prompt: object) -> JsonObject:
-        """The record for the engine: the body without neutral fields and without those that the server handles."""
-        handled = ("timeout", "stream", "prompt", "messages")
+    def records(self, **prompt: object) -> list[JsonObject]:
+        """The records for the engine, one per choice: the body without what changes no answer or the server handles.
+
+        Each further choice has a seed of its own, so that sampled answers differ and a repeated request gets the same.
+        """
+        handled = ("timeout", "stream", "prompt", "messages", "n")
         given = {name: value for name, value in self.__dict__.items() if name not in handled}
-        return {**meaningful({**given, **(self.model_extra or {})}), **prompt}
+        record = {**meaningful({**given, **(self.model_extra or {})}), **prompt}
+        return [record, *({**record, "seed": self._seed(record, number)} for number in range(1, self.choices))]
+
+    def _seed(self, record: JsonObject, number: int) -> int:
+        if self.seed is not None:
+            return (self.seed + number) % (1 << 63)
+        text = f"{number} {json.dumps(record, sort_keys=True)}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 class CompletionRequest(_GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: RaggedBatch
+    prompt: TextsOrIds
 
 
 class ChatRequest(_GenerationRequest):
@@ -194,4 +270,8 @@ def check_values(raw: bytes) -> None:
         outside = b"".join(plain.split(b'"')[::2])
         many = outside.count(b",") + outside.count(b"[") + outside.count(b"{") > MOST_VALUES
     if many:
-        raise ApiError(400, f"the body holds more than {MOST_VALUES:,} values; send several requests", code="too_many")
+        raise ApiError(
+            400,
+            f"the body holds more than {MOST_VALUES:,} values; send several requests, or texts instead of token ids",
+            code="too_many",
+        )

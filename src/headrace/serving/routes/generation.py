@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from headrace.openai_protocol import chat_completion, choice, completion
 from headrace.records import JsonObject
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, texts_of
+from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, texts_or_ids
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, ChatCompletion, Completion
 from headrace.serving.routes.streams import Chunks, EventStream
@@ -29,26 +29,27 @@ def router(state: ServerState) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Complete each prompt."""
         state.check_model(body.model)
-        prompts = texts_of(body.prompt)
-        size = state.check_texts(prompts, "prompt") + len(prompts) * state.answer_cost(body.most_tokens)
-        records = [body.record(prompt=prompt) for prompt in prompts]
+        prompts = texts_or_ids(body.prompt)
+        state.check_choices(len(prompts), body.choices)
+        size = (state.check_prompts(prompts) + len(prompts) * state.answer_cost(body.most_tokens)) * body.choices
+        records = [record for prompt in prompts for record in body.records(prompt=prompt)]
         call = state.call(request, body.timeout, "prompt")
         if body.stream:
             return EventStream(state.service, records, size, call, _CompletionChunks(state.service.name, body))
         answers = (await state.service.infer(records, size, call)).outputs
-        return JsonReply({**_head("cmpl", state.service.name), **completion(answers)})
+        return JsonReply({**_head("cmpl", state.service.name), **completion(answers, body.choices)})
 
     @routes.post("/v1/chat/completions", response_model=ChatCompletion, responses=_STREAM)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Generate the next message of a chat."""
         state.check_model(body.model)
-        size = state.check_messages(body.messages) + state.answer_cost(body.most_tokens)
-        record = body.record(messages=body.messages)
+        size = (state.check_messages(body.messages) + state.answer_cost(body.most_tokens)) * body.choices
+        records = body.records(messages=body.messages)
         call = state.call(request, body.timeout, "messages")
         if body.stream:
-            return EventStream(state.service, [record], size, call, _ChatChunks(state.service.name, body))
-        [answer] = (await state.service.infer([record], size, call)).outputs
-        return JsonReply({**_head("chatcmpl", state.service.name), **chat_completion(answer)})
+            return EventStream(state.service, records, size, call, _ChatChunks(state.service.name, body))
+        answers = (await state.service.infer(records, size, call)).outputs
+        return JsonReply({**_head("chatcmpl", state.service.name), **chat_completion(answers)})
 
     return routes
 
@@ -62,7 +63,7 @@ class _CompletionChunks(Chunks):
     """The chunks of /v1/completions."""
 
     def __init__(self, model: str, body: CompletionRequest) -> None:
-        super().__init__({**_head("cmpl", model), "object": "text_completion"}, body.wants_usage)
+        super().__init__({**_head("cmpl", model), "object": "text_completion"}, body)
 
     def choice(self, index: int, text: str, finish_reason: str | None) -> JsonObject:
         """A delta of one completion."""
@@ -70,15 +71,16 @@ class _CompletionChunks(Chunks):
 
 
 class _ChatChunks(Chunks):
-    """The chunks of /v1/chat/completions. The first holds the role."""
+    """The chunks of /v1/chat/completions. The first of each choice holds the role."""
 
     def __init__(self, model: str, body: ChatRequest) -> None:
-        super().__init__({**_head("chatcmpl", model), "object": "chat.completion.chunk"}, body.wants_usage)
-        self._started = False
+        super().__init__({**_head("chatcmpl", model), "object": "chat.completion.chunk"}, body)
+        self._started: set[int] = set()
 
     def choice(self, index: int, text: str, finish_reason: str | None) -> JsonObject:
         """A delta of the message."""
         delta: JsonObject = {"content": text} if text else {}
-        if not self._started:
-            self._started, delta = True, {"role": "assistant", "content": text}
+        if index not in self._started:
+            self._started.add(index)
+            delta = {"role": "assistant", "content": text}
         return choice(index, delta=delta, finish=finish_reason)

@@ -18,6 +18,7 @@ from headrace.openai_protocol import usage
 from headrace.records import JsonObject
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError
+from headrace.serving.protocol.requests import ChatRequest, CompletionRequest
 from headrace.serving.service import Call, InFlight, Service
 
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -37,12 +38,13 @@ class Chunks(abc.ABC):
 
     Args:
         head: fields of every chunk.
-        with_usage: whether the last chunk reports usage.
+        body: says how many choices there are for each prompt, and whether the last chunk reports usage.
     """
 
-    def __init__(self, head: JsonObject, with_usage: bool) -> None:
+    def __init__(self, head: JsonObject, body: CompletionRequest | ChatRequest) -> None:
         self._head = head
-        self.with_usage = with_usage
+        self.with_usage = body.wants_usage
+        self._n = body.choices
 
     @abc.abstractmethod
     def choice(self, index: int, text: str, finish_reason: str | None) -> JsonObject:
@@ -53,9 +55,9 @@ class Chunks(abc.ABC):
         extra = {"usage": None} if self.with_usage else {}
         return event({**self._head, "choices": [self.choice(index, text, finish_reason)], **extra})
 
-    def tokens(self, counted: dict[str, int]) -> bytes:
+    def tokens(self, answers: Sequence[GeneratedText]) -> bytes:
         """The event that reports usage."""
-        return event({**self._head, "choices": [], "usage": counted})
+        return event({**self._head, "choices": [], "usage": usage(answers, self._n)})
 
 
 def event(content: object) -> bytes:
@@ -79,7 +81,7 @@ class EventStream(Response):
         self._size = size
         self._call = call
         self._chunks = chunks
-        self._answers: list[GeneratedText] = []
+        self._answers: dict[int, GeneratedText] = {}
         self._texts: dict[int, str] = {}
         self._sent: dict[int, int] = {}
         self._changed = asyncio.Event()
@@ -92,7 +94,7 @@ class EventStream(Response):
             futures = await request.submit(self._note)
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await self._stream(futures, request.scope, send)
-            request.answered(self._answers)
+            request.answered(list(self._answers.values()))
 
     def _note(self, index: int, text: str) -> None:
         self._texts[index] = text
@@ -115,7 +117,8 @@ class EventStream(Response):
                 await self._write(send, event(failure.body), last=True)
                 return
             await self._write(send, b"".join(events))
-        tail = self._chunks.tokens(usage(self._answers)) if self._chunks.with_usage else b""
+        answers = [answer for _, answer in sorted(self._answers.items())]
+        tail = self._chunks.tokens(answers) if self._chunks.with_usage else b""
         await self._write(send, tail + b"data: [DONE]\n\n", last=True)
 
     def _new_text(self, index: int) -> bytes:
@@ -147,7 +150,7 @@ class EventStream(Response):
         if (error := future.exception()) is not None:
             raise self._service.to_api_error(error, self._call)
         answer = future.result()
-        self._answers.append(answer)
+        self._answers[index] = answer
         rest = answer["text"][self._sent.get(index, 0) :]
         if rest:
             self._notify(index)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 
 from headrace import openai_protocol
+from headrace.engines.base import TokenIds
 from headrace.records import JsonObject
 from headrace.serving.http.direct import DirectRoute
 from headrace.serving.protocol.requests import ClassifyRequest, EmbeddingRequest, GenerateRequest, texts_of
@@ -24,7 +25,7 @@ def generate_router(state: ServerState) -> APIRouter:
     @router.post("/generate", response_model=GenerateResponse)
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """Run the model on each prompt; returns the outputs in order."""
-        answers = await _infer(state, body, body.prompts, request, "prompts")
+        answers = await _infer(state, body, texts_of(body.prompts), request, "prompts")
         results = [
             output["text"] if isinstance(output, dict) and "text" in output else output for output in answers.outputs
         ]
@@ -42,7 +43,7 @@ def embedding_router(state: ServerState) -> APIRouter:
         """Embed texts: one vector per text."""
         service = state.service
         written = vector_format(body, service)
-        answers = await _infer(state, body, body.input, request, "input")
+        answers = await _infer(state, body, body.inputs(), request, "input")
         reply = openai_protocol.embeddings(map(written, answers.outputs), answers.cost, answers.truncated)
         return JsonReply({**reply, "model": service.name}, headers=truncation_header(answers))
 
@@ -56,7 +57,7 @@ def classify_router(state: ServerState) -> APIRouter:
     @router.post("/classify", response_model=Classifications)
     async def classify(body: ClassifyRequest, request: Request) -> Response:
         """Classify texts: the most likely label of each, with its score."""
-        answers = await _infer(state, body, body.input, request, "input")
+        answers = await _infer(state, body, texts_of(body.input), request, "input")
         data: list[JsonObject] = [{"index": index, **labels} for index, labels in enumerate(answers.outputs)]
         mark_truncated(data, answers)
         return JsonReply(
@@ -69,12 +70,11 @@ def classify_router(state: ServerState) -> APIRouter:
 async def _infer(
     state: ServerState,
     body: EmbeddingRequest | ClassifyRequest | GenerateRequest,
-    given: str | list[str],
+    texts: Sequence[str | TokenIds],
     request: Request,
     param: str,
 ) -> Answers:
     state.check_model(body.model)
-    texts = texts_of(given)
     size = state.check_texts(texts, param)
     service = state.service
     may_cut = body.may_cut(service.longest)

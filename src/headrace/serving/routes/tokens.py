@@ -1,0 +1,54 @@
+"""/tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from headrace.engines.base import TokenizingEngine, can_tokenize
+from headrace.errors import RecordError
+from headrace.serving.errors import ApiError, api_error
+from headrace.serving.http.direct import DirectRoute
+from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.protocol.schemas import ERRORS
+from headrace.serving.protocol.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from headrace.serving.state import ServerState, chars_in
+
+
+def router(state: ServerState) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(tags=["tokens"], responses=ERRORS, route_class=DirectRoute)
+
+    @routes.post("/tokenize", response_model=Tokenized)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        """Token ids of a text or a chat, as the model gets them before they are cut."""
+        engine = _engine(state, body.model)
+        value, param = body.value(), "prompt" if body.messages is None else "messages"
+        state.check_length(chars_in(value), param)
+        try:
+            ids = await state.service.on_thread(partial(engine.tokenize, add_special_tokens=body.special), value)
+        except RecordError as error:
+            raise api_error(error, param, request.scope["headrace_request_id"]) from error
+        strings = engine.token_strings(ids) if body.return_token_strs else None
+        longest = state.service.longest
+        return JsonReply({"count": len(ids), "max_model_len": longest, "tokens": ids, "token_strs": strings})
+
+    @routes.post("/detokenize", response_model=Detokenized)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        """The text of token ids, special tokens included."""
+        engine = _engine(state, body.model)
+        try:
+            return JsonReply({"prompt": await state.service.on_thread(engine.detokenize, body.tokens)})
+        except RecordError as error:
+            raise api_error(error, "tokens", request.scope["headrace_request_id"]) from error
+
+    return routes
+
+
+def _engine(state: ServerState, model: str | None) -> TokenizingEngine:
+    state.check_model(model)
+    engine = state.service.engine
+    if not can_tokenize(engine):
+        raise ApiError(404, "the engine of this server does not give its tokens", code="no_tokenizer")
+    return engine

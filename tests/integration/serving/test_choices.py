@@ -1,0 +1,95 @@
+"""Several choices for a prompt (`n`), whole, streamed and in batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.serving.running import Running, running
+from tests.integration.serving.test_batches import begin, ended, rows_of
+
+from headrace.app.server import ServerSettings
+from headrace.engines.config import EngineConfig
+
+CHAT = {"messages": [{"role": "user", "content": "2+3"}], "temperature": 4.0, "max_tokens": 8}
+PROMPTS = {"prompt": ["2+3", "4+5"], "temperature": 4.0, "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(ServerSettings(EngineConfig("generate"), state=tmp_path_factory.mktemp("state"))) as server:
+        yield server
+
+
+def ask(server: Running, path: str, **body: Any) -> dict[str, Any]:
+    response = server.post(path, body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_choices_of_a_chat_differ_and_are_the_same_again(server: Running) -> None:
+    one, three = (ask(server, "/v1/chat/completions", **CHAT, n=n) for n in (1, 3))
+    said = [choice["message"]["content"] for choice in three["choices"]]
+    assert [choice["index"] for choice in three["choices"]] == [0, 1, 2]
+    assert len(set(said)) == 3
+    assert said[0] == one["choices"][0]["message"]["content"]
+    assert three["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+    assert three["usage"]["completion_tokens"] > one["usage"]["completion_tokens"]
+    assert ask(server, "/v1/chat/completions", **CHAT, n=3)["choices"] == three["choices"]
+
+
+def test_a_seed_gives_each_choice_its_own(server: Running) -> None:
+    both = ask(server, "/v1/chat/completions", **CHAT, n=2, seed=7)["choices"]
+    alone = [ask(server, "/v1/chat/completions", **CHAT, seed=seed)["choices"][0] for seed in (7, 8)]
+    assert [choice["message"] for choice in both] == [choice["message"] for choice in alone]
+    top = ask(server, "/v1/chat/completions", **CHAT, n=2, seed=(1 << 63) - 1)
+    assert len(top["choices"]) == 2
+
+
+def test_choices_of_several_prompts_come_prompt_by_prompt(server: Running) -> None:
+    one, two = (ask(server, "/v1/completions", **PROMPTS, n=n) for n in (1, 2))
+    assert [choice["index"] for choice in two["choices"]] == [0, 1, 2, 3]
+    assert [two["choices"][place]["text"] for place in (0, 2)] == [choice["text"] for choice in one["choices"]]
+    assert two["usage"]["prompt_tokens"] == one["usage"]["prompt_tokens"]
+
+
+def test_a_stream_has_all_choices(server: Running) -> None:
+    whole = ask(server, "/v1/chat/completions", **CHAT, n=3)
+    body = {**CHAT, "n": 3, "stream": True, "stream_options": {"include_usage": True}}
+    lines = server.post("/v1/chat/completions", body).text.split("\n\n")
+    assert lines[-2] == "data: [DONE]"
+    *chunks, last = (json.loads(line.removeprefix("data: ")) for line in lines[:-2])
+    said, roles = ["", "", ""], [0, 0, 0]
+    for chunk in chunks:
+        [choice] = chunk["choices"]
+        said[choice["index"]] += choice["delta"].get("content", "")
+        roles[choice["index"]] += "role" in choice["delta"]
+    assert said == [choice["message"]["content"] for choice in whole["choices"]]
+    assert roles == [1, 1, 1]
+    assert last["usage"] == whole["usage"]
+
+
+def test_lines_of_a_batch_have_all_choices(server: Running) -> None:
+    for url, body in (("/v1/completions", PROMPTS), ("/v1/chat/completions", CHAT)):
+        whole = ask(server, url, **body, n=2)
+        row = {"custom_id": "1", "method": "POST", "url": url, "body": {**body, "n": 2}}
+        done = ended(server, begin(server, [row], url))
+        [answer] = rows_of(server, done["output_file_id"])
+        assert answer["response"]["body"]["choices"] == whole["choices"]
+        assert answer["response"]["body"]["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize("n", [0, 129, True, 1.5, "2"])
+def test_a_wrong_number_of_choices_is_refused(server: Running, n: object) -> None:
+    response = server.post("/v1/chat/completions", {**CHAT, "n": n})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+
+
+def test_too_many_choices_are_refused(server: Running) -> None:
+    response = server.post("/v1/completions", {"prompt": ["x"] * 20, "n": 128})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+    assert "2048" in response.json()["error"]["message"]
