@@ -18,7 +18,7 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a command that passes unknown flags to the engine."""
 
 # Flags that are options of the engine, under the same name.
-_OPTIONS = ("handler", "max_model_len", "on_too_long", "device", "dtype", "truncate_dim")
+_OPTIONS = ("handler", "max_model_len", "on_too_long", "device", "dtype", "truncate_dim", "prompt_name", "prompt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,16 @@ class EngineFlags(FlagGroup):
         int | None,
         typer.Option(min=1, help="For embed: components to keep of a Matryoshka model's vectors. Default: all."),
     ] = None
+    normalize: Annotated[
+        bool, typer.Option("--normalize", help="For embed: scale each vector to length 1. Many models do so anyway.")
+    ] = False
+    prompt_name: Annotated[
+        str | None,
+        typer.Option(help="For embed: the model's prompt before each text, such as query. Default: the model's own."),
+    ] = None
+    prompt: Annotated[
+        str | None, typer.Option(help="For embed: text before each text, such as 'query: '. Default: --prompt-name.")
+    ] = None
     labels: Annotated[
         str | None, typer.Option(help="For zero-shot: labels, such as sports,politics. Required there.")
     ] = None
@@ -127,6 +137,8 @@ class EngineFlags(FlagGroup):
             given["labels"] = _value(self.labels) if self.labels.startswith("[") else self.labels
         if self.endpoint:
             given["endpoints"] = list(self.endpoint)
+        if self.normalize:
+            given["normalize"] = True
         if self.trust_remote_code:
             given["trust_remote_code"] = True
         return given

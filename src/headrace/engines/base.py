@@ -34,6 +34,14 @@ class TokenIds:
     ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PromptedText:
+    """A text with another prompt than the engine's default. Only one of the profile's `prompt_names`."""
+
+    text: str
+    prompt_name: str
+
+
 class Engine(Protocol[InputT_contra, PayloadT]):
     """The methods that all engines have.
 

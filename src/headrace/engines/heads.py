@@ -72,14 +72,18 @@ class ScoreHead:
 
 
 class VectorHead:
-    """The rows as vectors, truncated to `dimension` components if it is set."""
+    """The rows as vectors, truncated to `dimension` components if it is set, then scaled to length 1 if asked for."""
 
-    def __init__(self, dimension: int | None) -> None:
+    def __init__(self, dimension: int | None, *, normalize: bool = False) -> None:
         self._dimension = dimension
+        self._normalize = normalize
 
     def __call__(self, rows: Rows) -> list[NDArray[np.float32]]:
         """One vector per row."""
-        return list(rows[:, : self._dimension])
+        rows = rows[:, : self._dimension]
+        if self._normalize:
+            rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+        return list(rows)
 
 
 def matryoshka_dimensions(config: ModelConfig, dimension: int) -> Sequence[int]:

@@ -66,7 +66,10 @@ class LocalOptions(SamplingOptions, VllmOptions, total=False):
     max_num_seqs: int
     max_pixels: int
     multi_label: bool
+    normalize: bool
     on_too_long: Literal["truncate", "error"]
+    prompt: str | None
+    prompt_name: str | None
     providers: Sequence[str]
     system_prompt: str | None
     top_labels: int | None

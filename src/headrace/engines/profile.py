@@ -74,6 +74,8 @@ class EngineProfile:
     """Records per call of `prepare`, if preparing takes much time or memory; None for as many as were read together."""
     followable: bool = False
     """Whether it can stream answers (`FollowableEngine`)."""
+    prompt_names: Sequence[str] = ()
+    """Names of prompts that a record may choose (`PromptedText`)."""
     tunable: bool = False
     """Whether it can be loaded in another `dtype` (`TunableEngine`)."""
     tokenizes: bool = False

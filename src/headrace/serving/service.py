@@ -230,7 +230,7 @@ class Service:
         limit = "the model accepts" if self.longest is None else f"the {self.longest:,} tokens the model accepts"
         return ApiError(
             400,
-            f"text {index} of {call.param} is longer than {limit}; shorten it, or leave out truncate",
+            f"text {index} of {call.param} is longer than {limit}; shorten it, or let the server truncate it",
             code="too_long",
             param=call.param,
         )

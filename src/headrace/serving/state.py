@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from headrace.engines.base import TokenIds, can_tokenize
+from headrace.engines.base import PromptedText, TokenIds, can_tokenize
 from headrace.events import Listener
 from headrace.records import JsonObject
 from headrace.serving.auth import Keys
@@ -97,11 +97,11 @@ class ServerState:
         request_id = scope["headrace_request_id"]
         return Call(request.receive, timeout_s, caller, param, may_cut, request_id, self.listener)
 
-    def check_texts(self, texts: Sequence[str | TokenIds], param: str) -> int:
+    def check_texts(self, texts: Sequence[str | TokenIds | PromptedText], param: str) -> int:
         """Check the number and length of texts; returns their estimated cost.
 
         Raises:
-            ApiError: 400 for no texts, too many or too long ones, or token ids for an engine that takes none.
+            ApiError: 400 for no texts, too many or too long ones, or a kind of text that the engine does not take.
         """
         limits = self.limits
         if not texts:
@@ -114,7 +114,8 @@ class ServerState:
                 param=param,
             )
         cost, most = 0, self.service.most_cost
-        for text in texts:
+        for one in texts:
+            text = one.text if isinstance(one, PromptedText) else one
             if not text:
                 raise ApiError(400, f"{param} holds an empty text", code="empty", param=param)
             if isinstance(text, TokenIds):
@@ -122,9 +123,22 @@ class ServerState:
                 continue
             self.check_length(len(text), param)
             cost += min(guess(len(text)), most)
-        if isinstance(texts[0], TokenIds) and not can_tokenize(self.service.engine):
-            raise ApiError(400, f"{param} holds token ids; this engine takes texts", code="token_ids", param=param)
+        self._check_kind(texts[0], param)
         return cost
+
+    def _check_kind(self, text: str | TokenIds | PromptedText, param: str) -> None:
+        """Raise 400 for a kind of text that the engine does not take."""
+        if isinstance(text, TokenIds) and not can_tokenize(self.service.engine):
+            raise ApiError(400, f"{param} holds token ids; this engine takes texts", code="token_ids", param=param)
+        known = self.service.profile.prompt_names
+        if isinstance(text, PromptedText) and text.prompt_name not in known:
+            raise ApiError(
+                400,
+                f"prompt_name is {text.prompt_name!r:.60}; the prompts of this server are "
+                f"{', '.join(map(repr, known)) or 'none'}",
+                code="invalid_value",
+                param="prompt_name",
+            )
 
     def check_prompts(self, prompts: list[str] | list[list[int]]) -> int:
         """Like `check_texts`, for the prompts of completions."""

@@ -81,6 +81,37 @@ def test_documents_are_ranked_the_best_first(pairs: tuple[Running, Path], path: 
     assert short["results"][0]["index"] == order[0]
 
 
+def test_texts_are_ranked_as_text_embeddings_inference_does(pairs: tuple[Running, Path]) -> None:
+    server, folder = pairs
+    scores = expected_scores(folder, "canal")
+    order = sorted(range(3), key=lambda place: -scores[place])
+    body = {"query": "canal", "texts": TEXTS, "raw_scores": False}
+    answer = server.post("/rerank", body).json()
+    assert [sorted(one) for one in answer] == [["index", "score"]] * 3
+    assert [one["index"] for one in answer] == order
+    assert [one["score"] for one in answer] == pytest.approx([scores[place] for place in order], abs=1e-5)
+    named = server.post("/rerank", {**body, "return_text": True}).json()
+    assert [one["text"] for one in named] == [TEXTS[place] for place in order]
+    assert error(server.post("/rerank", {"query": "canal", "texts": [LONG]})) == (400, "too_long", "texts")
+    assert server.post("/rerank", {"query": "canal", "texts": [LONG], "truncate": True}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "documents"),
+        ({"texts": ["a"], "documents": ["a"]}, "texts"),
+        ({"texts": ["a"], "top_n": 1}, "top_n"),
+        ({"texts": ["a"], "return_documents": True}, "return_documents"),
+        ({"documents": ["a"], "return_text": True}, "return_text"),
+        ({"texts": ["a"], "raw_scores": True}, "raw_scores"),
+    ],
+)
+def test_fields_of_two_apis_are_refused(pairs: tuple[Running, Path], fields: dict[str, Any], param: str) -> None:
+    response = pairs[0].post("/rerank", {"query": "canal", **fields})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
 def test_pairs_that_were_cut_are_marked(pairs: tuple[Running, Path]) -> None:
     server, _ = pairs
     answer = server.post("/v1/score", {"text_1": "canal", "text_2": ["short", LONG]})
@@ -101,7 +132,7 @@ def test_pairs_that_were_cut_are_marked(pairs: tuple[Running, Path]) -> None:
         ("/v1/rerank", {"query": "", "documents": ["b"]}, (400, "empty", "query")),
         ("/v1/rerank", {"query": "a", "documents": []}, (400, "empty", "documents")),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, (400, "greater_than_equal", "top_n")),
-        ("/v1/rerank", {"query": "a", "documents": ["b"], "texts": 1}, (400, "unknown_field", "texts")),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "colour": 1}, (400, "unknown_field", "colour")),
         ("/v1/rerank", {"query": "a", "documents": ["b"], "model": "x"}, (404, "model_not_found", "model")),
         ("/v1/rerank", {"query": "a", "documents": ["b"] * 3_000}, (400, "too_many", "documents")),
         ("/generate", {"prompts": ["a"]}, (404, "not_found", None)),

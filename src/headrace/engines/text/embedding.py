@@ -14,6 +14,7 @@ from headrace.device.placement import choose_device, choose_dtype
 from headrace.engines.heads import VectorHead, matryoshka_dimensions
 from headrace.engines.model_folder import check_tokenizer, find_folder
 from headrace.engines.text.encoders import by_length, tune
+from headrace.engines.text.prompts import Prompts, chosen_prompt
 from headrace.engines.text.tasks import TextEngine
 from headrace.engines.text.tokenizing import TextTokens, TooLong, choose_length, usable_positions
 from headrace.engines.torch_network import TorchNetwork, loading
@@ -30,7 +31,10 @@ class EmbeddingEngine(TextEngine):
             "float16" or "bfloat16".
         max_model_len: in tokens; None for the model's limit.
         on_too_long: truncate a longer text, or fail its record.
-        truncate_dim: number of leading components to keep (Matryoshka models); not normalised again.
+        truncate_dim: number of leading components to keep (Matryoshka models); only normalised again with `normalize`.
+        normalize: scale each vector to length 1. A model may do that by itself.
+        prompt_name: name of one of the model's prompts, which goes before each text; None for the model's default.
+        prompt: the same as text.
         trust_remote_code: run Python code from the model's folder.
 
     Raises:
@@ -47,6 +51,9 @@ class EmbeddingEngine(TextEngine):
         max_model_len: int | None = None,
         on_too_long: TooLong = "truncate",
         truncate_dim: int | None = None,
+        normalize: bool = False,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
         folder = find_folder(model)
@@ -62,18 +69,29 @@ class EmbeddingEngine(TextEngine):
             tokenizer.num_special_tokens_to_add() + 1,
             max_model_len,
         )
-        prompt = module.prompts.get(module.default_prompt_name) or ""
-        tokens = TextTokens(tokenizer, length, on_too_long, prefix=prompt, pad_id=config.get("pad_token_id"))
+        prompts = _prompts(module, prompt_name, prompt)
+        tokens = TextTokens(tokenizer, length, on_too_long, prompts=prompts, pad_id=config.get("pad_token_id"))
         inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
         super().__init__(
             TorchNetwork(
-                folder, module, place, _Pooled(module, tokens.prefix_length), inputs, by_length(module[0].model)
+                folder, module, place, _Pooled(module, tokens.prompt_length), inputs, by_length(module[0].model)
             ),
             tokens,
-            VectorHead(dimension),
-            {"engine": "embedding", "dimension": dimension},
+            VectorHead(dimension, normalize=normalize),
+            {
+                "engine": "embedding",
+                "dimension": dimension,
+                # Left out at their defaults, as before these options existed: an older output can be continued.
+                **({"normalize": True} if normalize else {}),
+                **({} if prompt is None and prompt_name is None else {"prompt": prompts.default}),
+            },
         )
-        self.profile = replace(self.profile, dimension=dimension, matryoshka=matryoshka_dimensions(config, dimension))
+        self.profile = replace(
+            self.profile,
+            dimension=dimension,
+            matryoshka=matryoshka_dimensions(config, dimension),
+            prompt_names=tuple(prompts.named),
+        )
 
 
 class _Pooled:
@@ -132,6 +150,13 @@ def _not_loaded(network: torch.nn.Module) -> list[str]:
     parameters = dict(network.named_parameters())
     loaded = {name for name, parameter in parameters.items() if getattr(parameter, "_is_hf_initialized", False)}
     return [name for name in parameters if name not in loaded and not name.startswith("pooler.")] if loaded else []
+
+
+def _prompts(module: SentenceTransformer, prompt_name: str | None, prompt: str | None) -> Prompts:
+    """The prompts of a model. If its pooling leaves out the prompt, it must be the same for all texts."""
+    default = chosen_prompt(module.prompts, module.default_prompt_name, prompt_name, prompt)
+    in_pooling = all(getattr(part, "include_prompt", True) for part in module)
+    return Prompts(default, dict(module.prompts) if in_pooling else {})
 
 
 def _choose_dimension(module: SentenceTransformer, wanted: int | None) -> int:

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from headrace.engines.base import Prepared, TokenIds
+from headrace.engines.base import Prepared, PromptedText, TokenIds
 from headrace.engines.model_config import ModelConfig
+from headrace.engines.text.prompts import Prompts
 from headrace.engines.text.truncation import TextTruncator
 from headrace.engines.vocabulary import check_ids, detokenized, token_strings
 from headrace.errors import ConfigError, RecordError
@@ -66,7 +67,7 @@ class TextTokens:
     Args:
         tokenizer: the model's transformers tokenizer.
         takes: the input type.
-        prefix: prepended to every text.
+        prompts: prepended to texts; None for none.
         pad_id: the model's padding token; None for the tokenizer's.
     """
 
@@ -77,7 +78,7 @@ class TextTokens:
         on_too_long: TooLong,
         *,
         takes: Takes = "text",
-        prefix: str = "",
+        prompts: Prompts | None = None,
         pad_id: int | None = None,
     ) -> None:
         if on_too_long not in ("truncate", "error"):
@@ -104,9 +105,10 @@ class TextTokens:
         sample = self._tokenizer.encode("text") if takes == "text" else self._tokenizer.encode("text", "pair")
         self._typed = "token_type_ids" in tokenizer.model_input_names and any(sample.type_ids)
         self._pair_room = max_model_len - tokenizer.num_special_tokens_to_add(pair=True)
-        self._prefix = prefix
-        self.prefix_length = _tokens_before_text(self._tokenizer.encode(prefix)) if prefix else 0
-        """In tokens, including the special tokens before a text."""
+        self._prompts = prompts or Prompts()
+        first = self._prompts.default
+        self.prompt_length = _tokens_before_text(self._tokenizer.encode(first)) if first else 0
+        """Of the default prompt, in tokens, including the special tokens before a text."""
         # The job's workers tokenize chunks in parallel. A thread pool inside each call would take cores from the model
         # on CPU, and warns when a process forks.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -128,6 +130,8 @@ class TextTokens:
         """The error for an invalid input; None if it is valid."""
         if isinstance(value, TokenIds) and self._takes == "text":
             return None
+        if isinstance(value, PromptedText) and self._takes == "text":
+            return self._prompts.refusal(value) or text_refusal(value.text)
         if isinstance(value, (tuple, list)) and self._takes != "text":
             if len(value) != 2:
                 return RecordError(f"the input is a list of {len(value)}, not a pair of texts")
@@ -144,7 +148,7 @@ class TextTokens:
         """See `TokenizingEngine.tokenize`."""
         if refusal := text_refusal(value):
             raise refusal
-        encoding = self._unlimited().encode(self._prefix + str(value), add_special_tokens=add_special_tokens)
+        encoding = self._unlimited().encode(self._prompts.before(str(value)), add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
     def detokenize(self, ids: Sequence[int]) -> str:
@@ -159,7 +163,7 @@ class TextTokens:
         """Test texts or pairs of different lengths, longest first; the longest exceeds usual attention windows."""
         texts = [" ".join(_WORDS[place * 7 % len(_WORDS)] for place in range(count)) for count in (160, 7, 23, 1)]
         second = (None,) if self._takes == "text" else (texts[1],)
-        return [self._arrays(self._tokenizer.encode(self._prefix + text, *second)) for text in texts]
+        return [self._arrays(self._tokenizer.encode(self._prompts.before(text), *second)) for text in texts]
 
     def collate(
         self, batch: Sequence[Tokens], names: frozenset[str], side: Literal["right", "left"] = "right"
@@ -184,8 +188,10 @@ class TextTokens:
         tokenizer.no_truncation()
         return tokenizer
 
-    def _ready(self, value: str | Sequence[str] | TokenIds) -> Prepared[Tokens] | RecordError | None:
+    def _ready(self, value: str | Sequence[str] | PromptedText | TokenIds) -> Prepared[Tokens] | RecordError | None:
         """The model input of a value that the tokenizer does not handle; None for others."""
+        if isinstance(value, PromptedText):
+            return None
         if not isinstance(value, TokenIds):
             return self._cut_pair(value)
         ids = value.ids
@@ -201,14 +207,14 @@ class TextTokens:
         rows = [ids, (0,) * len(ids)] if self._typed else [ids]
         return Prepared(np.array(rows, dtype=np.int32), cost=len(ids))
 
-    def _shortened(self, value: str | Sequence[str]) -> str | Sequence[str]:
+    def _shortened(self, value: str | Sequence[str] | PromptedText) -> str | Sequence[str]:
         """An input without most of the text that truncation would remove. Tokens after truncation stay the same.
 
         If both texts of a pair are too long, the longer one keeps the odd token, so their lengths must be known.
         """
         enough = self.max_model_len + 1
-        if isinstance(value, str):
-            return self._cutter.cut(self._prefix + value, enough)
+        if isinstance(value, (str, PromptedText)):
+            return self._cutter.cut(self._prompts.before(value), enough)
         first, second = value
         if self._takes == "premise":
             return self._cutter.cut(first, enough), second

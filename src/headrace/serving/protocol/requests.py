@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias, cast
 from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
-from headrace.engines.base import TokenIds
+from headrace.engines.base import PromptedText, TokenIds
 from headrace.engines.requests import meaningful
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
@@ -157,7 +157,9 @@ class EmbeddingRequest(TextsRequest, VectorRequest):
         Field(description="False with token ids: they are of the model's own tokenizer, with all special tokens."),
     ] = None
 
-    def inputs(self) -> list[str] | list[TokenIds]:
+    prompt_name: Annotated[str | None, Field(description="One of the model's prompts, to put before each text.")] = None
+
+    def inputs(self) -> list[str] | list[TokenIds] | list[PromptedText]:
         """The inputs for the engine.
 
         Raises:
@@ -168,6 +170,9 @@ class EmbeddingRequest(TextsRequest, VectorRequest):
         if given and isinstance(given[0], list):
             if not own:
                 raise ApiError(400, _FOREIGN_IDS, code="token_ids", param="input")
+            if self.prompt_name is not None:
+                message = "prompt_name does not go with token ids, which hold the whole input"
+                raise ApiError(400, message, code="contradiction", param="prompt_name")
             return [TokenIds(tuple(ids)) for ids in given]
         if own:
             raise ApiError(
@@ -176,7 +181,33 @@ class EmbeddingRequest(TextsRequest, VectorRequest):
                 code="invalid_value",
                 param="add_special_tokens",
             )
-        return cast("list[str]", given)
+        return prompted(cast("list[str]", given), self.prompt_name)
+
+
+def prompted(texts: list[str], prompt_name: str | None) -> list[str] | list[PromptedText]:
+    """Texts for the engine, with a prompt of the model if one is named."""
+    return texts if prompt_name is None else [PromptedText(text, prompt_name) for text in texts]
+
+
+class EmbedRequest(BaseRequest):
+    """POST /embed, as Text Embeddings Inference has it."""
+
+    inputs: RaggedBatch
+    truncate: Annotated[bool | None, Field(description="Cut texts that are too long, instead of refusing them.")] = None
+    normalize: Annotated[bool | None, Field(description="True, or null.")] = None
+    prompt_name: str | None = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Length of the vectors.")] = None
+
+    def texts(self) -> list[str] | list[PromptedText]:
+        """The inputs for the engine.
+
+        Raises:
+            ApiError: 400 for vectors that are not normalized.
+        """
+        if self.normalize is False:
+            message = "normalize is false: this route gives normalized vectors; /v1/embeddings gives the model's own"
+            raise ApiError(400, message, code="invalid_value", param="normalize")
+        return prompted(texts_of(self.inputs), self.prompt_name)
 
 
 class GenerateRequest(TextsRequest):

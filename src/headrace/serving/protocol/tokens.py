@@ -16,7 +16,7 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[JsonObject] | None, Field(min_length=1)] = None
+    messages: Annotated[list[JsonObject] | None, Field(min_length=1, fail_fast=True)] = None
     add_special_tokens: Annotated[bool | None, Field(description="Default: true for a prompt, false for a chat.")] = (
         None
     )

@@ -17,20 +17,33 @@ Vector: TypeAlias = Sequence[float] | NDArray[np.float32]
 
 
 def vector_format(body: VectorRequest, service: Service) -> Callable[[Vector], object]:
-    """A function that formats each vector of the response.
+    """A function that formats each vector of a response to OpenAI's request. Raises as `shortener`."""
+    shorten = shortener(body.dimensions, service)
+    if body.encoding_format != "base64":
+        return shorten
+    return lambda vector: as_base64(shorten(vector))
+
+
+def normalized(vector: Vector) -> Vector:
+    """The vector, scaled to length 1."""
+    values = np.asarray(vector, dtype=np.float32)
+    scaled: NDArray[np.float32] = values / max(float(np.linalg.norm(values)), 1e-12)
+    return scaled
+
+
+def shortener(wanted: int | None, service: Service) -> Callable[[Vector], Vector]:
+    """A function that shortens each vector to `wanted` components, and normalizes it again.
 
     Raises:
         ApiError: 400 for `dimensions` that the model does not have. If the model's length is unknown, the returned
             function raises it.
     """
-    wanted = body.dimensions
-    encode: Callable[[Vector], object] = as_base64 if body.encoding_format == "base64" else _itself
     if wanted is None:
-        return encode
+        return lambda vector: vector
     own = service.profile.dimension
     if own is not None and wanted != own and wanted not in service.profile.matryoshka:
         raise _no_such_length(service, wanted, own)
-    return lambda vector: encode(_shortened(vector, wanted, service))
+    return lambda vector: _shortened(vector, wanted, service)
 
 
 def _shortened(vector: Vector, wanted: int, service: Service) -> Vector:
@@ -39,9 +52,7 @@ def _shortened(vector: Vector, wanted: int, service: Service) -> Vector:
         return vector
     if wanted not in service.profile.matryoshka:
         raise _no_such_length(service, wanted, len(vector))
-    short = np.asarray(vector, dtype=np.float32)[:wanted]
-    normalized: NDArray[np.float32] = short / max(float(np.linalg.norm(short)), 1e-12)
-    return normalized
+    return normalized(vector[:wanted])
 
 
 def _no_such_length(service: Service, wanted: int, own: int) -> ApiError:
@@ -51,11 +62,8 @@ def _no_such_length(service: Service, wanted: int, own: int) -> ApiError:
     )
     return ApiError(
         400,
-        f"dimensions is {wanted}: vectors of the model {service.name!r} have {known} components",
+        f"dimensions is {wanted}: vectors of the model {service.name!r} have {known} components"
+        + ("" if lengths else '; config.json of a Matryoshka model says "is_matryoshka": true'),
         code="bad_dimensions",
         param="dimensions",
     )
-
-
-def _itself(vector: Vector) -> Vector:
-    return vector

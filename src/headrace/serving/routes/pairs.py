@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from headrace import openai_protocol
 from headrace.records import JsonObject
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.pairs import Ranking, RerankRequest, ScoreList, ScoreRequest
+from headrace.serving.protocol.pairs import RankedText, Ranking, RerankRequest, ScoreList, ScoreRequest
 from headrace.serving.protocol.requests import TextsRequest
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS
@@ -41,13 +41,19 @@ def router(state: ServerState) -> APIRouter:
         }
         return JsonReply(reply, headers=truncation_header(answers))
 
-    @routes.post("/rerank", response_model=Ranking, include_in_schema=False)
-    @routes.post("/v1/rerank", response_model=Ranking)
-    @routes.post("/v2/rerank", response_model=Ranking, include_in_schema=False)
+    @routes.post("/rerank", response_model=Ranking | list[RankedText], include_in_schema=False)
+    @routes.post("/v1/rerank", response_model=Ranking | list[RankedText])
+    @routes.post("/v2/rerank", response_model=Ranking | list[RankedText], include_in_schema=False)
     async def rerank(body: RerankRequest, request: Request) -> Response:
         """Rank documents by their relevance to a query, best first."""
-        texts = body.texts()
-        answers = await _infer(state, body, [(body.query, text) for text in texts], request, "documents")
+        texts = body.listed()
+        answers = await _infer(state, body, [(body.query, text) for text in texts], request, body.param)
+        ranking = sorted(range(len(texts)), key=lambda index: -answers.outputs[index])
+        if body.texts is not None:
+            ranked = [{"index": index, "score": answers.outputs[index]} for index in ranking]
+            if body.return_text:
+                ranked = [{**one, "text": texts[index]} for one, index in zip(ranked, ranking, strict=True)]
+            return JsonReply(ranked, headers=truncation_header(answers))
         results: list[JsonObject] = [
             {"index": index, "relevance_score": score} for index, score in enumerate(answers.outputs)
         ]
@@ -55,7 +61,6 @@ def router(state: ServerState) -> APIRouter:
         if body.return_documents is not False:
             for result, text in zip(results, texts, strict=True):
                 result["document"] = {"text": text}
-        ranking = sorted(range(len(results)), key=lambda index: -answers.outputs[index])
         reply = {
             "id": f"rerank-{uuid.uuid4().hex}",
             "model": state.service.name,
@@ -72,7 +77,7 @@ async def _infer(
 ) -> Answers:
     state.check_model(body.model)
     size = state.check_texts([second for _, second in pairs], param)
-    size += state.check_texts([first for first, _ in pairs], "query" if param == "documents" else "text_1")
+    size += state.check_texts([first for first, _ in pairs], "text_1" if param == "text_2" else "query")
     service = state.service
     call = state.call(request, body.timeout, param, may_cut=body.may_cut(service.longest))
     return await service.infer(pairs, size, call)

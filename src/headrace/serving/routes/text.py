@@ -7,13 +7,19 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request, Response
 
 from headrace import openai_protocol
-from headrace.engines.base import TokenIds
+from headrace.engines.base import PromptedText, TokenIds
 from headrace.records import JsonObject
 from headrace.serving.http.direct import DirectRoute
-from headrace.serving.protocol.requests import ClassifyRequest, EmbeddingRequest, GenerateRequest, texts_of
+from headrace.serving.protocol.requests import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    EmbedRequest,
+    GenerateRequest,
+    texts_of,
+)
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Classifications, EmbeddingList, GenerateResponse
-from headrace.serving.protocol.vectors import vector_format
+from headrace.serving.protocol.vectors import normalized, shortener, vector_format
 from headrace.serving.service import Answers
 from headrace.serving.state import ServerState
 
@@ -47,6 +53,18 @@ def embedding_router(state: ServerState) -> APIRouter:
         reply = openai_protocol.embeddings(map(written, answers.outputs), answers.cost, answers.truncated)
         return JsonReply({**reply, "model": service.name}, headers=truncation_header(answers))
 
+    @router.post("/", response_model=list[list[float]], include_in_schema=False)
+    @router.post("/embed", response_model=list[list[float]], tags=["texts"])
+    async def embed(body: EmbedRequest, request: Request) -> Response:
+        """Embed texts, as Text Embeddings Inference does: a list of vectors of length 1."""
+        state.check_model(body.model)
+        service, texts = state.service, body.texts()
+        shorten = shortener(body.dimensions, service)
+        call = state.call(request, body.timeout, "inputs", may_cut=body.truncate is True)
+        answers = await service.infer(texts, state.check_texts(texts, "inputs"), call)
+        vectors = [normalized(shorten(vector)) for vector in answers.outputs]
+        return JsonReply(vectors, headers=truncation_header(answers))
+
     return router
 
 
@@ -70,7 +88,7 @@ def classify_router(state: ServerState) -> APIRouter:
 async def _infer(
     state: ServerState,
     body: EmbeddingRequest | ClassifyRequest | GenerateRequest,
-    texts: Sequence[str | TokenIds],
+    texts: Sequence[str | TokenIds | PromptedText],
     request: Request,
     param: str,
 ) -> Answers:
