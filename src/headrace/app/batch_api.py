@@ -14,7 +14,16 @@ from headrace.engines.config import EngineConfig
 from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError, NotRunningError
 from headrace.events import Event, JobStarted, Listener, PartCommitted
-from headrace.io.formats.openai_batch import CHAT, COMPLETIONS, EMBEDDINGS, OpenAIWriter, url_of
+from headrace.io.formats.openai_batch import (
+    CHAT,
+    CLASSIFY,
+    COMPLETIONS,
+    EMBEDDINGS,
+    RERANK,
+    SCORE,
+    OpenAIWriter,
+    url_of,
+)
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import Limits, StopRequest
 from headrace.jobs.state.lock import exclusive
@@ -29,7 +38,13 @@ from headrace.serving.metrics import BulkState
 from headrace.serving.service import Service
 from headrace.serving.state import ServerState
 
-_ENDPOINTS: Mapping[str, tuple[str, ...]] = {"embed": (EMBEDDINGS,), "generate": (COMPLETIONS, CHAT)}
+_ENDPOINTS: Mapping[str, tuple[str, ...]] = {
+    "embed": (EMBEDDINGS,),
+    "generate": (COMPLETIONS, CHAT),
+    "score": (SCORE, RERANK),
+    "classify": (CLASSIFY,),
+    "zero-shot": (CLASSIFY,),
+}
 _LIMITS = Limits(max_error_rate=1.0, workers=1, part_records=1024, commit_interval_s=1.0)
 _AHEAD = 2_048
 """Maximum records of a batch that are read but not yet answered."""

@@ -34,7 +34,14 @@ from headrace.records import LeftOut
 _TRIED_ROWS = 64
 _NOT_IN_JSON = (bytes, bytearray, memoryview, datetime.timedelta, decimal.Decimal)
 
-_OPENAI_TASKS = {openai.EMBEDDINGS: "embed", openai.COMPLETIONS: "generate", openai.CHAT: "generate"}
+_OPENAI_TASKS = {
+    openai.EMBEDDINGS: ("embed",),
+    openai.COMPLETIONS: ("generate",),
+    openai.CHAT: ("generate",),
+    openai.SCORE: ("score",),
+    openai.RERANK: ("score",),
+    openai.CLASSIFY: ("classify", "zero-shot"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +75,17 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     source = open_source(settings.source, settings.input_format)
     left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
     url = openai.url_of(source)
-    config = settings.config.resolved(_OPENAI_TASKS.get(url or ""))
+    if own_engine and url in openai.SERVER_ONLY:
+        raise ConfigError(
+            f"the batch file asks for {url}, which jobs do not answer; upload it to the Batch API of a server "
+            "(headrace serve --state-dir), or give the texts as columns"
+        )
+    config = settings.config.resolved(_OPENAI_TASKS[url][0] if url else None)
     settings = replace(settings, config=config)
     if own_engine:
         config.check(SETTING_NAMES)
     task = TASKS[config.task or ""]
-    if task.pairs == ("always" if settings.text_pair_column is None else "never"):
+    if url is None and task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
         raise ConfigError(f"task {config.task!r} {need} the second text (text_pair_column)")
     if not settings.selection.is_all:
@@ -83,7 +95,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     if url and id_column is None:
         id_column = "id"  # each request has one, though the first is refused
     named = columns.Columns(
-        settings.text_column or ("body" if url and not task.text_only else task.input),
+        settings.text_column or (task.input if url in (None, openai.EMBEDDINGS) else "body"),
         id_column,
         task.text_only,
         settings.text_pair_column,
@@ -160,8 +172,8 @@ def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) 
     if url is None:
         return target.writer(task.output, settings.on_nan)
     chosen = settings.config.task
-    if chosen != _OPENAI_TASKS[url]:
-        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url]!r}, not {chosen!r}")
+    if chosen not in _OPENAI_TASKS[url]:
+        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url][0]!r}, not {chosen!r}")
     if settings.keep_columns:
         raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
     return openai_writer(target, url, settings.on_nan)

@@ -140,6 +140,11 @@ class ServerState:
                 param="prompt_name",
             )
 
+    def check_pairs(self, pairs: Sequence[tuple[str, str]], first: str, second: str) -> int:
+        """Like `check_texts`, for pairs of texts from two fields."""
+        size = self.check_texts([pair[1] for pair in pairs], second)
+        return size + self.check_texts([pair[0] for pair in pairs], first)
+
     def check_prompts(self, prompts: list[str] | list[list[int]]) -> int:
         """Like `check_texts`, for the prompts of completions."""
         return self.check_texts([TokenIds(tuple(one)) if isinstance(one, list) else one for one in prompts], "prompt")

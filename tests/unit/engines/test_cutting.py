@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
+from transformers import AutoTokenizer
 
 from headrace.engines.base import Prepared
 from headrace.engines.text.tokenizing import TextTokens
@@ -133,6 +135,19 @@ def test_a_pair_of_very_long_texts_takes_no_more_memory_than_the_texts() -> None
     assert isinstance(found, Prepared)
     assert found.cost == 256
     assert found.truncated
+
+
+def test_two_long_texts_are_cut_for_a_tokenizer_that_pads_to_a_length(tmp_path: Path) -> None:
+    """Many tokenizer.json files pad each text to the length of the training."""
+    from tests.small_models import text_model
+
+    words = AutoTokenizer.from_pretrained(str(text_model(tmp_path)))
+    words.backend_tokenizer.enable_padding(length=64)
+    tokens = TextTokens(words, 64, "truncate", takes="pair")
+    [found] = tokens.prepare([("mill " * 400, "canal " * 400)])
+    assert isinstance(found, Prepared)
+    assert found.cost == found.payload.shape[1] == 64
+    assert 0 not in found.payload[0]  # no padding
 
 
 def test_where_the_tokens_are_few_the_whole_text_is_taken() -> None:

@@ -90,13 +90,13 @@ class TextTokens:
         # This copy is not changed after construction.
         self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self._pair_sample = None if takes == "text" else self._tokenizer.encode("text", "pair")
         self._tokenizer.enable_truncation(
             max_model_len,
             strategy="only_first" if takes == "premise" else "longest_first",
             direction=tokenizer.truncation_side,
         )
-        self._tokenizer.no_padding()
         self._cutter = TextTruncator(self._tokenizer, tokenizer.truncation_side)
         self._side = tokenizer.truncation_side
         if pad_id is None or pad_id < 0:

@@ -33,6 +33,11 @@ _TIMEOUTS = frozenset({ProcessTimeoutError.__name__, DeadlineExceededError.__nam
 EMBEDDINGS = "/v1/embeddings"
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+SCORE = "/v1/score"
+RERANK = "/v1/rerank"
+CLASSIFY = "/classify"
+SERVER_ONLY = frozenset({SCORE, RERANK, CLASSIFY})
+"""URLs whose answers only a server's Batch API makes."""
 
 
 class Answers(tuple[Any, ...]):  # noqa: SLOT001 - a tuple's subclass cannot have slots with names
@@ -167,7 +172,7 @@ class OpenAIWriter:
         self._body = _BODIES[url]
         self.batch = ""
         """Distinguishes the ids of these responses from those of other files."""
-        self._has_created = url != EMBEDDINGS
+        self._has_created = url in (COMPLETIONS, CHAT, SCORE)
         self._clock = clock
         self._json = StrictJson(_plain, on_nan)
 
@@ -235,10 +240,19 @@ def _chat(ok: Ok) -> JsonObject:
     return chat_completion(_outputs(ok))
 
 
+def _ready(ok: Ok) -> JsonObject:
+    """A body that the server has made."""
+    (body,) = _outputs(ok)
+    return dict(body)
+
+
 _BODIES: Mapping[str, Callable[[Ok], JsonObject]] = {
     EMBEDDINGS: _embedding,
     COMPLETIONS: _completion,
     CHAT: _chat,
+    SCORE: _ready,
+    RERANK: _ready,
+    CLASSIFY: _ready,
 }
 
 

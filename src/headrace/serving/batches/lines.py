@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,10 +12,21 @@ from pydantic import ValidationError
 from headrace.engines.base import AnyEngine, Prepared
 from headrace.engines.profile import profile_of
 from headrace.errors import RecordError
-from headrace.io.formats.openai_batch import COMPLETIONS, EMBEDDINGS, Answers
+from headrace.io.formats.openai_batch import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, SCORE, Answers
 from headrace.serving.errors import ApiError, invalid
-from headrace.serving.protocol.requests import ChatRequest, CompletionRequest, EmbeddingRequest, texts_or_ids
+from headrace.serving.protocol.bodies import MakeBody, labels_body, ranking_body, score_body
+from headrace.serving.protocol.pairs import RerankRequest, ScoreRequest
+from headrace.serving.protocol.requests import (
+    BaseRequest,
+    ChatRequest,
+    ClassifyRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    texts_of,
+    texts_or_ids,
+)
 from headrace.serving.protocol.vectors import Vector, vector_format
+from headrace.serving.service import Answers as Outputs
 from headrace.serving.state import ServerState
 
 
@@ -27,6 +39,7 @@ class _Inputs:
     """Whether they may be truncated."""
     format_output: Callable[[Vector], object] | None = None
     n: int = 1
+    make_body: MakeBody | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,8 @@ class Line:
     """Formats each output, which must then be a vector. None leaves outputs unchanged."""
     n: int = 1
     """Parts in a row for each prompt."""
+    make_body: MakeBody | None = None
+    """Makes one body of all outputs; None for outputs that the writer of the file puts into a body."""
 
     def answers(self, outputs: Sequence[Any]) -> Answers:
         """The output of the line.
@@ -45,11 +60,14 @@ class Line:
         Raises:
             RecordError: an output cannot be formatted as the line asks.
         """
+        truncated = tuple(index for index, part in enumerate(self.parts) if part.truncated)
+        if self.make_body is not None:
+            return Answers([self.make_body(Outputs(outputs, sum(part.cost for part in self.parts), truncated))])
         try:
             answers = Answers(outputs if self.format_output is None else map(self.format_output, outputs))
         except ApiError as error:
             raise _record_error(error) from error
-        answers.truncated = tuple(index for index, part in enumerate(self.parts) if part.truncated)
+        answers.truncated = truncated
         answers.n = self.n
         return answers
 
@@ -66,8 +84,15 @@ class Lines:
     def __init__(self, engine: AnyEngine, url: str, state: ServerState) -> None:
         self._engine = engine
         self._state = state
-        self._param = {EMBEDDINGS: "input", COMPLETIONS: "prompt"}.get(url, "messages")
-        self._read = {EMBEDDINGS: self._embedding, COMPLETIONS: self._completion}.get(url, self._chat)
+        readers: Mapping[str, tuple[str, Callable[[object], _Inputs]]] = {
+            EMBEDDINGS: ("input", self._embedding),
+            COMPLETIONS: ("prompt", self._completion),
+            CHAT: ("messages", self._chat),
+            SCORE: ("text_2", self._score),
+            RERANK: ("documents", self._rerank),
+            CLASSIFY: ("input", self._classify),
+        }
+        self._param, self._read = readers[url]
         self.profile = profile_of(engine)
 
     def describe(self) -> Mapping[str, object]:
@@ -96,11 +121,13 @@ class Lines:
                 return part
             if part.truncated and not inputs.may_cut:
                 return RecordError(
-                    "a text is too long for the model; shorten it, or leave out truncate", code="too_long"
+                    "a text is too long for the model; shorten it, or leave out truncate",
+                    code="too_long",
+                    param=self._param,
                 )
             parts.append(part)
         return Prepared(
-            Line(parts, inputs.format_output, inputs.n),
+            Line(parts, inputs.format_output, inputs.n, inputs.make_body),
             sum(part.cost for part in parts),
             any(part.truncated for part in parts),
         )
@@ -131,6 +158,33 @@ class Lines:
         self._state.check_messages(request.messages)
         return _Inputs(request.records(messages=request.messages), n=request.choices)
 
+    def _score(self, body: object) -> _Inputs:
+        request = ScoreRequest.model_validate(body)
+        request.refuse_unknown()
+        _refuse_timeout(request)
+        pairs = request.pairs()
+        self._state.check_pairs(pairs, "text_1", "text_2")
+        return _Inputs(pairs, request.may_cut(self._state.service.longest), make_body=score_body)
+
+    def _rerank(self, body: object) -> _Inputs:
+        request = RerankRequest.model_validate(body)
+        request.refuse_unknown()
+        _refuse_timeout(request)
+        texts = request.listed()
+        if request.texts is not None:
+            raise ApiError(400, "texts: a line of a batch has documents", code="invalid_value", param="texts")
+        pairs = [(request.query, text) for text in texts]
+        self._state.check_pairs(pairs, "query", "documents")
+        return _Inputs(pairs, request.may_cut(self._state.service.longest), make_body=partial(ranking_body, request))
+
+    def _classify(self, body: object) -> _Inputs:
+        request = ClassifyRequest.model_validate(body)
+        request.refuse_unknown()
+        _refuse_timeout(request)
+        texts = texts_of(request.input)
+        self._state.check_texts(texts, "input")
+        return _Inputs(texts, request.may_cut(self._state.service.longest), make_body=labels_body)
+
 
 def _record_error(error: ApiError) -> RecordError:
     """Convert the response to a request into the error of a line."""
@@ -143,7 +197,7 @@ def _refuse_stream(request: CompletionRequest | ChatRequest) -> None:
         raise ApiError(400, "stream is true: batches do not support streaming", code="bad_stream", param="stream")
 
 
-def _refuse_timeout(request: EmbeddingRequest | CompletionRequest | ChatRequest) -> None:
+def _refuse_timeout(request: BaseRequest) -> None:
     if request.timeout is not None:
         raise ApiError(
             400,

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request, Response
 
 from headrace import openai_protocol
 from headrace.engines.base import PromptedText, TokenIds
-from headrace.records import JsonObject
 from headrace.serving.http.direct import DirectRoute
+from headrace.serving.protocol.bodies import labels_body
 from headrace.serving.protocol.requests import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -76,11 +76,8 @@ def classify_router(state: ServerState) -> APIRouter:
     async def classify(body: ClassifyRequest, request: Request) -> Response:
         """Classify texts: the most likely label of each, with its score."""
         answers = await _infer(state, body, texts_of(body.input), request, "input")
-        data: list[JsonObject] = [{"index": index, **labels} for index, labels in enumerate(answers.outputs)]
-        mark_truncated(data, answers)
-        return JsonReply(
-            {"object": "list", "data": data, "model": state.service.name}, headers=truncation_header(answers)
-        )
+        reply = {**labels_body(answers), "model": state.service.name}
+        return JsonReply(reply, headers=truncation_header(answers))
 
     return router
 
@@ -97,12 +94,6 @@ async def _infer(
     service = state.service
     may_cut = body.may_cut(service.longest)
     return await service.infer(texts, size, state.call(request, body.timeout, param, may_cut=may_cut))
-
-
-def mark_truncated(data: Sequence[JsonObject], answers: Answers) -> None:
-    """Mark the items whose texts were truncated."""
-    for index in answers.truncated:
-        data[index]["truncated"] = True
 
 
 def truncation_header(answers: Answers) -> dict[str, str] | None:

@@ -1,0 +1,63 @@
+"""Bodies of answers that requests and lines of batches share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from headrace.openai_protocol import input_usage
+from headrace.records import JsonObject
+from headrace.serving.protocol.pairs import RerankRequest
+from headrace.serving.service import Answers
+
+MakeBody: TypeAlias = Callable[[Answers], JsonObject]
+
+
+def score_body(found: Answers) -> JsonObject:
+    """Scores in the order of the pairs."""
+    data: list[JsonObject] = [
+        {"index": index, "object": "score", "score": value} for index, value in enumerate(found.outputs)
+    ]
+    _mark(data, found)
+    return {"object": "list", "data": data, "usage": input_usage(found.cost, found.truncated)}
+
+
+def ranking_body(request: RerankRequest, found: Answers) -> JsonObject:
+    """Documents, the most relevant first."""
+    results: list[JsonObject] = [
+        {"index": index, "relevance_score": score} for index, score in enumerate(found.outputs)
+    ]
+    _mark(results, found)
+    if request.return_documents is not False:
+        for result, text in zip(results, request.listed(), strict=True):
+            result["document"] = {"text": text}
+    ranked = [results[index] for index in ranking(found.outputs)[: request.top_n]]
+    return {"results": ranked, "usage": input_usage(found.cost, found.truncated)}
+
+
+def ranked_texts(request: RerankRequest, found: Answers) -> list[JsonObject]:
+    """Documents, the most relevant first, as Text Embeddings Inference lists them."""
+    texts = request.listed()
+    listed: list[JsonObject] = []
+    for index in ranking(found.outputs):
+        text = {"text": texts[index]} if request.return_text else {}
+        listed.append({"index": index, "score": found.outputs[index], **text})
+    return listed
+
+
+def ranking(scores: Sequence[float]) -> list[int]:
+    """The indices of scores, the highest first."""
+    return sorted(range(len(scores)), key=lambda index: -scores[index])
+
+
+def labels_body(found: Answers) -> JsonObject:
+    """Labels in the order of the texts."""
+    data: list[JsonObject] = [{"index": index, **labels} for index, labels in enumerate(found.outputs)]
+    _mark(data, found)
+    return {"object": "list", "data": data}
+
+
+def _mark(data: Sequence[JsonObject], found: Answers) -> None:
+    """Mark the items whose texts were truncated."""
+    for index in found.truncated:
+        data[index]["truncated"] = True
