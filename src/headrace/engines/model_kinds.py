@@ -31,7 +31,8 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     "dense": ("an embedding model of sentence-transformers", "use the task embed"),
     "sparse": ("a sparse (SPLADE) encoder, which gives a weight per word and not a dense vector", _OWN_ENGINE),
     "multi-vector": ("a multi-vector (ColBERT) encoder, which gives a vector per token", _OWN_ENGINE),
-    "static": ("a table of static embeddings, without a network", _OWN_ENGINE),
+    "static": ("a model of static embeddings", "use the task embed"),
+    "words": ("a table of word vectors, without files of sentence-transformers for its use", _OWN_ENGINE),
     "clip": ("a CLIP model of sentence-transformers", "use the task image-embed with the transformers folder in it"),
     "logit scorer": ("a reranker that reads its score from a language model's logits", _OWN_ENGINE),
 }
@@ -39,7 +40,7 @@ _KINDS: Mapping[str, tuple[str, str]] = {
 
 _TEXT_LABELS = frozenset({"classifier", "cross-encoder"})
 _SUITS: Mapping[str, frozenset[str]] = {
-    "embed": frozenset({"dense", "masked", "bare", "decoder", "encoder-decoder"}),
+    "embed": frozenset({"dense", "static", "masked", "bare", "decoder", "encoder-decoder"}),
     "classify": _TEXT_LABELS,
     "score": _TEXT_LABELS,
     "zero-shot": _TEXT_LABELS,
@@ -89,8 +90,8 @@ _MODULES = (
     ("MultiVectorMask", "multi-vector"),
     ("LogitScore", "logit scorer"),
     ("StaticEmbedding", "static"),
-    ("WordEmbeddings", "static"),
-    ("BoW", "static"),
+    ("WordEmbeddings", "words"),
+    ("BoW", "words"),
     ("CLIPModel", "clip"),
 )
 """Layers of sentence-transformers that determine the kind of a model."""
@@ -181,7 +182,7 @@ def _transformers_kind(folder: Path, config: ModelConfig) -> tuple[str | None, s
     if "colbert" in name.lower():
         return "multi-vector", name
     if name == "StaticModel" or config.get("model_type") == "model2vec":
-        return "static", name or "model2vec"
+        return "words", name or "model2vec"
     if name.startswith(_SPEECH):
         return "speech", name
     kind = next((kind for ending, kind in _ENDINGS if name.endswith(ending)), None)

@@ -8,17 +8,22 @@ from pathlib import Path
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding, Transformer
 
 from headrace.device.placement import choose_device, choose_dtype
 from headrace.engines.heads import VectorHead, matryoshka_dimensions
+from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, find_folder
+from headrace.engines.text import static
 from headrace.engines.text.encoders import by_length, tune
 from headrace.engines.text.prompts import Prompts, chosen_prompt
 from headrace.engines.text.tasks import TextEngine
 from headrace.engines.text.tokenizing import TextTokens, TooLong, choose_length, usable_positions
 from headrace.engines.torch_network import TorchNetwork, loading
 from headrace.errors import ConfigError, EngineError
+
+_UNSUPPORTED = frozenset({"Asym", "BoW", "CNN", "LSTM", "Router", "WordEmbeddings", "WordWeights"})
+"""Modules of sentence-transformers that choose by input, or depend on the words beside a text."""
 
 
 class EmbeddingEngine(TextEngine):
@@ -61,10 +66,11 @@ class EmbeddingEngine(TextEngine):
         place = choose_device(device)
         module = _load(folder, place, dtype, trust_remote_code=trust_remote_code)
         dimension = _choose_dimension(module, truncate_dim)
-        tokenizer = module.tokenizer
-        config = module[0].config.to_dict()
+        is_static = isinstance(module[0], StaticEmbedding)
+        tokenizer = static.tokenizer_of(module[0]) if is_static else module.tokenizer
+        config: ModelConfig = {} if is_static else module[0].config.to_dict()
         length = choose_length(
-            [module.max_seq_length],
+            [static.LONGEST if is_static else module.max_seq_length],
             usable_positions(config),
             tokenizer.num_special_tokens_to_add() + 1,
             max_model_len,
@@ -72,10 +78,14 @@ class EmbeddingEngine(TextEngine):
         prompts = _prompts(module, prompt_name, prompt)
         tokens = TextTokens(tokenizer, length, on_too_long, prompts=prompts, pad_id=config.get("pad_token_id"))
         inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
+        call = _Pooled(module, tokens.prompt_length)
+        network = (
+            TorchNetwork(folder, module, place, static.bagged(call), inputs)
+            if is_static
+            else TorchNetwork(folder, module, place, call, inputs, by_length(module[0].model))
+        )
         super().__init__(
-            TorchNetwork(
-                folder, module, place, _Pooled(module, tokens.prompt_length), inputs, by_length(module[0].model)
-            ),
+            network,
             tokens,
             VectorHead(dimension, normalize=normalize),
             {
@@ -92,6 +102,14 @@ class EmbeddingEngine(TextEngine):
             matryoshka=matryoshka_dimensions(config, dimension),
             prompt_names=tuple(prompts.named),
         )
+        if is_static:
+            self.profile = replace(
+                self.profile,
+                tunable=False,
+                batch_cost=static.BATCH_TOKENS,
+                batch_size=static.BATCH_TEXTS,
+                max_model_len=max_model_len,
+            )
 
 
 class _Pooled:
@@ -129,8 +147,17 @@ def _load(folder: Path, device: torch.device, dtype: str, *, trust_remote_code: 
             trust_remote_code=trust_remote_code,
             model_kwargs={"dtype": numbers},
         )
-    if not isinstance(module[0], Transformer) or not getattr(module.tokenizer, "is_fast", False):
-        raise EngineError(f"the model in {folder} is not a transformer with a fast tokenizer (tokenizer.json)")
+    unsupported = next((part for part in module if type(part).__name__ in _UNSUPPORTED), None)
+    if unsupported is not None or not isinstance(module[0], (Transformer, StaticEmbedding)):
+        name = type(unsupported or module[0]).__name__
+        raise EngineError(
+            f"the model in {folder} has the module {name} of sentence-transformers, which is not supported"
+        )
+    if isinstance(module[0], StaticEmbedding):
+        static.check_dtype(dtype)
+        return module.float().eval()
+    if not getattr(module.tokenizer, "is_fast", False):
+        raise EngineError(f"the model in {folder} has no fast tokenizer (tokenizer.json)")
     random = _not_loaded(module[0].model)
     if random:
         raise EngineError(f"the model in {folder} holds no weights for {', '.join(random[:3])}; copy the whole folder")

@@ -1,0 +1,48 @@
+"""Static embeddings of sentence-transformers: a text's vector is the mean of the fixed vectors of its tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+import torch
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from headrace.errors import ConfigError
+
+Call = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
+
+LONGEST = (1 << 24) - 1
+"""Maximum tokens of a text: none, for a model without positions."""
+BATCH_TOKENS = 65_536
+BATCH_TEXTS = 1_024
+
+
+def tokenizer_of(module: StaticEmbedding) -> PreTrainedTokenizerFast:
+    """The tokenizer, without special tokens: the module adds none."""
+    content = json.loads(module.tokenizer.to_str())
+    content["post_processor"] = None
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)))
+
+
+def bagged(call: Call) -> Call:
+    """Calls the modules with the tokens of all texts in one row, and where each text begins."""
+
+    def on_padded(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        real = tensors["attention_mask"].bool()
+        lengths = real.sum(1)
+        return call({"input_ids": tensors["input_ids"][real], "offsets": lengths.cumsum(0) - lengths})
+
+    return on_padded
+
+
+def check_dtype(dtype: str) -> None:
+    """Static embeddings take no time for arithmetic.
+
+    Raises:
+        ConfigError: another dtype than float32 is wanted.
+    """
+    if dtype not in ("auto", "float32"):
+        raise ConfigError(f"dtype is {dtype!r}; static embeddings run in float32: leave it out")

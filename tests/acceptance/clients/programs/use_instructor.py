@@ -1,0 +1,30 @@
+"""Instructor: answers as objects. Its default asks for tools, which are refused; JSON in Markdown needs none."""
+
+import json
+import sys
+
+import instructor
+from openai import OpenAI
+from pydantic import BaseModel
+
+_, generate, _, json_server = sys.argv[1:]
+
+
+class Sum(BaseModel):
+    """What the model is asked for."""
+
+    total: int
+
+
+def ask(url: str, **options: object) -> Sum:
+    """An answer as an object."""
+    client = instructor.from_openai(OpenAI(base_url=f"{url}/v1", api_key="none"), **options)
+    messages = [{"role": "user", "content": "What is 2 plus 3?"}]
+    return client.chat.completions.create(model="json", messages=messages, response_model=Sum, max_retries=0)
+
+
+try:
+    ask(json_server)
+except instructor.core.InstructorRetryException as error:
+    refused = str(error)
+print(json.dumps({"refused": refused, "total": ask(json_server, mode=instructor.Mode.MD_JSON).total}))

@@ -1,0 +1,31 @@
+"""LiteLLM, which routes to OpenAI-compatible servers and to vLLM's."""
+
+import json
+import sys
+
+import litellm
+
+embed, generate, rank, _ = sys.argv[1:]
+messages = [{"role": "user", "content": "What is 2 plus 3?"}]
+chat = {"messages": messages, "api_base": f"{generate}/v1", "api_key": "none"}
+texts = {"input": ["a mill", "a canal"], "api_base": f"{embed}/v1", "api_key": "none"}
+ranked = litellm.rerank(
+    model="hosted_vllm/ranker", query="canal", documents=["a mill", "a canal"], top_n=1, api_base=rank, api_key="none"
+)
+stream = litellm.completion(model="openai/arithmetic", stream=True, **chat)
+print(
+    json.dumps(
+        {
+            "vectors": [
+                entry["embedding"] for entry in litellm.embedding(model="openai/all-MiniLM-L6-v2", **texts).data
+            ],
+            "by_vllm": [
+                entry["embedding"] for entry in litellm.embedding(model="hosted_vllm/all-MiniLM-L6-v2", **texts).data
+            ],
+            "answer": litellm.completion(model="openai/arithmetic", **chat).choices[0].message.content,
+            "answer_by_vllm": litellm.completion(model="hosted_vllm/arithmetic", **chat).choices[0].message.content,
+            "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in stream),
+            "ranking": [result["index"] for result in ranked.results],
+        }
+    )
+)

@@ -1,0 +1,179 @@
+"""The clients that people have, as unchanged programs with their own defaults, against servers that are processes.
+
+`scripts/install-clients` installs them into an environment of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import pytest
+from tests.acceptance.command import ROOT
+from tests.acceptance.serving.process import server
+from tests.small_models import text_model
+
+PROGRAMS = Path(__file__).parent / "programs"
+CLIENTS = ROOT / ".venv-clients"
+TEXTS = ["a mill", "a canal"]
+QUESTION = {"messages": [{"role": "user", "content": "What is 2 plus 3?"}]}
+
+pytestmark = pytest.mark.skipif(
+    not (CLIENTS / "bin" / "python").exists(), reason="the clients are not installed: run scripts/install-clients"
+)
+node = pytest.mark.skipif(
+    shutil.which("node") is None or not (CLIENTS / "node" / "node_modules").exists(),
+    reason="Node's clients are not installed: install Node and npm, then run scripts/install-clients",
+)
+
+
+class Servers(NamedTuple):
+    """Their addresses, in the order in which the programs take them."""
+
+    embed: str
+    generate: str
+    rank: str
+    json: str
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    folder = tmp_path_factory.mktemp("servers")
+    ranker = text_model(folder / "model", ("relevance",))
+    # The other names are those that Chroma, Haystack, LangChain and InferenceClient send unless told.
+    other = ("--served-model-name", "text-embedding-ada-002")
+    embed = ("--task", "embed", "--served-model-name", "all-MiniLM-L6-v2", *other)
+    generate = ("--task", "generate", "--served-model-name", "arithmetic", "--served-model-name", "dummy")
+    rank = ("--task", "score", "--model", str(ranker), "--served-model-name", "ranker")
+    talker = ("--task", "generate", "--engine", "tests.integration.serving.engines:JsonTalker")
+    with (
+        server(*embed, folder=folder) as (_, first),
+        server(*generate, folder=folder) as (_, second),
+        server(*rank, folder=folder) as (_, third),
+        server(*talker, "--served-model-name", "json", folder=folder) as (_, fourth),
+    ):
+        yield Servers(first, second, third, fourth)
+
+
+@pytest.fixture(scope="module")
+def expected(servers: Servers) -> dict[str, Any]:
+    """The answers to plain requests."""
+    data = post(f"{servers.embed}/v1/embeddings", {"input": TEXTS})["data"]
+    completed = post(f"{servers.generate}/v1/completions", {"prompt": "Q: 2+3\nA: "})
+    chat = post(f"{servers.generate}/v1/chat/completions", QUESTION)
+    best = post(f"{servers.rank}/v1/rerank", {"query": "canal", "documents": TEXTS, "top_n": 1})["results"][0]["index"]
+    return {
+        "vectors": [entry["embedding"] for entry in data],
+        "completed": completed["choices"][0]["text"],
+        "answer": chat["choices"][0]["message"]["content"],
+        "ranking": [best],
+    }
+
+
+def post(url: str, body: dict[str, Any]) -> Any:
+    response = httpx.post(url, json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def said(program: str, servers: Servers) -> dict[str, Any]:
+    """What a program prints."""
+    path = PROGRAMS / program
+    command = [str(CLIENTS / "bin" / "python"), str(path)]
+    if path.suffix == ".mjs":  # Node looks for packages beside the program
+        path = Path(shutil.copy(path, CLIENTS / "node"))
+        command = ["node", str(path)]
+    done = subprocess.run([*command, *servers], capture_output=True, text=True, check=False, cwd=CLIENTS)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def check(found: dict[str, Any], expected: dict[str, Any], **others: str) -> None:
+    """Compare what a program has found; `others` are further names of expected values."""
+    for name, value in found.items():
+        kind = others.get(name, "answer" if name == "streamed" else name)
+        if kind in ("vectors", "vector"):
+            wanted = expected["vectors"] if kind == "vectors" else expected["vectors"][0]
+            assert np.abs(np.array(value) - wanted).max() < 1e-5, name
+        else:
+            assert value == expected[kind], name
+
+
+@pytest.mark.timeout(300)
+def test_openai(servers: Servers, expected: dict[str, Any]) -> None:
+    found = said("use_openai.py", servers)
+    assert found.pop("choices") == 2
+    assert found.pop("models") == ["all-MiniLM-L6-v2", "text-embedding-ada-002"]
+    check(found, expected)
+
+
+@pytest.mark.timeout(300)
+def test_langchain(servers: Servers, expected: dict[str, Any]) -> None:
+    found = said("use_langchain.py", servers)
+    assert "check_embedding_ctx_length=False" in found.pop("refused")
+    check(found, expected)
+
+
+@pytest.mark.timeout(300)
+def test_llama_index(servers: Servers, expected: dict[str, Any]) -> None:
+    check(said("use_llama_index.py", servers), expected, tei="vectors")
+
+
+@pytest.mark.timeout(300)
+def test_litellm(servers: Servers, expected: dict[str, Any]) -> None:
+    check(said("use_litellm.py", servers), expected, by_vllm="vectors", answer_by_vllm="answer")
+
+
+@pytest.mark.timeout(300)
+def test_instructor(servers: Servers) -> None:
+    found = said("use_instructor.py", servers)
+    assert "tool_choice" in found["refused"] or "tools" in found["refused"]
+    assert found["total"] == 5
+
+
+@pytest.mark.timeout(300)
+def test_haystack(servers: Servers, expected: dict[str, Any]) -> None:
+    check(said("use_haystack.py", servers), expected)
+
+
+@pytest.mark.timeout(300)
+def test_chroma(servers: Servers, expected: dict[str, Any]) -> None:
+    found = said("use_chroma.py", servers)
+    assert found.pop("nearest") == ["1"]
+    check(found, expected)
+
+
+@pytest.mark.timeout(300)
+def test_cohere(servers: Servers, expected: dict[str, Any]) -> None:
+    check(said("use_cohere.py", servers), expected, ranking_v1="ranking")
+
+
+@pytest.mark.timeout(300)
+def test_huggingface_hub(servers: Servers, expected: dict[str, Any]) -> None:
+    check(said("use_huggingface_hub.py", servers), expected)
+
+
+@pytest.mark.timeout(300)
+def test_llm(servers: Servers, expected: dict[str, Any]) -> None:
+    check(said("use_llm.py", servers), expected)
+
+
+@node
+@pytest.mark.timeout(300)
+def test_openai_for_node(servers: Servers, expected: dict[str, Any]) -> None:
+    check(said("use_openai.mjs", servers), expected)
+
+
+@node
+@pytest.mark.timeout(300)
+def test_ai_sdk(servers: Servers, expected: dict[str, Any]) -> None:
+    found = said("use_ai.mjs", servers)
+    assert "/v1/chat/completions" in found.pop("refused")
+    check(found, expected, answer_by_openai="answer")
