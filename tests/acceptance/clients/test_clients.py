@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -15,13 +16,15 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 import pytest
-from tests.acceptance.command import ROOT
-from tests.acceptance.serving.process import server
+from tests.acceptance.command import ROOT, start, traced
+from tests.acceptance.serving.process import port_of_ours, wait_until_ready
 from tests.small_models import text_model
 
 PROGRAMS = Path(__file__).parent / "programs"
 CLIENTS = ROOT / ".venv-clients"
 TEXTS = ["a mill", "a canal"]
+OTHER_NAMES = ("text-embedding-ada-002", "text-embedding-3-small")
+"""What Chroma and LangChain, and Haystack, send unless told. InferenceClient sends "dummy"."""
 QUESTION = {"messages": [{"role": "user", "content": "What is 2 plus 3?"}]}
 
 pytestmark = pytest.mark.skipif(
@@ -46,19 +49,26 @@ class Servers(NamedTuple):
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("servers")
     ranker = text_model(folder / "model", ("relevance",))
-    # The other names are those that Chroma, Haystack, LangChain and InferenceClient send unless told.
-    other = ("--served-model-name", "text-embedding-ada-002")
-    embed = ("--task", "embed", "--served-model-name", "all-MiniLM-L6-v2", *other)
-    generate = ("--task", "generate", "--served-model-name", "arithmetic", "--served-model-name", "dummy")
-    rank = ("--task", "score", "--model", str(ranker), "--served-model-name", "ranker")
-    talker = ("--task", "generate", "--engine", "tests.integration.serving.engines:JsonTalker")
-    with (
-        server(*embed, folder=folder) as (_, first),
-        server(*generate, folder=folder) as (_, second),
-        server(*rank, folder=folder) as (_, third),
-        server(*talker, "--served-model-name", "json", folder=folder) as (_, fourth),
-    ):
-        yield Servers(first, second, third, fourth)
+    flags = [
+        ["--task", "embed", *_names("all-MiniLM-L6-v2", *OTHER_NAMES)],
+        ["--task", "generate", *_names("arithmetic", "dummy")],
+        ["--task", "score", "--model", str(ranker), *_names("ranker")],
+        ["--task", "generate", "--engine", "tests.integration.serving.engines:JsonTalker", *_names("json")],
+    ]
+    with contextlib.ExitStack() as stack:  # they load side by side
+        ports = [stack.enter_context(port_of_ours()) for _ in flags]
+        addresses = [f"http://127.0.0.1:{port}" for port in ports]
+        processes = [
+            stack.enter_context(traced(start("serve", "--port", str(port), *given, folder=folder)))
+            for port, given in zip(ports, flags, strict=True)
+        ]
+        for process, address in zip(processes, addresses, strict=True):
+            wait_until_ready(process, address)
+        yield Servers(*addresses)
+
+
+def _names(*names: str) -> list[str]:
+    return [part for name in names for part in ("--served-model-name", name)]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +120,7 @@ def check(found: dict[str, Any], expected: dict[str, Any], **others: str) -> Non
 def test_openai(servers: Servers, expected: dict[str, Any]) -> None:
     found = said("use_openai.py", servers)
     assert found.pop("choices") == 2
-    assert found.pop("models") == ["all-MiniLM-L6-v2", "text-embedding-ada-002"]
+    assert found.pop("models") == ["all-MiniLM-L6-v2", *OTHER_NAMES]
     check(found, expected)
 
 

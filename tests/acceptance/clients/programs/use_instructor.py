@@ -4,6 +4,7 @@ import json
 import sys
 
 import instructor
+from instructor.core import InstructorRetryException
 from openai import OpenAI
 from pydantic import BaseModel
 
@@ -25,6 +26,6 @@ def ask(url: str, **options: object) -> Sum:
 
 try:
     ask(json_server)
-except instructor.core.InstructorRetryException as error:
+except InstructorRetryException as error:
     refused = str(error)
 print(json.dumps({"refused": refused, "total": ask(json_server, mode=instructor.Mode.MD_JSON).total}))

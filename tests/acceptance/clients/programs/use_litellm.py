@@ -1,7 +1,10 @@
 """LiteLLM, which routes to OpenAI-compatible servers and to vLLM's."""
 
 import json
+import os
 import sys
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it looks for prices on the network
 
 import litellm
 
