@@ -108,13 +108,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
-    known = [status_routes.router(state, task)]
-    if task not in _NO_TEXTS:
-        known.insert(0, text_routes.generate_router(state))
-    if not task.startswith("image-"):
-        known.append(token_routes.router(state))
-    if task in _ROUTES:
-        known.insert(0, _ROUTES[task](state))  # first: routes are matched in order, for each request
+    known = _routers(state, task)
     documents = APIRouter()
     documents.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
     for router in (*known, *routers, documents):
@@ -125,6 +119,17 @@ def create_app(
     direct = {route.path: route for router in known for route in router.routes if isinstance(route, DirectRoute)}
     app.add_middleware(RequestMiddleware, state=state, direct=direct)
     return app
+
+
+def _routers(state: ServerState, task: str) -> list[APIRouter]:
+    """The routes of a task, the busiest first: they are matched in order, for each request."""
+    known = [_ROUTES[task](state)] if task in _ROUTES else []
+    if task not in _NO_TEXTS:
+        known.append(text_routes.generate_router(state))
+    known.append(status_routes.router(state, task))
+    if not task.startswith("image-"):
+        known.append(token_routes.router(state))
+    return known
 
 
 async def _http_error(request: Request, error: Exception) -> JsonReply:

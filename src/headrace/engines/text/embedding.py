@@ -78,38 +78,29 @@ class EmbeddingEngine(TextEngine):
         prompts = _prompts(module, prompt_name, prompt)
         tokens = TextTokens(tokenizer, length, on_too_long, prompts=prompts, pad_id=config.get("pad_token_id"))
         inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
-        call = _Pooled(module, tokens.prompt_length)
-        network = (
-            TorchNetwork(folder, module, place, static.bagged(call), inputs)
-            if is_static
-            else TorchNetwork(folder, module, place, call, inputs, by_length(module[0].model))
-        )
-        super().__init__(
-            network,
-            tokens,
-            VectorHead(dimension, normalize=normalize),
-            {
-                "engine": "embedding",
-                "dimension": dimension,
-                # Left out at their defaults, as before these options existed: an older output can be continued.
-                **({"normalize": True} if normalize else {}),
-                **({} if prompt is None and prompt_name is None else {"prompt": prompts.default}),
-            },
-        )
+        facts: dict[str, object] = {"engine": "embedding", "dimension": dimension}
+        # Left out at their defaults, as before these options existed: an older output can be continued.
+        if normalize:
+            facts["normalize"] = True
+        if prompt is not None or prompt_name is not None:
+            facts["prompt"] = prompts.default
+        network = _network(folder, module, place, inputs, tokens.prompt_length)
+        super().__init__(network, tokens, VectorHead(dimension, normalize=normalize), facts)
         self.profile = replace(
-            self.profile,
+            static.profile(self.profile, max_model_len) if is_static else self.profile,
             dimension=dimension,
             matryoshka=matryoshka_dimensions(config, dimension),
             prompt_names=tuple(prompts.named),
         )
-        if is_static:
-            self.profile = replace(
-                self.profile,
-                tunable=False,
-                batch_cost=static.BATCH_TOKENS,
-                batch_size=static.BATCH_TEXTS,
-                max_model_len=max_model_len,
-            )
+
+
+def _network(
+    folder: Path, module: SentenceTransformer, place: torch.device, inputs: frozenset[str], prompt_length: int
+) -> TorchNetwork:
+    call = _Pooled(module, prompt_length)
+    if isinstance(module[0], StaticEmbedding):
+        return TorchNetwork(folder, module, place, static.bagged(call), inputs)
+    return TorchNetwork(folder, module, place, call, inputs, by_length(module[0].model))
 
 
 class _Pooled:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError
 
 Call = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 
 LONGEST = (1 << 24) - 1
 """Maximum tokens of a text: none, for a model without positions."""
-BATCH_TOKENS = 65_536
-BATCH_TEXTS = 1_024
+_BATCH_TOKENS = 65_536
+_BATCH_TEXTS = 1_024
 
 
 def tokenizer_of(module: StaticEmbedding) -> PreTrainedTokenizerFast:
@@ -36,6 +38,11 @@ def bagged(call: Call) -> Call:
         return call({"input_ids": tensors["input_ids"][real], "offsets": lengths.cumsum(0) - lengths})
 
     return on_padded
+
+
+def profile(found: EngineProfile, max_model_len: int | None) -> EngineProfile:
+    """The profile of an engine for texts, with the batches and the length of static embeddings."""
+    return replace(found, tunable=False, batch_cost=_BATCH_TOKENS, batch_size=_BATCH_TEXTS, max_model_len=max_model_len)
 
 
 def check_dtype(dtype: str) -> None:
