@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -28,6 +28,7 @@ class Generation(TypedDict):
     finish_reason: str | None
     prompt_tokens: int
     completion_tokens: int
+    logprobs: NotRequired[Sequence[Mapping[str, Any]]]
 
 
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
@@ -72,7 +73,8 @@ def input_usage(tokens: int, truncated: Sequence[int] = ()) -> dict[str, int]:
 def completion(answers: Sequence[Generation], n: int = 1) -> dict[str, object]:
     """The body of a completion response: one choice per answer, `n` in a row for each prompt."""
     choices = [
-        choice(index, text=answer["text"], finish=answer["finish_reason"]) for index, answer in enumerate(answers)
+        choice(index, text=answer["text"], finish=answer["finish_reason"], logprobs=_of_completion(answer))
+        for index, answer in enumerate(answers)
     ]
     return {"object": "text_completion", "choices": choices, "usage": usage(answers, n)}
 
@@ -80,15 +82,34 @@ def completion(answers: Sequence[Generation], n: int = 1) -> dict[str, object]:
 def chat_completion(answers: Sequence[Generation]) -> dict[str, object]:
     """The body of a chat completion response: one choice per answer."""
     choices = [
-        choice(index, message={"role": "assistant", "content": answer["text"]}, finish=answer["finish_reason"])
+        choice(
+            index,
+            message={"role": "assistant", "content": answer["text"]},
+            finish=answer["finish_reason"],
+            logprobs={"content": answer["logprobs"], "refusal": None} if "logprobs" in answer else None,
+        )
         for index, answer in enumerate(answers)
     ]
     return {"object": "chat.completion", "choices": choices, "usage": usage(answers, len(answers))}
 
 
-def choice(index: int, *, finish: str | None, **content: object) -> dict[str, object]:
+def choice(index: int, *, finish: str | None, logprobs: object = None, **content: object) -> dict[str, object]:
     """One choice of a response or a streamed chunk; `content` is its text, message or delta."""
-    return {"index": index, **content, "finish_reason": finish, "logprobs": None}
+    return {"index": index, **content, "finish_reason": finish, "logprobs": logprobs}
+
+
+def _of_completion(answer: Generation) -> dict[str, object] | None:
+    """The log probabilities of a completion, in the older format of its API."""
+    found = answer.get("logprobs")
+    if found is None:
+        return None
+    lengths = [len(one["token"]) for one in found]
+    return {
+        "tokens": [one["token"] for one in found],
+        "token_logprobs": [one["logprob"] for one in found],
+        "top_logprobs": [{other["token"]: other["logprob"] for other in one["top_logprobs"]} for one in found],
+        "text_offset": [sum(lengths[:place]) for place in range(len(found))],
+    }
 
 
 def usage(answers: Sequence[Generation] | Sequence[Mapping[str, Any]], n: int = 1) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from headrace.engines.chat import TEXT_ONLY, checked_messages
 from headrace.errors import ConfigError, RecordError
@@ -41,6 +41,21 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 
 
+class Chance(TypedDict):
+    """The log probability of a token."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    """Of the token's text; None if it is part of a character."""
+
+
+class TokenChance(Chance):
+    """A generated token, and the most likely ones in its place."""
+
+    top_logprobs: list[Chance]
+
+
 class Generation(TypedDict):
     """The answer to one request."""
 
@@ -51,6 +66,8 @@ class Generation(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     """The end token included."""
+    logprobs: NotRequired[list[TokenChance]]
+    """Of each token of the text, if the request asks for them."""
 
 
 @dataclass(frozen=True, slots=True)

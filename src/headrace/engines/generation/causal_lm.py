@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from headrace.device.placement import release
 from headrace.engines.base import Prepared
 from headrace.engines.chat import checked_messages, rendered
+from headrace.engines.generation import logprobs
 from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.requests import Generation, Request, Sampling, parse
@@ -38,6 +39,8 @@ class TokenizedRequest:
     """`max_tokens` is limited to the remaining context."""
     listener: Callable[[str], None] | None = None
     """Called with the partial answer whenever it grows."""
+    logprobs: int | None = None
+    """How many alternatives to list for each token, with log probabilities; None for no log probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,12 @@ class CausalLM:
     def _ask(self, value: object) -> TokenizedRequest:
         prompting = self.prompting
         request = parse(
-            value, prompting.sampling, system_prompt=prompting.system_prompt, chat=prompting.chat, token_ids=True
+            value,
+            prompting.sampling,
+            system_prompt=prompting.system_prompt,
+            chat=prompting.chat,
+            extra=logprobs.FIELDS,
+            token_ids=True,
         )
         ids = self._ids(request) if request.token_ids is None else request.token_ids
         check_ids(self._tokenizer, ids, "prompt")
@@ -128,7 +136,7 @@ class CausalLM:
         sampling = request.sampling
         if sampling.max_tokens > room:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-        return TokenizedRequest(ids, sampling)
+        return TokenizedRequest(ids, sampling, logprobs=logprobs.wanted(request))
 
     def _ids(self, request: Request) -> tuple[int, ...]:
         text = self._text(request)
@@ -180,7 +188,7 @@ class CausalLM:
 
     def sampler(self, ask: TokenizedRequest) -> TokenSampler:
         """Create the sampler of an answer's tokens."""
-        return TokenSampler(ask.sampling, ask.prompt, self.prompting.seed, self.ends)
+        return TokenSampler(ask.sampling, ask.prompt, self.prompting.seed, self.ends, ask.logprobs)
 
     def ends_of(self, ask: TokenizedRequest) -> frozenset[int]:
         """The tokens that end this answer."""
@@ -201,16 +209,22 @@ class CausalLM:
         held_back = max(map(len, ask.sampling.stop), default=1) - 1  # may be the start of a stop string
         return text[: len(text) - held_back] if held_back else text
 
-    def answer(self, ask: TokenizedRequest, generated: Sequence[int]) -> Generation:
+    def answer(self, ask: TokenizedRequest, generated: Sequence[int], sampler: TokenSampler) -> Generation:
         """The result for the tokens of a finished answer."""
         ended = bool(generated) and generated[-1] in self.ends_of(ask)
         cut = self._stop_at(ask, generated)
-        return Generation(
+        answer = Generation(
             text=self._decode(generated)[:cut],
             finish_reason="stop" if ended or cut is not None else "length",
             prompt_tokens=len(ask.prompt),
             completion_tokens=len(generated),
         )
+        if ask.logprobs is not None:
+            found = sampler.found[: len(generated) - ended]
+            answer["logprobs"] = logprobs.written(
+                found, lambda ids: self._tokenizer.decode(list(ids), skip_special_tokens=False), cut
+            )
+        return answer
 
     def _stop_at(self, ask: TokenizedRequest, generated: Sequence[int]) -> int | None:
         """The position of the first stop string that ends after the first `min_tokens` tokens; None if none."""

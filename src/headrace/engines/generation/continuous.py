@@ -232,7 +232,9 @@ class GenerationEngine:
             if output.error is not None:
                 ended.append((key, EngineError(f"transformers failed at the request: {output.error}")))
             else:
-                ended.append((key, self._lm.answer(answer.ask, (*answer.before, *output.generated_tokens))))
+                ended.append(
+                    (key, self._lm.answer(answer.ask, (*answer.before, *output.generated_tokens), answer.sampler))
+                )
 
     def _stopped(self) -> list[tuple[int, Generation | Exception]]:
         """The answers that contain a stop string."""
@@ -242,7 +244,7 @@ class GenerationEngine:
                 continue
             generated = self._generated(key)
             if self._lm.stopped(answer.ask, generated):
-                stopped.append((key, self._lm.answer(answer.ask, generated)))
+                stopped.append((key, self._lm.answer(answer.ask, generated, answer.sampler)))
                 self.remove(key)
         return stopped
 

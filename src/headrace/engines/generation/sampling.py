@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -18,11 +19,26 @@ _HIGHEST = 1e30
 """Maximum logit after penalties: with it and `_COLDEST`, all values stay within float32."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log probability of a generated token, by the model's own distribution: without temperature and penalties."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The most likely tokens with theirs, best first."""
+
+
 class TokenSampler:
     """Chooses the tokens of one request, independently of other requests in the batch."""
 
-    def __init__(self, sampling: Sampling, prompt: Ids, engine_seed: int, ends: frozenset[int]) -> None:
+    def __init__(
+        self, sampling: Sampling, prompt: Ids, engine_seed: int, ends: frozenset[int], logprobs: int | None = None
+    ) -> None:
         self._sampling = sampling
+        self._logprobs = logprobs
+        self.found: list[TokenLogprob] = []
+        """One per token, if the request asks for log probabilities."""
         self._ends = sorted(ends)
         self._prompt = torch.tensor(sorted(set(prompt)), dtype=torch.long)
         self._penalises = (
@@ -35,11 +51,19 @@ class TokenSampler:
 
     def changes(self, generated: int) -> bool:
         """Whether the next token may differ from greedy decoding."""
-        return self._random is not None or self._penalises or generated < self._sampling.min_tokens
+        wanted = self._random is not None or self._penalises or self._logprobs is not None
+        return wanted or generated < self._sampling.min_tokens
 
     def next_token(self, logits: torch.Tensor, generated: Ids) -> int:
         """The next token for logits of shape (vocabulary,), after the tokens generated so far."""
-        scores = logits.float().cpu().clone()
+        own = logits.float().cpu()
+        token = self._chosen(own.clone(), generated)
+        if self._logprobs is not None:
+            del self.found[len(generated) :]  # of a step that was interrupted
+            self.found.append(_measured(own, token, self._logprobs))
+        return token
+
+    def _chosen(self, scores: torch.Tensor, generated: Ids) -> int:
         if self._penalises:
             self._penalise(scores, generated)
         if len(generated) < self._sampling.min_tokens:
@@ -76,6 +100,14 @@ class TokenSampler:
             probabilities = probabilities.clone()
             probabilities[places[beyond]] = 0.0
         return probabilities
+
+
+def _measured(logits: torch.Tensor, token: int, count: int) -> TokenLogprob:
+    logprobs = logits.log_softmax(-1)
+    best = logprobs.topk(count)
+    return TokenLogprob(
+        token, float(logprobs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    )
 
 
 def _seed(engine_seed: int, prompt: Ids) -> int:

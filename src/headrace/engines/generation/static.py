@@ -111,7 +111,8 @@ class StaticGenerationEngine:
                 logits_processor=LogitsProcessorList([_Choose(rows)]),
                 stopping_criteria=StoppingCriteriaList([_Finished(rows)]),
             )
-        return [lm.answer(ask, generated) for ask, generated in zip(batch, rows.generated, strict=True)]
+        answers = zip(batch, rows.generated, rows.samplers, strict=True)
+        return [lm.answer(ask, generated, sampler) for ask, generated, sampler in answers]
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""

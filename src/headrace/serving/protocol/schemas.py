@@ -99,7 +99,7 @@ class CompletionChoice(BaseModel):
     index: int
     text: str
     finish_reason: str
-    logprobs: None
+    logprobs: JsonObject | None
 
 
 class Completion(BaseModel):
@@ -126,7 +126,7 @@ class ChatChoice(BaseModel):
     index: int
     message: Message
     finish_reason: str
-    logprobs: None
+    logprobs: JsonObject | None
 
 
 class ChatCompletion(BaseModel):

@@ -29,6 +29,7 @@ def router(state: ServerState) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Complete each prompt."""
         state.check_model(body.model)
+        body.check_stream()
         prompts = texts_or_ids(body.prompt)
         state.check_choices(len(prompts), body.choices)
         size = (state.check_prompts(prompts) + len(prompts) * state.answer_cost(body.most_tokens)) * body.choices
@@ -43,6 +44,7 @@ def router(state: ServerState) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Generate the next message of a chat."""
         state.check_model(body.model)
+        body.check_stream()
         size = (state.check_messages(body.messages) + state.answer_cost(body.most_tokens)) * body.choices
         records = body.records(messages=body.messages)
         call = state.call(request, body.timeout, "messages")
