@@ -239,7 +239,9 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
         raise typer.BadParameter("it needs --dry-run", param_hint="--gpu-hour-price")
     on_cluster = cluster.run()
     if on_cluster is not None and estimate.dry_run:
-        raise typer.BadParameter("it measures this machine; leave out --on", param_hint="--dry-run")
+        raise typer.BadParameter(
+            "it measures one engine on this machine; leave out --on and --data-parallel-size", param_hint="--dry-run"
+        )
     flags = [flag for parameter in context.command.params for flag in parameter.opts]
     locally = functools.partial(execute, progress=True, on_survey=print_survey, on_load=_print_loading)
     job_limits = limits.limits()

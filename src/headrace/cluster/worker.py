@@ -17,7 +17,7 @@ from headrace.cluster.worker_pool import WorkUnitReply
 from headrace.engines.config import EngineConfig
 from headrace.engines.loading import load_engine
 from headrace.engines.profile import EngineProfile, profile_of
-from headrace.errors import BadResultError, ConfigError, RecordError
+from headrace.errors import BadResultError, ConfigError, EngineError, HeadraceError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
 from headrace.jobs.pipeline.engine_prepare import prepare_all
 from headrace.jobs.pipeline.infer import stream_longest_first
@@ -147,6 +147,18 @@ class WorkerActor:
             case _:
                 pass
         self._events.append(event)
+
+
+def loaded(answer: WorkerInfo | Portable) -> WorkerInfo:
+    """The answer of `WorkerActor.load`.
+
+    Raises:
+        HeadraceError: the model cannot be loaded.
+    """
+    if isinstance(answer, WorkerInfo):
+        return answer
+    error = answer.unpacked()
+    raise error if isinstance(error, HeadraceError) else EngineError(f"{answer.kind}: {answer.text}") from error
 
 
 def unpack(reply: bytes) -> WorkUnitReply:
