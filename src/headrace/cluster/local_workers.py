@@ -6,14 +6,14 @@ import asyncio
 import functools
 import itertools
 import os
+import pickle
 from collections.abc import Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
-from headrace.cluster import remote_job
-from headrace.cluster.heartbeat import Heartbeat
+from headrace.cluster import heartbeat, remote_job
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
 from headrace.cluster.worker_pool import WorkUnitReply
 from headrace.device.cuda import cuda_devices
@@ -97,10 +97,9 @@ class LocalWorker:
 
     def __init__(self, spec: WorkerSpec, share: DeviceShare) -> None:
         self._process = ActorProcess(WorkerActor, spec, environment=share.environment, cores=share.cores)
-        self._share = share
         self.loading = self._process.call("load")
-        self._heartbeat = Heartbeat(
-            lambda: f"the worker on {share}", lambda: asyncio.wrap_future(self._process.call("clock"))
+        self._heartbeat = heartbeat.Heartbeat(
+            lambda: f"the worker on {share}", lambda: asyncio.wrap_future(self.clock())
         )
 
     @property
@@ -116,6 +115,10 @@ class LocalWorker:
         except WorkerDiedError:
             self.kill()  # it may only be silent, and its device is needed
             raise
+
+    def clock(self) -> Future[float]:
+        """The worker's `time.monotonic()`, as a health check."""
+        return self._process.call("clock")
 
     async def work(self, payloads: list[bytes]) -> WorkUnitReply:
         """See `Worker.work`."""
@@ -136,6 +139,10 @@ class LocalWorkers:
     def __init__(self, spec: WorkerSpec, shares: list[DeviceShare]) -> None:
         self._spec = spec
         self._shares = shares
+        try:
+            pickle.dumps(spec)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
         self._workers = [LocalWorker(spec, share) for share in shares]
         self.initial = list(self._workers)
         try:
@@ -156,7 +163,18 @@ class LocalWorkers:
             worker.kill()
 
     def _first_info(self) -> WorkerInfo:
-        done, _ = wait([worker.loading for worker in self._workers], return_when=FIRST_COMPLETED)
+        """Wait for the first worker to load.
+
+        Raises:
+            HeadraceError: it cannot load, died, or no worker answers.
+        """
+        silent = 0
+        loads = [worker.loading for worker in self._workers]
+        while not (done := wait(loads, heartbeat.PULSE_S, FIRST_COMPLETED).done):
+            answered = wait([worker.clock() for worker in self._workers], heartbeat.PULSE_S, FIRST_COMPLETED).done
+            silent = 0 if answered else silent + 1
+            if silent >= heartbeat.MISSED_LOADING:
+                raise EngineError("no worker answers any more, and none has loaded the model")
         try:
             return loaded(done.pop().result())
         except WorkerDiedError as error:

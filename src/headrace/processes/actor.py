@@ -81,7 +81,7 @@ class ActorProcess:
         try:
             self._sender.submit(self._send, _packed((number, method, arguments)))
         except UnsendableError as error:
-            self._settle(number, error)
+            self._settle(number, None, error)
         except RuntimeError:
             pass  # the process has ended, and the future has failed
         return future
@@ -102,8 +102,8 @@ class ActorProcess:
         try:
             while True:
                 wait_for_message(self._process, self._connection)
-                number, packed = pickle.loads(self._connection.recv_bytes())
-                self._settle(number, _unpacked(packed))
+                number, failed, packed = pickle.loads(self._connection.recv_bytes())
+                self._settle(number, *_unpacked(packed, failed))
         except (EOFError, OSError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GRACE_S)
@@ -111,13 +111,13 @@ class ActorProcess:
         finally:
             self._connection.close()
 
-    def _settle(self, number: int, outcome: object) -> None:
+    def _settle(self, number: int, result: object, error: Exception | None = None) -> None:
         with self._lock:
             future = self._calls.pop(number, None)
-        if future is not None and isinstance(outcome, Exception):
-            future.set_exception(outcome)
+        if future is not None and error is not None:
+            future.set_exception(error)
         elif future is not None:
-            future.set_result(outcome)
+            future.set_result(result)
 
     def _end(self) -> None:
         """Fail the calls without an answer."""
@@ -138,12 +138,12 @@ def _packed(message: object) -> bytes:
         raise UnsendableError(f"an argument cannot be sent to another process: {error}") from error
 
 
-def _unpacked(packed: bytes) -> object:
+def _unpacked(packed: bytes, failed: bool) -> tuple[object, Exception | None]:
     try:
         outcome = pickle.loads(packed)
     except Exception as error:  # noqa: BLE001 - a class of the outcome may be missing here: only its call fails
-        return BadResultError(f"the answer of the process cannot be unpickled: {error}")
-    return outcome.unpacked() if isinstance(outcome, Portable) else outcome
+        return None, BadResultError(f"the answer of the process cannot be unpickled: {error}")
+    return (None, outcome.unpacked()) if failed else (outcome, None)
 
 
 def serve(fd: int) -> NoReturn:
@@ -190,11 +190,12 @@ def _made(request: bytes) -> object:
 
 async def _answer(target: object, request: bytes, connection: Connection, sender: ThreadPoolExecutor) -> None:
     number, method, arguments = pickle.loads(request)
+    failed = isinstance(target, Portable)
     try:
-        outcome = target if isinstance(target, Portable) else await getattr(target, method)(*arguments)
+        outcome = target if failed else await getattr(target, method)(*arguments)
         packed = pickle.dumps(outcome, protocol=5)
     except BaseException as error:  # noqa: BLE001 - process boundary: the caller receives the error
-        packed = pickle.dumps(Portable.of(error), protocol=5)
-    message = pickle.dumps((number, packed), protocol=5)
+        failed, packed = True, pickle.dumps(Portable.of(error), protocol=5)
+    message = pickle.dumps((number, failed, packed), protocol=5)
     with contextlib.suppress(OSError):  # the parent is gone, and so is this process soon
         await asyncio.get_running_loop().run_in_executor(sender, connection.send_bytes, message)
