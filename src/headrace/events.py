@@ -167,16 +167,19 @@ class PartDamaged:
 
 
 @dataclass(frozen=True, slots=True)
-class NumbersChosen:
-    """It is settled which numbers the model computes with."""
+class PrecisionChosen:
+    """The model's dtype was chosen."""
 
     dtype: str
     """Such as `bfloat16`."""
     detail: str
-    """Why: how much faster, and how far off, on how many records; or why no others."""
+    """Why: the speed and deviation measured, and on how many records; or why no other was tried."""
     duration_s: float
-    """What finding out took."""
+    """Time taken to choose it."""
     at: float
+
+
+NumbersChosen = PrecisionChosen  # the name that observe/ still imports
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +272,7 @@ Event: TypeAlias = (
     | JobStarted
     | PartCommitted
     | PartDamaged
-    | NumbersChosen
+    | PrecisionChosen
     | BudgetChanged
     | MemoryUsed
     | JobDone

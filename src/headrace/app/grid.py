@@ -1,4 +1,4 @@
-"""What a model does at several budgets, in several numbers, on several threads and engines: for `headrace tune`."""
+"""Measure a model at several budgets, dtypes, thread counts and engines, for `headrace tune`."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ class _Point:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Start again."""
         self._next = 0
         self._times: list[float] = []
         self._cost = self._computed = 0.0

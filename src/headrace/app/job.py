@@ -182,8 +182,8 @@ def carry_out(
         with Progress() if progress else contextlib.nullcontext() as bar:
             if bar is not None:
                 listeners.append(bar)
-            if tuned.numbers is not None:
-                broadcast(tuned.numbers)
+            if tuned.precision is not None:
+                broadcast(tuned.precision)
             for left_out in plan.left_out:
                 broadcast(InputLeftOut(left_out, time.monotonic()))
             end = main_path.run(job)
@@ -232,7 +232,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, StopRequest(), Broadcast(()))
-        found = replace(found, numbers=tuned.numbers)
+        found = replace(found, precision=tuned.precision)
         profile = tuned_profile(plan.settings, engine)
         if profile.batching == "batches":
             profile = replace(profile, batch_cost=starting_budget(plan.settings.config, engine, profile))

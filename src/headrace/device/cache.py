@@ -1,4 +1,4 @@
-"""What was found out about a model on this machine, kept for the next time: one small JSON file each."""
+"""Cached tuning results for models on this machine: one small JSON file each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORMAT = 1
 _LIMITS_OF_ISA = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 """Environment variables that keep the libraries from instructions which the CPU has."""
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8", "sve", "bf16", "i8mm")
-"""Of /proc/cpuinfo, those that decide how fast matrix products are, and in which numbers."""
+"""Flags of /proc/cpuinfo that decide how fast matrix products are, and in which dtypes."""
 
 
 def cache_folder() -> Path:

@@ -1,4 +1,4 @@
-"""`--dtype auto`: a job's numbers are chosen by its own records, and stay the same when it is resumed."""
+"""`--dtype auto`: a job's dtype is chosen by its own records, and stays the same when it is resumed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_fastest_numbers_that_pass_are_used_and_said(
     cosines = (auto * plain).sum(1) / np.linalg.norm(auto, axis=1) / np.linalg.norm(plain, axis=1)
     assert cosines.min() > 0.999
     found, _ = rehearse(JobSettings(docs, tmp_path / "dry.jsonl", EngineConfig("embed", str(encoder_folder))))
-    assert found.numbers is not None and found.numbers.dtype == "bfloat16"
+    assert found.precision is not None and found.precision.dtype == "bfloat16"
     assert not (tmp_path / "dry.jsonl").exists()
 
 

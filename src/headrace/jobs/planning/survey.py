@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headrace.errors import RecordError
-from headrace.events import NumbersChosen
+from headrace.events import PrecisionChosen
 from headrace.io.base import Chunk, Source
 from headrace.jobs.pipeline.engine_prepare import InTime
 from headrace.jobs.pipeline.job import Job
@@ -45,8 +45,8 @@ class Survey:
     """Per record, on one worker."""
     left_out: tuple[LeftOut, ...] = ()
     """What the input holds that is not read, as far as it was met."""
-    numbers: NumbersChosen | None = None
-    """Which the model computes with, where the sample decided that."""
+    precision: PrecisionChosen | None = None
+    """The model's dtype, if the sample decided it."""
 
     def quantile(self, fraction: float) -> int:
         """The cost that so many of the sample do not exceed, in the engine's unit; 0 for no sample."""
@@ -66,14 +66,14 @@ def survey(job: Job, *, spread: bool) -> Survey:
     left_out: list[LeftOut] = []
     examples: list[object] = []
     failed = truncated = 0
-    spent = 0.0
+    prepare_s = 0.0
     for chunk in sample.spread() if spread else sample.head():
         prepared, event = preparation.prepare(chunk)
         work += prepared.work
         failed += len(prepared.refused)
         truncated += prepared.truncated
         left_out += chunk.left_out
-        spent += event.duration_s
+        prepare_s += event.duration_s
         if len(examples) < _EXAMPLES:
             examples += _inputs(job, chunk)
     sampled = len(work) + failed
@@ -85,7 +85,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
         truncated=truncated,
         work=tuple(work),
         examples=tuple(examples[:_EXAMPLES]),
-        prepare_s=spent / max(sampled, 1),
+        prepare_s=prepare_s / max(sampled, 1),
         left_out=tuple(left_out),
     )
 

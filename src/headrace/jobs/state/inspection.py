@@ -38,7 +38,7 @@ class Inspection:
     """Committed parts that wait for the merge, or are the output."""
     retried: tuple[int, int] | None
     """Of a retry under way: dead letters that have a new outcome, and how many there are."""
-    spent: RunTime
+    run_time: RunTime
     settings: Mapping[str, object] | None
     """The settings of the job; None if JSON cannot hold them."""
     damaged: Sequence[str]
@@ -84,10 +84,10 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     again = sum(end - start for start, end in retry.committed())
     holder = _holder(target.work / "lock")
     if finished:
-        records, letters = finished["records"], [target.errors]
+        records, dead_letters = finished["records"], [target.errors]
     else:
-        records, letters = sum(end - start for start, end in committed), parts.twins(committed)
-    reasons = _reasons(letters)
+        records, dead_letters = sum(end - start for start, end in committed), parts.twins(committed)
+    reasons = _reasons(dead_letters)
     if finished:
         damaged = changes(target, parts, Finished(**finished), read=verify)
     else:
@@ -101,7 +101,7 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
         reasons=dict(reasons.most_common()),
         parts=len(committed),
         retried=(again, finished["failed"]) if finished and again else None,
-        spent=RunTimeLog(target.work).read(),
+        run_time=RunTimeLog(target.work).read(),
         settings=state.get("settings"),
         damaged=damaged,
     )
@@ -115,9 +115,9 @@ def _has_format(name: str | Path) -> bool:
     return True
 
 
-def _reasons(letters: Iterable[Path]) -> Counter[str]:
+def _reasons(dead_letters: Iterable[Path]) -> Counter[str]:
     reasons: Counter[str] = Counter()
-    for path in letters:
+    for path in dead_letters:
         try:
             with path.open("rb") as lines:
                 for line in lines:

@@ -59,7 +59,7 @@ class DeadLetters:
         return len(self.positions)
 
     def place(self, position: int) -> int:
-        """The number of the first letter at `position` or behind it."""
+        """The number of the first dead letter at `position` or behind it."""
         return bisect_left(self.positions, position)
 
 
@@ -100,28 +100,30 @@ class Retrying:
         """
         if not is_remote(self._folder):
             self._folder.mkdir(exist_ok=True)
-        letters = DeadLetters(self._errors, finished.failed)
-        self._check_parts(letters)
+        dead_letters = DeadLetters(self._errors, finished.failed)
+        self._check_parts(dead_letters)
         intervals, damaged = self._parts.resume()
         ledger = Ledger(intervals)
 
         def next_todo(position: int) -> int:
-            number = ledger.next_todo(letters.place(position))
-            return letters.positions[number] if number < len(letters) else sys.maxsize
+            number = ledger.next_todo(dead_letters.place(position))
+            return dead_letters.positions[number] if number < len(dead_letters) else sys.maxsize
 
         def finish() -> Finished:
-            ended = self._make_new(letters, finished)
+            ended = self._make_new(dead_letters, finished)
             commit(ended)
             return ended
 
         failed = self._parts.count_errors()
-        return Pass(next_todo, self._parts, finish, ledger.done, failed, len(letters), letters.place, damaged)
+        return Pass(next_todo, self._parts, finish, ledger.done, failed, len(dead_letters), dead_letters.place, damaged)
 
-    def _check_parts(self, letters: DeadLetters) -> None:
+    def _check_parts(self, dead_letters: DeadLetters) -> None:
         """Of a folder: what is damaged must not be copied into a new part, and be taken for sound from then on."""
         if self._target is not None:
             return
-        touched = [part for part in self._output.committed() if letters.place(part.start) < letters.place(part.end)]
+        touched = [
+            part for part in self._output.committed() if dead_letters.place(part.start) < dead_letters.place(part.end)
+        ]
         if damaged := self._output.check(touched, set(touched)):
             raise ConfigError(
                 f"{listed(damaged)}: not as it was committed; remove it, run the job again to make it anew, then retry"
@@ -156,49 +158,49 @@ class Retrying:
             return self._target
         return (self._errors.parent if name.endswith((_ERRORS, _TWINS)) else self._output.path) / name
 
-    def _make_new(self, letters: DeadLetters, finished: Finished) -> Finished:
+    def _make_new(self, dead_letters: DeadLetters, finished: Finished) -> Finished:
         """All files that change, complete and durable.
 
         Raises:
             JobError: a record of this pass has no outcome.
         """
         committed = self._parts.close(read_all=True)
-        if Ledger(committed).next_todo(0) != len(letters):
+        if Ledger(committed).next_todo(0) != len(dead_letters):
             raise JobError(f"{self._folder} has gaps: run again to fill them")
         remove_folder(self._new)  # half made, by a process that was killed
         if not is_remote(self._new):
             self._new.mkdir()
-        left = self._letters_left(letters, committed)
+        left = self._still_failed(dead_letters, committed)
         with atomic_file(self._new / self._errors.name) as file:
-            self._copy_letters(letters, committed, left, file)
+            self._copy_dead_letters(dead_letters, committed, left, file)
         errors_digest = digest_of(self._new / self._errors.name) if left else ""
         if self._target is not None:
-            turns = _turns(letters.positions, left, 0)
+            turns = _turns(dead_letters.positions, left, 0)
             new = self._new / self._target.name
             with atomic_file(new) as file:
                 target = DigestWriter(file)
                 self._writer.interleave(self._target, self._paths(committed), turns, cast("BinaryIO", target))
             return Finished(finished.records, len(left), new.stat().st_size, target.digest, errors_digest)
         for interval in self._output.committed():
-            self._make_part(interval, letters, left, committed)
+            self._make_part(interval, dead_letters, left, committed)
         return Finished(finished.records, len(left), 0, "", errors_digest)
 
     def _make_part(
-        self, interval: Interval, letters: DeadLetters, left: set[int], committed: Sequence[Interval]
+        self, interval: Interval, dead_letters: DeadLetters, left: set[int], committed: Sequence[Interval]
     ) -> None:
         """One part of a folder and its twin, with what moves from the one to the other."""
-        first, last = letters.place(interval.start), letters.place(interval.end)
+        first, last = dead_letters.place(interval.start), dead_letters.place(interval.end)
         if all(number in left for number in range(first, last)):
             return
         sources = [part for part in committed if part.end > first and part.start < last]
         passed_over = sum(number not in left for number in range(sources[0].start, first))
-        positions = letters.positions[first:last]
+        positions = dead_letters.positions[first:last]
         turns = [(0, -passed_over), *_turns(positions, {n - first for n in left if first <= n < last}, interval.start)]
         new = self._new / self._output.part_path(interval).name
         with atomic_file(new) as file:
             self._writer.interleave(self._output.part_path(interval), self._paths(sources), turns, file)
         twin = io.BytesIO()
-        self._copy_letters(letters, sources, {number for number in left if first <= number < last}, twin)
+        self._copy_dead_letters(dead_letters, sources, {number for number in left if first <= number < last}, twin)
         seal = Seal.of(interval, blocks_of(new), twin.getvalue())
         with atomic_file(self._new / seal.name) as file:
             file.write(twin.getvalue())
@@ -211,19 +213,19 @@ class Retrying:
             with twin.open("rb") as lines:
                 yield from lines
 
-    def _letters_left(self, letters: DeadLetters, committed: Sequence[Interval]) -> set[int]:
+    def _still_failed(self, dead_letters: DeadLetters, committed: Sequence[Interval]) -> set[int]:
         """The numbers of those that have failed again."""
-        return {letters.place(json.loads(line)["position"]) for line in self._lines(committed)}
+        return {dead_letters.place(json.loads(line)["position"]) for line in self._lines(committed)}
 
-    def _copy_letters(
-        self, letters: DeadLetters, committed: Sequence[Interval], wanted: set[int], file: BinaryIO
+    def _copy_dead_letters(
+        self, dead_letters: DeadLetters, committed: Sequence[Interval], wanted: set[int], file: BinaryIO
     ) -> None:
-        """The new letters of those wanted; their attempts add up."""
+        """The new dead letters of those wanted; their attempts add up."""
         for line in self._lines(committed):
             letter = json.loads(line)
-            number = letters.place(letter["position"])
+            number = dead_letters.place(letter["position"])
             if number in wanted:
-                letter["attempts"] += letters.attempts[number]
+                letter["attempts"] += dead_letters.attempts[number]
                 file.write(json.dumps(letter).encode() + b"\n")
 
 
