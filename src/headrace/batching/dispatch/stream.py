@@ -270,7 +270,7 @@ class Stream:
             while not entered:
                 await self._port.wait_for_room(cost)
                 entered = self._port.enter(entry, 1)
-        except BaseException as exc:
+        except BaseException as exc:  # re-raised: the record must not wait for a place it never gets
             fail([entry], exc)
             raise
 

@@ -196,7 +196,7 @@ class ParquetWriter:
             raise ValueError(f"column {name!r} is nested {_CRASHES} deep or more, or holds itself")
         try:
             array = pa.array([value.tolist() if hasattr(value, "tolist") else value for value in values])
-        except Exception:  # noqa: BLE001 - pyarrow raises errors of many classes for values that have no common type
+        except Exception:  # noqa: BLE001 - pyarrow's classes vary, and `tolist` is the value's own code
             return self._texts(name, values)
         problem = self._problem(array.type)
         if problem and not (self._fixed is not None and self._fits(self._fixed.field(name).type, array.type)):
@@ -227,7 +227,7 @@ class ParquetWriter:
             try:
                 self._pq.write_table(self._pa.schema([("", kind)]).empty_table(), buffer)
                 self._pq.read_schema(io.BytesIO(buffer.getvalue()))
-            except Exception as error:  # noqa: BLE001 - the limits are pyarrow's, and so are the classes of its errors
+            except Exception as error:  # noqa: BLE001 - pyarrow's limits are not documented, nor the classes of its errors
                 self._problems[kind] = " ".join(str(error).split()) or type(error).__name__
             else:
                 self._problems[kind] = ""

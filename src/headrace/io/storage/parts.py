@@ -63,7 +63,7 @@ def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException:  # re-raised: leave no unfinished file
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)

@@ -113,6 +113,6 @@ def _checked(answer: object) -> Prepared[object] | Exception:
         )
     try:
         checked_cost(answer.cost, answer.payload)
-    except Exception as error:  # noqa: BLE001 - also what comparing a strange cost raises
+    except Exception as error:  # noqa: BLE001 - comparing an engine's own cost type may raise anything
         return own_copy(error)
     return answer

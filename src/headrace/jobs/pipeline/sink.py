@@ -206,7 +206,7 @@ class Sink:
             return writer.encode(rows), [], writer.nulled - before
         except JobError:
             raise
-        except BaseException:  # noqa: BLE001 - an object's own methods may raise anything; no signal comes to this thread
+        except BaseException:  # noqa: BLE001 - an object's own methods may raise anything; signals go to the main thread
             good, bad = sort_out(rows, writer.encode)
         before = writer.nulled
         encoded = writer.encode(good)
@@ -253,7 +253,7 @@ def _error(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> Exception | 
         encode(rows)
     except JobError:
         raise
-    except Exception as error:  # noqa: BLE001 - a library's own error, of any class, costs the record that it is about
+    except Exception as error:  # noqa: BLE001 - a format library may raise anything; only the record fails
         return error
     except BaseException as error:  # noqa: BLE001 - likewise, from an object's own methods
         return RecordError(f"writing it raised {type(error).__name__}: {text_of(error)}")

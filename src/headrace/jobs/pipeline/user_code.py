@@ -183,7 +183,7 @@ def _called(function: Callable[..., object], arguments: tuple[object, ...]) -> o
         raise
     except SystemExit as error:
         return RecordError(f"{_name(function)} asked the process to exit with {error.code!r}")
-    except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is its record's
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything; only its record fails
         return error
     except BaseException as error:  # noqa: BLE001 - likewise
         return RecordError(f"{_name(function)} raised {type(error).__name__}: {text_of(error)}")
