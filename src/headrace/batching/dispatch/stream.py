@@ -230,6 +230,7 @@ class Stream:
     async def _feed_runs(self, runs: AsyncIterable[Sequence[object]]) -> None:
         async for records in runs:
             await self._place(records, alike=True)
+            del records  # no run may stay referenced while the next one is made
 
     async def _place(self, records: Sequence[object], *, alike: bool = False) -> None:
         while self._ahead >= self._limit:

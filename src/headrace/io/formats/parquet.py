@@ -274,8 +274,8 @@ class ParquetWriter:
             for batch in batches:
                 start = 0
                 for end in group.ends(row_bytes(batch)):
-                    table = pa.Table.from_batches([*held, batch.slice(start, end - start)], schema)
-                    writer.write_table(table.combine_chunks())
+                    held.append(batch.slice(start, end - start))
+                    writer.write_table(pa.Table.from_batches(held, schema).combine_chunks())
                     held, start = [], end
                     pa.default_memory_pool().release_unused()  # else each group adds to what the allocator keeps
                 if start < batch.num_rows:
