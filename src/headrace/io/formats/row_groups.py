@@ -64,10 +64,10 @@ def _value_bytes(array: pa.Array) -> NDArray[numpy.int64]:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
         values, offsets = _inner(array), array.offsets.to_numpy().astype(numpy.int64)
         if width := _width(values.type):
-            return (offsets[1:] - offsets[:-1]) * width
-        inner = numpy.concatenate(([0], numpy.cumsum(_value_bytes(values))))
-        sizes: NDArray[numpy.int64] = inner[offsets[1:]] - inner[offsets[:-1]]
-        return sizes
+            ends: NDArray[numpy.int64] = offsets * width
+        else:
+            ends = numpy.concatenate(([0], numpy.cumsum(_value_bytes(values))))[offsets]
+        return ends[1:] - ends[:-1]
     if pa.types.is_fixed_size_list(kind):
         if width := _width(kind.value_type):
             return numpy.full(count, kind.list_size * width, numpy.int64)
@@ -86,9 +86,10 @@ def _value_bytes(array: pa.Array) -> NDArray[numpy.int64]:
 def _width(kind: pa.DataType) -> int | None:
     """The bytes of each value of a type; None if they differ or are unknown."""
     try:
-        return max(1, kind.bit_width // 8)
+        bits: int = kind.bit_width
     except ValueError:
         return None
+    return max(1, bits // 8)
 
 
 def _inner(array: pa.Array) -> pa.Array:
