@@ -93,7 +93,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
-        JobError: the job cannot start or go on; what it has finished is kept.
+        JobError: the job cannot start or continue; finished records are kept.
     """
     job, known = split_options(options)
     config = EngineConfig(
@@ -138,7 +138,7 @@ def execute(
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
-        JobError: the job cannot start or go on; what it has finished is kept.
+        JobError: the job cannot start or continue; finished records are kept.
     """
     plan = check(settings)
     if (end := already_finished(plan)) is not None:
@@ -161,7 +161,7 @@ def carry_out(
     """Run a plan from `check`, then close the engine. `batcher` makes the batcher of a remote engine. Blocks.
 
     Raises:
-        JobError: the job cannot start or go on; what it has finished is kept.
+        JobError: the job cannot start or continue; finished records are kept.
     """
     report = ReportBuilder()
     listeners: list[Listener] = [report]

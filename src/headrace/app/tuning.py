@@ -91,7 +91,7 @@ def _check_native(plan: Plan, dtype: str, engine: AnyEngine) -> None:
         return
     engine.close()
     raise ResumeMismatchError(
-        f"{plan.output.target} was begun in {dtype}, which this machine computes at {speed:.2g} times the speed of "
+        f"{plan.output.target} was started in {dtype}, which this machine computes at {speed:.2g} times the speed of "
         f"float32: continue on a machine like the first, pass --dtype {dtype} to continue here nevertheless, or "
         "--dtype float32 --ignore-changes to compute the rest in float32"
     )
@@ -155,7 +155,7 @@ def _settled(plan: Plan, engine: TunableEngine) -> str:
         speed = engine.dtype_speeds().get(str(dtype), 1.0)
         return "as set" if speed >= 1 else f"as set; this device computes it at {speed:.2g} times the speed of float32"
     if settings_to_load(plan) is not plan.settings:
-        return "as the job was begun"
+        return "as when the job was started"
     if dtype != "float32":
         return "the weights' own"
     once = hasattr(plan.settings.source, "__next__") or hasattr(plan.settings.source, "__anext__")

@@ -74,7 +74,9 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
         raise
     except BaseException as error:  # noqa: BLE001 - the user must never see a traceback
         place, words = traceback.extract_tb(error.__traceback__)[-1], " ".join(text_of(error).split())
-        say(f"unexpected {type(error).__name__} at {place.filename}:{place.lineno}: {words}; what is committed is kept")
+        say(
+            f"unexpected {type(error).__name__} at {place.filename}:{place.lineno}: {words}; committed records are kept"
+        )
         return 1
 
 

@@ -197,7 +197,7 @@ def test_a_resumed_job_goes_on_in_the_same_numbers(
     end, report = execute(settings, StopRequest(), progress=False)
     assert (end.state, end.records, end.failed) == ("finished", MANY, 0)
     assert report.numbers is not None
-    assert (report.numbers.dtype, report.numbers.detail) == ("bfloat16", "as the job was begun")
+    assert (report.numbers.dtype, report.numbers.detail) == ("bfloat16", "as when the job was started")
     assert len(vectors(tmp_path / "out.jsonl")) == MANY
     assert execute(settings, StopRequest(), progress=False)[0].state == "already_finished"
 
@@ -209,7 +209,12 @@ def test_a_resume_where_they_are_only_emulated_says_why_not(
     speeds["bfloat16"] = 0.02
     with pytest.raises(ResumeMismatchError) as refused:
         execute(settings, StopRequest(), progress=False)
-    for part in ("was begun in bfloat16", "0.02 times the speed", "--dtype bfloat16", "--dtype float32 --ignore-chang"):
+    for part in (
+        "was started in bfloat16",
+        "0.02 times the speed",
+        "--dtype bfloat16",
+        "--dtype float32 --ignore-chang",
+    ):
         assert part in str(refused.value)
     end, _ = execute(in_dtype(settings, "bfloat16"), StopRequest(), progress=False)
     assert (end.state, end.records) == ("finished", MANY)

@@ -132,7 +132,7 @@ def test_a_killed_core_ends_the_job_with_all_that_was_finished_kept(command: lis
     _, errors = process.communicate(timeout=60)
     wait_until_gone(started)
     assert process.returncode == 75, errors
-    assert "headrace: the engine cannot go on: vLLM's core process is gone" in errors
+    assert "headrace: the engine cannot continue: vLLM's core process is gone" in errors
     check_finished(command, tmp_path)
 
 

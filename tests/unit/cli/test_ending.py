@@ -17,7 +17,7 @@ def test_a_bug_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) ->
 
     assert guarded(broken) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert f"unexpected KeyError at {__file__}:16: 'weights'; what is committed is kept" in line
+    assert f"unexpected KeyError at {__file__}:16: 'weights'; committed records are kept" in line
 
 
 def test_a_busy_port_is_refused_before_the_model_is_loaded() -> None:

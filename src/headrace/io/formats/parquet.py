@@ -329,7 +329,7 @@ class ParquetWriter:
             with part.open("rb") as stream, self._pq.ParquetFile(stream) as file:
                 return file.schema_arrow, file.metadata.num_rows
         except (self._pa.ArrowException, OSError) as error:
-            raise JobError(f"part {part} is damaged ({error}); remove it and run again to make it anew") from error
+            raise JobError(f"part {part} is damaged ({error}); remove it and run again to compute it again") from error
 
     def _batches(self, parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of all parts in the merged schema, a few MiB at a time."""

@@ -187,7 +187,7 @@ class Sink:
         except OSError as error:
             raise BrokenOffError(
                 f"cannot write to {self._parts.path}: {error.strerror or error}; "
-                "what is committed is kept, run again to continue"
+                "committed records are kept; run again to continue"
             ) from error
         ended = time.monotonic()
         size = len(encoded) + len(dead_letters)

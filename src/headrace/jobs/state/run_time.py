@@ -24,7 +24,7 @@ class RunTime:
 
 
 class RunTimeLog:
-    """Adds the time since its making to what earlier runs have noted. A note that cannot be written is left out."""
+    """Adds the time since its creation to the run time of earlier runs. Write errors are ignored."""
 
     def __init__(self, work: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = work / "time.json"
