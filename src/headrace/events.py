@@ -184,7 +184,7 @@ NumbersChosen = PrecisionChosen  # the name that observe/ still imports
 
 @dataclass(frozen=True, slots=True)
 class BudgetChanged:
-    """Batches of another size were measured to be faster, or to be all that fits."""
+    """The budget changed: batches of another size are faster, or larger ones do not fit."""
 
     budget: float
     """What a batch may cost now, in the engine's unit."""
@@ -193,14 +193,14 @@ class BudgetChanged:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsed:
-    """A job has ended, and its process held so much memory while its batches ran."""
+    """The peak memory of the process while a job's batches ran."""
 
     peak: int
     """Bytes."""
     limit: int
-    """What it may hold."""
+    """Memory limit in bytes."""
     source: str
-    """Whose limit that is."""
+    """What sets the limit."""
     at: float
 
 

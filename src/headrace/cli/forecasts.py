@@ -31,7 +31,7 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
     for example in survey.examples:
         print(f"  as the model sees it: {_short(example)}")
     if forecast.seconds is None:
-        print("time        cannot be told: the input does not say how long it is")
+        print("time        unknown: the length of the input is not known")
     else:
         model = _time(forecast.engine_s)
         print(f"time        {_time(forecast.seconds)} without loading the model, {model} of it inference")
