@@ -40,7 +40,6 @@ from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey
 from headrace.jobs.settings import JobOptions, as_json, split_options
 from headrace.jobs.settings import JobSettings as JobSettings
-from headrace.jobs.settings import known_tasks as known_tasks
 from headrace.jobs.state.in_flight import InFlight, warn_of_crash
 from headrace.jobs.state.output import StartMode
 from headrace.observe.progress import Progress

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import headrace
-from headrace.app import job as wiring
+from headrace.app import job as jobs
 from headrace.app.tuning import settings_to_load
 from headrace.cluster.ray_workers import ClusterResources, RayWorkers, connected
 from headrace.cluster.worker import WorkerInfo, WorkerSpec
@@ -59,8 +59,8 @@ def execute(
         raise ConfigError(
             "--engine-process cannot be used with --on: each worker already has its own process; leave it out"
         )
-    plan = wiring.check(settings)
-    if (end := wiring.already_finished(plan)) is not None:
+    plan = jobs.check(settings)
+    if (end := jobs.already_finished(plan)) is not None:
         return end
     config = settings_to_load(plan).config
     if not (config.engine is None or isinstance(config.engine, str)):
@@ -70,6 +70,6 @@ def execute(
         workers = RayWorkers(spec, resources)
         try:
             pool = functools.partial(WorkerPool, workers.initial, workers.start, workers.info.profile.keeps_busy, stop)
-            return wiring.carry_out(plan, RemoteEngine(workers.info), stop, progress=progress, batcher=pool)
+            return jobs.carry_out(plan, RemoteEngine(workers.info), stop, progress=progress, batcher=pool)
         finally:
             workers.close()
