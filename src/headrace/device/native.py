@@ -19,29 +19,19 @@ _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @functools.cache
-def measured_speeds(kind: str, index: int | None) -> Mapping[str, float]:
+def speeds(device: torch.device) -> Mapping[str, float]:
     """How many times as fast as float32 a product is in each 16-bit type, on this device; 0 if not supported.
 
     Measured once per process; takes milliseconds if the device computes the dtype itself.
     """
-    device = torch.device(kind, index)
     # On one thread: a second core that is busy with something else would hide what this one can do.
     threads = set_threads(1)
     try:
-        return _speeds(device)
+        return {
+            name: _speed(dtype, device) for name, dtype in _HALVES.items() if name == "bfloat16" or device.type != "cpu"
+        }
     finally:
         set_threads(threads)
-
-
-def _speeds(device: torch.device) -> dict[str, float]:
-    kind = device.type
-    return {name: _speed(dtype, device) for name, dtype in _HALVES.items() if kind != "cpu" or name == "bfloat16"}
-
-
-def speeds(device: torch.device) -> Mapping[str, float]:
-    """See `measured_speeds`."""
-    found: Mapping[str, float] = measured_speeds(device.type, device.index)
-    return found
 
 
 def hardware(device: torch.device) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Encoders run without padding and on weights laid out for the CPU, where the same numbers come out."""
+"""Encoders run without padding and on prepacked weights, with the same outputs."""
 
 from __future__ import annotations
 
