@@ -82,10 +82,10 @@ def test_a_merge_never_takes_the_place_of_the_job(folder: Path) -> None:
     status, _ = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *DYING, folder=folder)
     assert status == 75
     status, said = headrace("merge", "out.jsonl", "-o", "out.jsonl", folder=folder)
-    assert (status, "it is the job's own output; run the job to its end" in said) == (2, True)
+    assert (status, "it is the job's own output; finish the job" in said) == (2, True)
     assert not (folder / "out.jsonl").exists()
     status, said = headrace("merge", "out.jsonl", "-o", "out.jsonl.parts/all.jsonl", folder=folder)
-    assert (status, "within the job's own folder" in said) == (2, True)
+    assert (status, "in the job's own folder" in said) == (2, True)
     status, said = headrace("merge", "out.jsonl", "-o", "so-far.jsonl", folder=folder)
     assert status == 0
     assert re.search(r"wrote so-far\.jsonl: (\S+) of \1 records; the job is not finished", said)

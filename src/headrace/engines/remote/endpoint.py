@@ -116,24 +116,59 @@ class EndpointEngine:
         loop.close()
 
 
-def _factory(
-    ask: Callable[[object], tuple[str, dict[str, object]]], read: Callable[[Any], object]
-) -> Callable[..., EndpointEngine]:
-    """A function that makes an engine for one kind of request."""
+def embed(
+    model: str | Path | None = None,
+    *,
+    endpoints: Sequence[str],
+    concurrency: int = 64,
+    attempts: int = 6,
+    api_key: str | None = None,
+) -> EndpointEngine:
+    """Vectors from /v1/embeddings."""
+    return EndpointEngine(
+        _name(model),
+        endpoints,
+        lambda value: ("/v1/embeddings", {"input": _text(value)}),
+        lambda answer: answer["data"][0]["embedding"],
+        settings=ClientSettings(concurrency=concurrency, attempts=attempts),
+        api_key=api_key,
+    )
 
-    def make(
-        model: str | Path | None = None,
-        *,
-        endpoints: Sequence[str],
-        concurrency: int = 64,
-        attempts: int = 6,
-        api_key: str | None = None,
-    ) -> EndpointEngine:
-        name = None if model is None else str(model)
-        settings = ClientSettings(concurrency=concurrency, attempts=attempts)
-        return EndpointEngine(name, endpoints, ask, read, settings=settings, api_key=api_key)
 
-    return make
+def classify(
+    model: str | Path | None = None,
+    *,
+    endpoints: Sequence[str],
+    concurrency: int = 64,
+    attempts: int = 6,
+    api_key: str | None = None,
+) -> EndpointEngine:
+    """Labels from /classify."""
+    return EndpointEngine(
+        _name(model),
+        endpoints,
+        lambda value: ("/classify", {"input": _text(value)}),
+        lambda answer: {name: part for name, part in answer["data"][0].items() if name != "index"},
+        settings=ClientSettings(concurrency=concurrency, attempts=attempts),
+        api_key=api_key,
+    )
+
+
+def generate(
+    model: str | Path | None = None,
+    *,
+    endpoints: Sequence[str],
+    concurrency: int = 64,
+    attempts: int = 6,
+    api_key: str | None = None,
+) -> EndpointEngine:
+    """Answers from /v1/completions, or for chats from /v1/chat/completions."""
+    settings = ClientSettings(concurrency=concurrency, attempts=attempts)
+    return EndpointEngine(_name(model), endpoints, _request, _generation, settings=settings, api_key=api_key)
+
+
+def _name(model: str | Path | None) -> str | None:
+    return None if model is None else str(model)
 
 
 def _text(value: object) -> str:
@@ -160,17 +195,3 @@ def _generation(answer: Any) -> Generation:
         prompt_tokens=usage["prompt_tokens"],
         completion_tokens=usage["completion_tokens"],
     )
-
-
-embed = _factory(
-    lambda value: ("/v1/embeddings", {"input": _text(value)}),
-    lambda answer: answer["data"][0]["embedding"],
-)
-"""Vectors from /v1/embeddings."""
-classify = _factory(
-    lambda value: ("/classify", {"input": _text(value)}),
-    lambda answer: {name: part for name, part in answer["data"][0].items() if name != "index"},
-)
-"""Labels from /classify."""
-generate = _factory(_request, _generation)
-"""Answers from /v1/completions, or for chats from /v1/chat/completions."""
