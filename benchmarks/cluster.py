@@ -24,7 +24,7 @@ import httpx
 import ray
 
 from benchmarks.common import quick, ratio, report, rounds, version
-from headrace.app import job as wiring
+from headrace.app import job as jobs
 from headrace.app.server import ServerSettings
 from headrace.cluster import local_workers
 from headrace.cluster.ray_job import execute
@@ -98,7 +98,7 @@ class Bulk:
 
     def here(self, place: Path) -> None:
         """`headrace run`."""
-        wiring.execute(self.settings(place), StopRequest(), progress=False)
+        jobs.execute(self.settings(place), StopRequest(), progress=False)
 
     def on_ray(self, replicas: int) -> Callable[[Path], None]:
         """`headrace run --on ray`."""

@@ -156,8 +156,8 @@ class RayWorkers:
         self.initial = [self.start() for _ in range(resources.replicas)]
         try:
             self.info = self._first_info()
-        except BaseException:
-            self.close()  # the connection may outlive this job
+        except BaseException:  # re-raised: the connection may outlive this job
+            self.close()
             raise
 
     def start(self) -> RayWorker:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import headrace
-from headrace.app import job as wiring
+from headrace.app import job as jobs
 from headrace.app.tuning import settings_to_load
 from headrace.cluster.worker import WorkerInfo, WorkerSpec
 from headrace.cluster.worker_pool import Worker, WorkerPool
@@ -85,12 +85,12 @@ def execute(
         raise ConfigError(
             "--engine-process cannot be used with workers: each has its own process already; leave it out"
         )
-    plan = wiring.check(settings)
-    if (end := wiring.already_finished(plan)) is not None:
+    plan = jobs.check(settings)
+    if (end := jobs.already_finished(plan)) is not None:
         return end
     config = settings_to_load(plan).config
     if not (config.engine is None or isinstance(config.engine, str)):
         raise ConfigError("workers import a custom engine by name: give it as module:name")
     with start_workers(WorkerSpec(config, headrace.__version__)) as workers:
         pool = functools.partial(WorkerPool, workers.initial, workers.start, workers.info.profile.keeps_busy, stop)
-        return wiring.carry_out(plan, RemoteEngine(workers.info), stop, progress=progress, batcher=pool)
+        return jobs.carry_out(plan, RemoteEngine(workers.info), stop, progress=progress, batcher=pool)

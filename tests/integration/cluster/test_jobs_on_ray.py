@@ -18,7 +18,7 @@ import pytest
 from tests.settings import job_settings
 
 import headrace
-from headrace.app import job as wiring
+from headrace.app import job as app_job
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
@@ -46,7 +46,7 @@ def on_ray(
 
 def here(source: Path, sink: Path, stop: StopRequest | None = None, **settings: Any) -> tuple[JobEnd, Report]:
     settings.setdefault("task", "custom")
-    return wiring.execute(job_settings(source, sink, **settings), stop or StopRequest(), progress=False)
+    return app_job.execute(job_settings(source, sink, **settings), stop or StopRequest(), progress=False)
 
 
 def wait_until_no_actor_is_left() -> None:

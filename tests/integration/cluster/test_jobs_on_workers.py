@@ -20,7 +20,7 @@ import pyarrow.parquet
 import pytest
 from tests.settings import job_settings
 
-from headrace.app import job as wiring
+from headrace.app import job as jobs
 from headrace.errors import ConfigError, EngineError, UnknownOptionError
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.observe.report import Report
@@ -93,7 +93,7 @@ def workers(request: pytest.FixtureRequest) -> Workers:
 
 def here(source: Path, sink: Path, stop: StopRequest | None = None, **settings: Any) -> tuple[JobEnd, Report]:
     settings.setdefault("task", "custom")
-    return wiring.execute(job_settings(source, sink, **settings), stop or StopRequest(), progress=False)
+    return jobs.execute(job_settings(source, sink, **settings), stop or StopRequest(), progress=False)
 
 
 def lines(path: Path) -> list[Any]:

@@ -102,14 +102,14 @@ class _Pooled:
 
 
 def _load(folder: Path, device: torch.device, dtype: str, *, trust_remote_code: bool) -> SentenceTransformer:
-    numbers = choose_dtype(dtype, device)
+    torch_dtype = choose_dtype(dtype, device)
     with loading(folder):
         module = SentenceTransformer(
             str(folder),
             device=str(device),
             local_files_only=True,
             trust_remote_code=trust_remote_code,
-            model_kwargs={"dtype": numbers},
+            model_kwargs={"dtype": torch_dtype},
         )
     if not isinstance(module[0], Transformer) or not getattr(module.tokenizer, "is_fast", False):
         raise EngineError(f"the model in {folder} is not a transformer with a fast tokenizer (tokenizer.json)")
