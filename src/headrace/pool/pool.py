@@ -3,54 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import logging
-import threading
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
-from headrace.batching.batcher import Batcher
 from headrace.batching.options import number, optional, whole
 from headrace.device.memory import process_bytes
 from headrace.errors import ConfigError, EngineError, NotRunningError, StoppedError, text_of
-from headrace.pool.policy import ModelView, Phase, decide
+from headrace.pool.loading import make, unload
+from headrace.pool.model import ModelStats, PoolEntry
+from headrace.pool.policy import Phase, decide
 
 T = TypeVar("T")
 
 logger = logging.getLogger("headrace")
 
-_NOTHING = object()
-_FIRST_LOAD_S = 1.0
-"""Expected loading time of a model that was never loaded."""
 _LOAD_TIMEOUT_S = 600.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
 """Seconds between tries to load a model that cannot be loaded; they double each time."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStats:
-    """What happened to a model so far."""
-
-    phase: str
-    """unloaded, loading, loaded, draining (it serves its last requests) or unloading."""
-    loads: int
-    failed_loads: int
-    requests: int
-    """Requests that got the model."""
-    in_use: int
-    waiting: int
-    wait_s: float
-    """Seconds that requests have waited for the model, in sum."""
-    longest_wait_s: float
-    load_s: float
-    """Expected loading time in seconds, learned from the last loads."""
-    size: float | None
-    """Measured or given memory in bytes; None if it is not known yet. 1 if the pool counts models."""
 
 
 class ModelOptions(TypedDict, total=False):
@@ -77,73 +49,6 @@ class PooledModel(Generic[T]):
     def use(self) -> AbstractAsyncContextManager[T]:
         """See `ModelPool.use`."""
         return self._pool.use(self.name)
-
-
-class _Entry:
-    """A model of the pool, and its requests."""
-
-    def __init__(
-        self,
-        name: str,
-        load: Callable[[], Any],
-        size: float | None,
-        limits: tuple[float | None, float | None, float | None],
-    ) -> None:
-        self.name = name
-        self.load = load
-        self.size = size
-        self.max_wait_s, self.idle_timeout_s, self.load_timeout_s = limits
-        self.phase = Phase.UNLOADED
-        self.model: Any = None
-        self.rest: Any = None
-        """A generator that unloads the model when it goes on."""
-        self.in_use = 0
-        self.waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
-        self.loaded_at = self.last_used = 0.0
-        self.load_s = _FIRST_LOAD_S
-        self.retry_at = 0.0
-        self.error = ""
-        self.failures = 0
-        """Failed loads in a row."""
-        self.loads = self.failed_loads = self.requests = 0
-        self.wait_s = self.longest_wait_s = 0.0
-
-    def view(self, budget: float) -> ModelView:
-        while self.waiting and self.waiting[0][1].done():
-            self.waiting.popleft()  # cancelled
-        return ModelView(
-            self.name,
-            self.phase,
-            budget if self.size is None else self.size,
-            self.load_s,
-            self.max_wait_s,
-            self.idle_timeout_s,
-            self.in_use,
-            self.waiting[0][0] if self.waiting else None,
-            self.loaded_at,
-            self.last_used,
-        )
-
-    def grant(self, arrived: float, now: float) -> None:
-        """Count a request that gets the model now."""
-        self.in_use += 1
-        self.requests += 1
-        self.wait_s += now - arrived
-        self.longest_wait_s = max(self.longest_wait_s, now - arrived)
-
-    def stats(self) -> ModelStats:
-        return ModelStats(
-            self.phase.value,
-            self.loads,
-            self.failed_loads,
-            self.requests,
-            self.in_use,
-            sum(not future.done() for _, future in self.waiting),
-            self.wait_s,
-            self.longest_wait_s,
-            self.load_s,
-            self.size,
-        )
 
 
 class ModelPool:
@@ -180,7 +85,7 @@ class ModelPool:
             self._budget = number("memory_bytes", memory_bytes, above=0)
         self._counts_models = max_models is not None
         self._used_memory = used_memory or process_bytes
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, PoolEntry] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -226,7 +131,7 @@ class ModelPool:
             optional("idle_timeout_s", options.get("idle_timeout_s"), above=0),
             optional("load_timeout_s", options.get("load_timeout_s", _LOAD_TIMEOUT_S), above=0),
         )
-        entry = _Entry(name, load, size, limits)
+        entry = PoolEntry(name, load, size, limits)
         self._check_size(entry)
         self._entries[name] = entry
         return PooledModel(self, name)
@@ -280,7 +185,7 @@ class ModelPool:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    async def _acquire(self, entry: _Entry) -> None:
+    async def _acquire(self, entry: PoolEntry) -> None:
         if self._closing:
             raise StoppedError("the model pool is closing")
         if self._loop is None:
@@ -302,7 +207,7 @@ class ModelPool:
                 self._release(entry)  # it was granted at the same moment
             raise
 
-    def _release(self, entry: _Entry) -> None:
+    def _release(self, entry: PoolEntry) -> None:
         assert self._loop is not None, "the pool waits for its requests"
         entry.in_use -= 1
         entry.last_used = self._loop.time()
@@ -311,14 +216,14 @@ class ModelPool:
                 self._unload_now(entry)
             self._decide()
 
-    def _check_size(self, entry: _Entry) -> None:
+    def _check_size(self, entry: PoolEntry) -> None:
         if entry.size is not None and entry.size > self._budget:
             raise ConfigError(
                 f"model {entry.name!r} takes {entry.size:,.0f} bytes, and the pool has {self._budget:,.0f}: "
                 "raise memory_bytes of the pool"
             )
 
-    def _fail(self, entry: _Entry, error: Exception) -> None:
+    def _fail(self, entry: PoolEntry, error: Exception) -> None:
         while entry.waiting:
             _, granted = entry.waiting.popleft()
             if not granted.done():
@@ -347,7 +252,7 @@ class ModelPool:
             if not entry.in_use:
                 self._unload_now(entry)
 
-    def _unload_now(self, entry: _Entry) -> None:
+    def _unload_now(self, entry: PoolEntry) -> None:
         entry.phase = Phase.UNLOADING
         self._start(self._unload(entry))
 
@@ -357,12 +262,12 @@ class ModelPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _load(self, entry: _Entry) -> None:
+    async def _load(self, entry: PoolEntry) -> None:
         assert self._loop is not None
         started, before = self._loop.time(), self._used_memory()
         try:
             async with asyncio.timeout(entry.load_timeout_s):
-                await self._make(entry)
+                entry.model, entry.rest = await make(entry.load)
         except TimeoutError:
             self._not_loaded(entry, f"loading model {entry.name!r} took longer than {entry.load_timeout_s:g} s")
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything: its own requests fail
@@ -371,7 +276,7 @@ class ModelPool:
             self._loaded(entry, started, self._used_memory() - before)
         self._decide()
 
-    def _loaded(self, entry: _Entry, started: float, grown: float) -> None:
+    def _loaded(self, entry: PoolEntry, started: float, grown: float) -> None:
         assert self._loop is not None
         now = self._loop.time()
         entry.load_s = now - started if not entry.loads else (entry.load_s + now - started) / 2
@@ -391,7 +296,7 @@ class ModelPool:
                 granted.set_result(None)
                 entry.grant(arrived, now)
 
-    def _not_loaded(self, entry: _Entry, why: str, error: Exception | None = None) -> None:
+    def _not_loaded(self, entry: PoolEntry, why: str, error: Exception | None = None) -> None:
         assert self._loop is not None
         entry.phase = Phase.UNLOADED
         entry.failed_loads += 1
@@ -402,82 +307,14 @@ class ModelPool:
         failure.__cause__ = error
         self._fail(entry, failure)
 
-    async def _make(self, entry: _Entry) -> None:
-        load = entry.load
-        rest: Any = None
-        if inspect.isasyncgenfunction(load):
-            rest = load()
-            model = await anext(rest, _NOTHING)
-        elif inspect.isgeneratorfunction(load):
-            rest = load()
-            model = await _on_thread(functools.partial(next, rest, _NOTHING), lambda _: rest.close())
-        elif inspect.iscoroutinefunction(load):
-            model = await load()
-        else:
-            model = await _on_thread(load, _close)
-        if model is _NOTHING:
-            raise ConfigError("its generator yields no model")
-        if isinstance(model, Batcher) and not model.is_running:
-            await model.start()
-        entry.model, entry.rest = model, rest
-
-    async def _unload(self, entry: _Entry) -> None:
+    async def _unload(self, entry: PoolEntry) -> None:
         model, rest = entry.model, entry.rest
         entry.model = entry.rest = None
         try:
-            if isinstance(model, Batcher):
-                await model.stop()
-            if inspect.isasyncgen(rest):
-                await anext(rest, None)
-            elif rest is not None:
-                await _on_thread(functools.partial(next, rest, None))
-            elif not isinstance(model, Batcher) and callable(close := getattr(model, "close", None)):
-                await _on_thread(close)
+            await unload(model, rest)
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and others wait for the room
-            logger.warning(
-                "headrace: unloading model %r raised %s: %s", entry.name, type(error).__name__, text_of(error)
-            )
+            kind = type(error).__name__
+            logger.warning("headrace: unloading model %r raised %s: %s", entry.name, kind, text_of(error))
         del model, rest
         entry.phase = Phase.UNLOADED
         self._decide()
-
-
-def _close(model: object) -> None:
-    """Close a model or a generator whose loading took too long."""
-    if callable(close := getattr(model, "close", None)):
-        close()
-
-
-async def _on_thread(call: Callable[[], Any], too_late: Callable[[Any], object] | None = None) -> Any:
-    """The result of a call on a daemon thread, which does not delay the end of the program.
-
-    Args:
-        call: to be made.
-        too_late: called on the thread with the result, if nobody waits for it any more.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if done.done():
-            if error is None and too_late is not None:
-                threading.Thread(target=too_late, args=(result,), daemon=True).start()
-        elif error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = call()
-        except BaseException as raised:  # noqa: BLE001 - of a user's function; the caller receives it
-            error = raised
-        try:
-            loop.call_soon_threadsafe(settle, result, error)
-        except RuntimeError:  # the loop is closed
-            if error is None and too_late is not None:
-                too_late(result)
-
-    threading.Thread(target=run, name="headrace-pool", daemon=True).start()
-    return await done
