@@ -101,7 +101,7 @@ def test_the_command_line_runs_on_a_cluster_by_its_address(cluster: str, rows: R
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert ended.returncode == 0, ended.stderr
     assert len(lines(tmp_path / "out.jsonl")) == 500
-    assert re.search(r"worker [12] +\d+ records, \d+ batches, busy", ended.stderr)
+    assert re.search(r"worker [12] +[\d,]+ records, \d+ batches, busy", ended.stderr)
     assert "wrote" in ended.stderr
 
 
