@@ -252,27 +252,19 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
 def test_a_signal_to_the_job_leaves_no_process_and_the_job_goes_on(
     number: signal.Signals, rows: Rows, tmp_path: Path
 ) -> None:
-    source, sink, journals = rows(6_000), tmp_path / "out.jsonl", tmp_path / "journals"
+    source, sink, journals = rows(15_000), tmp_path / "out.jsonl", tmp_path / "journals"
     journals.mkdir()
-    flags = (
-        "--task",
-        "custom",
-        "--engine",
-        f"{ENGINES}:journal",
-        "--model",
-        str(journals),
-        "--data-parallel-size",
-        "2",
-    )
-    job = subprocess.Popen(
+    engine = ("--task", "custom", "--engine", f"{ENGINES}:journal", "--model", str(journals))
+    flags = (*engine, "--data-parallel-size", "2")
+    with subprocess.Popen(
         command(source, sink, *flags), env=ENVIRONMENT, cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
-    assert job.stderr is not None
-    while len(list((tmp_path / "out.jsonl.parts").glob("*"))) < 4:
-        time.sleep(0.01)
-        assert job.poll() is None, job.stderr.read()
-    job.send_signal(number)
-    said = job.communicate()[1]
+    ) as job:
+        assert job.stderr is not None
+        while len(list((tmp_path / "out.jsonl.parts").glob("*"))) < 4:
+            time.sleep(0.01)
+            assert job.poll() is None, job.stderr.read()
+        job.send_signal(number)
+        said = job.communicate()[1]
     assert job.returncode == {signal.SIGKILL: -signal.SIGKILL, signal.SIGINT: 130, signal.SIGTERM: 143}[number]
     assert "Traceback" not in said
     processes = [int(file.stem) for file in journals.glob("*.txt")]
@@ -284,7 +276,7 @@ def test_a_signal_to_the_job_leaves_no_process_and_the_job_goes_on(
     )
     assert again.returncode == 0, again.stderr
     assert re.search(r"worker [12] +[\d,]+ records", again.stderr)
-    assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(30_000)]
+    assert [line["id"] for line in lines(sink)] == [f"r{n}" for n in range(15_000)]
     if number != signal.SIGKILL:  # a killed job repeats what was not committed
         assert set(_journal(journals).values()) == {1}
 
