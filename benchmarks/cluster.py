@@ -1,6 +1,8 @@
 """A cluster on this machine: one worker and this process, two workers and one, Ray Data; replicas that scale.
 
-python -m benchmarks.cluster            # bulk and scaling; --quick for a short run; or name one: bulk, scaling
+And worker processes without a cluster.
+
+python -m benchmarks.cluster            # all; --quick for a short run; or name one: bulk, cores, scaling
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ import httpx
 import ray
 
 from benchmarks.common import quick, ratio, report, rounds, version
-from headrace.app import job as wiring
+from headrace.app import job as jobs
 from headrace.app.server import ServerSettings
+from headrace.cluster import local_workers
 from headrace.cluster.ray_job import execute
 from headrace.cluster.ray_serve import NAME, Replicas, served
 from headrace.cluster.ray_workers import ClusterResources
@@ -95,13 +98,17 @@ class Bulk:
 
     def here(self, place: Path) -> None:
         """`headrace run`."""
-        wiring.execute(self.settings(place), StopRequest(), progress=False)
+        jobs.execute(self.settings(place), StopRequest(), progress=False)
 
     def on_ray(self, replicas: int) -> Callable[[Path], None]:
         """`headrace run --on ray`."""
         return lambda place: void(
             execute(self.settings(place), ClusterResources(replicas=replicas, cpus=0.5), StopRequest(), progress=False)
         )
+
+    def on_processes(self, size: int) -> Callable[[Path], None]:
+        """`headrace run --data-parallel-size`."""
+        return lambda place: void(local_workers.execute(self.settings(place), size, StopRequest(), progress=False))
 
     def ray_data(self, place: Path) -> None:
         """What Ray Data's users write."""
@@ -123,12 +130,14 @@ def bulk() -> None:
         ways = Bulk(Path(folder))
         variants: dict[str, Callable[[Path], None]] = {
             "headrace run": ways.here,
+            "headrace run --data-parallel-size 1": ways.on_processes(1),
+            "headrace run --data-parallel-size 2": ways.on_processes(2),
             "headrace run --on ray, 1 worker": ways.on_ray(1),
             "headrace run --on ray, 2 workers": ways.on_ray(2),
             "Ray Data map_batches, 2 actors": ways.ray_data,
         }
         figures = rounds(ROUNDS, {name: lambda n=name, w=way: ways.timed(n, w) for name, way in variants.items()})  # type: ignore[misc]
-    here, one, two, data = figures.values()
+    here, single, double, one, two, data = figures.values()
     rows = [
         [name, round(statistics.median(speeds)), statistics.median(ways.walls[name])]
         for name, speeds in figures.items()
@@ -140,11 +149,41 @@ def bulk() -> None:
         rows,
         [
             f"Two workers over one: {ratio(two, one):.2f} x (to reach: 1.8).",
+            f"Two worker processes over one: {ratio(double, single):.2f} x (to reach: 1.8).",
             f"What a cluster costs one worker, beside this process: {ratio(here, one) - 1:.1%} (to reach: 5 %).",
             f"Two workers over Ray Data's two actors: {ratio(two, data):.2f} x (to reach: 1).",
             f"The engine's own bound is {BATCH / BATCH_S:,.0f} records/s for each worker. {version('ray')}.",
         ],
     )
+
+
+def cores() -> None:
+    """One worker on one core, two workers on a core each: the model computes."""
+    mine = sorted(os.sched_getaffinity(0))[:2]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "in.jsonl"
+        texts = (f"text {n} " + "word " * (n * 7 % 90) for n in range(RECORDS // 8))
+        source.write_text("".join(json.dumps({"id": n, "text": text}) + "\n" for n, text in enumerate(texts)))
+        walls = rounds(ROUNDS, {size: lambda s=size: embedded(source, s, mine[:s]) for size in (1, len(mine))})  # type: ignore[misc]
+    os.sched_setaffinity(0, mine)
+    one, two = walls.values()
+    report(
+        "cluster-cores",
+        f"Worker processes of one machine: {RECORDS // 8:,} texts of mixed length, all-MiniLM-L6-v2, a core each",
+        ["workers", "records/s while they run"],
+        [[size, round(statistics.median(speeds))] for size, speeds in walls.items()],
+        [f"{len(mine)} workers over one: {ratio(two, one):.2f} x (to reach: 1.8)."],
+    )
+
+
+def embedded(source: Path, size: int, allowed: list[int]) -> float:
+    """Records per second of the workers' engines, from the first batch to the last."""
+    os.sched_setaffinity(0, allowed)
+    with tempfile.TemporaryDirectory() as place:
+        config = EngineConfig(task="embed", engine_options={"dtype": "float32"})
+        settings = JobSettings(source=source, sink=Path(place) / "out.parquet", config=config)
+        _, found = local_workers.execute(settings, size, StopRequest(), progress=False)
+    return found.ok / found.wall_s
 
 
 def running() -> int:
@@ -211,8 +250,8 @@ def scaling() -> None:
 
 
 def main() -> None:
-    """What was named, or both."""
-    named = [name for name in sys.argv[1:] if not name.startswith("-")] or ["bulk", "scaling"]
+    """What was named, or all."""
+    named = [name for name in sys.argv[1:] if not name.startswith("-")] or ["bulk", "cores", "scaling"]
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     for counted_by in ("REPLICA", "HANDLE"):  # how often Ray Serve hears how many requests there are
         os.environ[f"RAY_SERVE_{counted_by}_AUTOSCALING_METRIC_PUSH_INTERVAL_S"] = "1"
@@ -226,7 +265,7 @@ def main() -> None:
     )
     try:
         for name in named:
-            {"bulk": bulk, "scaling": scaling}[name]()
+            {"bulk": bulk, "cores": cores, "scaling": scaling}[name]()
     finally:
         ray.shutdown()
 

@@ -14,7 +14,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 _MATRIX_INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16", "amx_bf16": "AMX BF16"}
-"""Flags of /proc/cpuinfo that decide how fast matrix products are, and in which numbers."""
+"""Flags of /proc/cpuinfo that decide how fast matrix products are, and in which dtypes."""
 
 
 def machine() -> dict[str, Any]:

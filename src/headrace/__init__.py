@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.concurrency.fanout import map_concurrent
     from headrace.concurrency.map_batches import map_batches
     from headrace.concurrency.reusable import reusable
+    from headrace.pool.pool import ModelPool
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ __all__ = [
     "CostEstimatorFn",
     "Done",
     "DynamicBatcher",
+    "ModelPool",
     "NoTokenEstimateWarning",
     "Prompt",
     "StepFunction",
@@ -55,6 +57,7 @@ _MODULES = {
     "CostEstimatorFn": "batching.policy.cost",
     "Done": "batching.step_model",
     "DynamicBatcher": "batching.dynamic",
+    "ModelPool": "pool.pool",
     "NoTokenEstimateWarning": "batching.tokens",
     "Prompt": "batching.tokens",
     "StepFunction": "batching.step_model",

@@ -167,21 +167,24 @@ class PartDamaged:
 
 
 @dataclass(frozen=True, slots=True)
-class NumbersChosen:
-    """It is settled which numbers the model computes with."""
+class PrecisionChosen:
+    """The model's dtype was chosen."""
 
     dtype: str
     """Such as `bfloat16`."""
     detail: str
-    """Why: how much faster, and how far off, on how many records; or why no others."""
+    """Why: the speed and deviation measured, and on how many records; or why no other was tried."""
     duration_s: float
-    """What finding out took."""
+    """Time taken to choose it."""
     at: float
+
+
+NumbersChosen = PrecisionChosen  # the name that observe/ still imports
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetChanged:
-    """Batches of another size were measured to be faster, or to be all that fits."""
+    """The budget changed: batches of another size are faster, or larger ones do not fit."""
 
     budget: float
     """What a batch may cost now, in the engine's unit."""
@@ -190,14 +193,14 @@ class BudgetChanged:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsed:
-    """A job has ended, and its process held so much memory while its batches ran."""
+    """The peak memory of the process while a job's batches ran."""
 
     peak: int
     """Bytes."""
     limit: int
-    """What it may hold."""
+    """Memory limit in bytes."""
     source: str
-    """Whose limit that is."""
+    """What sets the limit."""
     at: float
 
 
@@ -269,7 +272,7 @@ Event: TypeAlias = (
     | JobStarted
     | PartCommitted
     | PartDamaged
-    | NumbersChosen
+    | PrecisionChosen
     | BudgetChanged
     | MemoryUsed
     | JobDone

@@ -1,4 +1,4 @@
-"""What docs/cluster.md and docs/flyte.md show is run, so that it cannot rot."""
+"""What docs/cluster.md, docs/flyte.md and docs/pool.md show is run, so that it cannot rot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("cluster.md", "flyte.md")]
+PAGES = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("cluster.md", "flyte.md", "pool.md")]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```\n\nprints\n\n```\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 SHOWN = [example for page in PAGES for example in EXAMPLE.findall(page)]
 

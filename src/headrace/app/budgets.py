@@ -1,4 +1,4 @@
-"""Lets the batches of a job follow what is found out about them while it runs, and keeps that for the next job."""
+"""Adjusts the batch budget of a running job to measurements, and stores the result for the next job."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from headrace.engines.profile import EngineProfile, profile_of
 from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone, Listener, MemoryUsed
 
 _RANGE = (4, 32)
-"""How many times smaller and larger than the engine's own the budget may become."""
+"""How many times smaller and larger the budget may become than the engine's default."""
 _PEAKS = 4
-"""Batches that must have taken new memory before a bound is reckoned from them."""
+"""Batches that must have raised the peak before a bound is estimated from them."""
 _NOISE = 1 << 20
-"""Bytes: a batch that needs less than this more than the process held before says nothing."""
+"""Bytes: a smaller rise of the peak does not count."""
 
 
 def find_key(engine: TunableEngine, task: str) -> dict[str, Any]:
-    """What a finding about this model on this machine depends on."""
+    """What a tuning result of this model on this machine depends on."""
     facts = engine.describe()
     return {
         "task": task,
@@ -41,7 +41,7 @@ def find_key(engine: TunableEngine, task: str) -> dict[str, Any]:
 def follow(
     config: EngineConfig, engine: AnyEngine, batcher: object, tell: Listener, cache: TuningCache | None = None
 ) -> BudgetListener | None:
-    """What to let hear the job's events; None where the user set the budget, or the engine batches otherwise."""
+    """A listener that adjusts the budget; None if the user set it, or if the engine does not batch by tokens."""
     if not isinstance(batcher, DynamicBatcher) or not _is_followed(config, engine):
         return None
     assert can_be_tuned(engine), "that is one of the conditions"
@@ -60,7 +60,7 @@ def follow(
 def starting_budget(
     config: EngineConfig, engine: AnyEngine, profile: EngineProfile, cache: TuningCache | None = None
 ) -> float:
-    """What the first batches of a job may cost: what an earlier job has found, or else the engine's own."""
+    """The budget of a job's first batches: the result of an earlier job, or else the engine's default."""
     own = profile.batch_cost
     if not _is_followed(config, engine):
         return own
@@ -70,7 +70,7 @@ def starting_budget(
 
 
 def _is_followed(config: EngineConfig, engine: AnyEngine) -> bool:
-    """Whether the budget is to be found: one of tokens, of a model of Headrace's own, that the user did not set."""
+    """Whether the budget is adjusted: in tokens, for one of Headrace's own engines, and not set by the user."""
     if config.batch_tokens is not None or config.batch_size is not None:
         return False
     if not can_be_tuned(engine) or engine.describe().get("model_digest") is None:
@@ -80,18 +80,18 @@ def _is_followed(config: EngineConfig, engine: AnyEngine) -> bool:
 
 
 def budget_in(found: Mapping[str, Any] | None) -> float | None:
-    """The budget that was found before; None where none was."""
+    """The budget in a tuning result; None if there is none."""
     kept = (found or {}).get("budget")
     good = isinstance(kept, (int, float)) and math.isfinite(kept) and kept >= 1
     return float(kept) if kept is not None and good else None
 
 
 class MemoryWatch:
-    """Learns from the batches that run how much memory a larger one would take.
+    """Estimates from measured batches how much memory a larger one would take.
 
     Args:
-        limit: what the process may use.
-        meter: measures what it used; None where the batches run in other memory.
+        limit: the memory that the process may use.
+        meter: measures the peak; None if batches run in a device's memory.
     """
 
     def __init__(self, limit: MemoryLimit, meter: PeakMeter | None) -> None:
@@ -103,17 +103,17 @@ class MemoryWatch:
 
     @property
     def highest(self) -> int:
-        """The most that was held, in bytes; 0 where that is not known."""
+        """The highest peak in bytes; 0 if unknown."""
         return round(self._highest)
 
     def ran(self, size: int, computed: float) -> float | None:
-        """A batch of so many records and so much cost has run; the budget that would fill the memory, once known."""
+        """Count a batch; returns the budget that would fill the memory, once known."""
         peak = self._meter.peak() if self._meter is not None and size else None
         if peak is None:
             return None
         length = computed / size
         self._longest = max(self._longest, length)
-        if self._highest and peak > self._highest + _NOISE:  # else it ran in what an earlier one had left
+        if self._highest and peak > self._highest + _NOISE:  # otherwise it used memory that an earlier one had left
             self._peaks.append(Peak(computed, length, peak))
         self._highest = max(self._highest, peak)
         if len(self._peaks) < _PEAKS:
@@ -122,14 +122,14 @@ class MemoryWatch:
 
 
 class BudgetListener:
-    """Hears how long batches take, and sets what the next may cost. It is called on the batcher's event loop.
+    """Sets the budget of the next batches from the durations of earlier ones. Called on the batcher's event loop.
 
     Args:
-        batcher: whose budget it sets.
+        batcher: has the budget.
         tuner: the policy.
         memory: bounds the budget.
-        tell: hears of each budget that was found.
-        keep: where the last one is kept, and under which key.
+        tell: receives an event for each new budget.
+        keep: the cache for the last budget, and its key.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class BudgetListener:
                 pass
 
     def _ran(self, event: BatchDone) -> None:
-        if event.batch in self._split:  # its time is that of its parts
+        if event.batch in self._split:  # its duration is that of its parts together
             self._split.discard(event.batch)
         elif not event.failed:
             self._tuner.ran(event.padded_cost, event.cost, event.duration_s)

@@ -1,4 +1,4 @@
-"""What a model does at several budgets, in several numbers, on several threads and engines: for `headrace tune`."""
+"""Measure a model at several budgets, dtypes, thread counts and engines, for `headrace tune`."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ _COMPARED = 256
 
 @dataclass(frozen=True, slots=True)
 class GridOptions:
-    """What is tried."""
+    """The settings to measure."""
 
     budgets: tuple[int, ...] = ()
-    """Of a batch; empty for some round the engine's own."""
+    """Of a batch; empty for half to 16 times the engine's default."""
     dtypes: tuple[str, ...] = ()
-    """Empty for float32 and what the device computes faster."""
+    """Empty for float32 and the dtypes that the device computes faster."""
     threads: tuple[int, ...] = ()
-    """Of PyTorch; empty for its own."""
+    """Of PyTorch; empty for its default."""
     engines: tuple[str, ...] = ()
-    """Empty for torch, and onnx where the model's folder has an ONNX file."""
+    """Empty for torch, and onnx if the model's folder has an ONNX file."""
     seconds: float = 60.0
-    """Roughly what measuring may take, without loading."""
+    """About how long to measure, without loading."""
     latency_target_s: float | None = None
-    """Most that a batch may take."""
+    """Maximum seconds of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a model is run, but for its budget."""
+    """The settings of a model, without its budget."""
 
     engine: str
     dtype: str
     threads: int | None
-    """None where it is the engine's own affair."""
+    """None for the engine's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,31 +73,31 @@ class GridRow:
     measured: Measured
     records_per_s: float
     off: str
-    """How far its outputs are from those in float32; empty for float32."""
+    """Deviation of its outputs from those in float32; empty for float32."""
     passes: bool
-    """Whether they are good enough."""
+    """Whether the outputs are good enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What was measured, and what is best."""
+    """All measurements, and the best setting."""
 
     rows: tuple[GridRow, ...]
     chosen: GridRow
     one_s: float
-    """A batch of one record of middling length, in the chosen setting."""
+    """Seconds of a batch of one record of median length, in the chosen setting."""
     many_s: float
-    """Of 32 such records."""
+    """Seconds of a batch of 32 such records."""
     cpu: str
 
 
 def measure(settings: JobSettings, options: GridOptions, say: Callable[[str], None]) -> Grid:
-    """Run a sample of the input at every point. Blocks. What is best is kept for later jobs on this machine.
+    """Measure a sample of the input at every point. Blocks. The best budget is stored for later jobs on this machine.
 
-    All engines stay loaded, and the points take turns: what disturbs the machine disturbs them all.
+    All engines stay loaded, and the points take turns, so that other work on the machine affects them all.
 
     Raises:
-        ConfigError: a parameter, file, column or model cannot be used, or the model is none that this can be done with.
+        ConfigError: a parameter, file, column or model cannot be used, or the engine cannot be tuned.
         JobError: the input cannot be read.
         EngineError: a model cannot be loaded.
     """
@@ -119,7 +119,7 @@ def measure(settings: JobSettings, options: GridOptions, say: Callable[[str], No
 
 
 class _Measuring:
-    """The engines and their points. The first engine is what the others are compared with."""
+    """The engines and their points. The first engine is the reference for the others."""
 
     def __init__(self, plan: Plan, options: GridOptions) -> None:
         self._plan = plan
@@ -130,7 +130,7 @@ class _Measuring:
         self._reference: list[Any] = []
 
     def add(self, name: str, dtype: str) -> list[str]:
-        """Load the model so; returns the types that its device computes faster."""
+        """Load the model; returns the dtypes that its device computes faster."""
         config = replace(self._plan.settings.config, engine=name)
         engine = load_engine(config if name == "onnx" else in_dtype(config, dtype))
         if not can_be_tuned(engine):
@@ -154,9 +154,9 @@ class _Measuring:
         return work
 
     def result(self) -> Grid:
-        """Measure it all. What is best is kept for the jobs to come, where they run the model so by themselves."""
+        """Measure all points. The best budget is stored if it is for the default number of threads, as in jobs."""
         for point in self._points:
-            point.run()  # the first of a shape prepares itself
+            point.run()  # the first batch of a shape is slower
             point.forget()
         ends = time.perf_counter() + self._options.seconds
         while True:
@@ -181,7 +181,7 @@ class _Measuring:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A loaded engine, and how good its outputs are."""
+    """A loaded engine, and the quality of its outputs."""
 
     setting: Setting
     engine: AnyBatchEngine
@@ -203,7 +203,7 @@ def _ordered(dtypes: Sequence[str]) -> list[str]:
 
 
 def _compared(engine: AnyBatchEngine, work: Sequence[Work], reference: list[Any]) -> tuple[str, bool]:
-    """How far the outputs are from the first engine's, and whether they are good enough."""
+    """The deviation of the outputs from the first engine's, and whether they are good enough."""
     step = max(1, len(work) // _COMPARED)
     outputs: list[Any] = []
     for batch in pack(work[::step], profile_of(engine)):
@@ -223,7 +223,7 @@ def _points(way: _Way, work: Sequence[Work], budgets: Sequence[int]) -> Iterator
 
 
 def _spread(batches: Sequence[Sequence[Work]]) -> list[Sequence[Work]]:
-    """Every length early: the middle first, then the middles of the halves, and so on."""
+    """In an order that has every length early: the middle first, then the middles of the halves, and so on."""
     order: list[Sequence[Work]] = []
     spans = [(0, len(batches))]
     while spans:
@@ -247,7 +247,7 @@ class _Point:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Start again."""
         self._next = 0
         self._times: list[float] = []
         self._cost = self._computed = 0.0
@@ -255,7 +255,7 @@ class _Point:
         self._peak: int | None = None
 
     def run(self) -> None:
-        """One more batch. A budget that does not fit is given up."""
+        """Run one more batch. A budget that does not fit is dropped."""
         if not self._fits:
             return
         batch = self._batches[self._next % len(self._batches)]
@@ -277,7 +277,7 @@ class _Point:
         self._records += len(batch)
 
     def row(self) -> GridRow | None:
-        """What was measured; None where it did not fit."""
+        """The measurement; None if the budget did not fit."""
         if not self._fits or not self._times:
             return None
         seconds, way = sum(self._times), self.way
@@ -287,7 +287,7 @@ class _Point:
 
 
 def _one_and_many(engine: AnyBatchEngine, work: Sequence[Work]) -> tuple[float, float]:
-    """Seconds of a record of middling length alone, and of 32 like it: medians of some runs in turn."""
+    """Seconds of one record of median length, and of 32 copies of it: medians of some runs in turn."""
     middle = work[len(work) // 2].payload
     figures: tuple[list[float], list[float]] = ([], [])
     for _ in range(6):
@@ -309,11 +309,11 @@ def _choose(rows: Sequence[GridRow], latency_target_s: float | None) -> GridRow:
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """PyTorch's threads while the body runs."""
+    """Set PyTorch's threads while the body runs."""
     if count is None:
         yield
         return
-    native = importlib.import_module("headrace.device.native")  # PyTorch is imported where it is used alone
+    native = importlib.import_module("headrace.device.native")  # imports PyTorch, which ONNX does not need
     before = native.set_threads(count)
     try:
         yield

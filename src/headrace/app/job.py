@@ -40,7 +40,6 @@ from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey
 from headrace.jobs.settings import JobOptions, as_json, split_options
 from headrace.jobs.settings import JobSettings as JobSettings
-from headrace.jobs.settings import known_tasks as known_tasks
 from headrace.jobs.state.in_flight import InFlight, warn_of_crash
 from headrace.jobs.state.output import StartMode
 from headrace.observe.progress import Progress
@@ -93,7 +92,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
-        JobError: the job cannot start or go on; what it has finished is kept.
+        JobError: the job cannot start or continue; finished records are kept.
     """
     job, known = split_options(options)
     config = EngineConfig(
@@ -138,7 +137,7 @@ def execute(
 
     Raises:
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
-        JobError: the job cannot start or go on; what it has finished is kept.
+        JobError: the job cannot start or continue; finished records are kept.
     """
     plan = check(settings)
     if (end := already_finished(plan)) is not None:
@@ -161,7 +160,7 @@ def carry_out(
     """Run a plan from `check`, then close the engine. `batcher` makes the batcher of a remote engine. Blocks.
 
     Raises:
-        JobError: the job cannot start or go on; what it has finished is kept.
+        JobError: the job cannot start or continue; finished records are kept.
     """
     report = ReportBuilder()
     listeners: list[Listener] = [report]
@@ -182,8 +181,8 @@ def carry_out(
         with Progress() if progress else contextlib.nullcontext() as bar:
             if bar is not None:
                 listeners.append(bar)
-            if tuned.numbers is not None:
-                broadcast(tuned.numbers)
+            if tuned.precision is not None:
+                broadcast(tuned.precision)
             for left_out in plan.left_out:
                 broadcast(InputLeftOut(left_out, time.monotonic()))
             end = main_path.run(job)
@@ -232,7 +231,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, StopRequest(), Broadcast(()))
-        found = replace(found, numbers=tuned.numbers)
+        found = replace(found, precision=tuned.precision)
         profile = tuned_profile(plan.settings, engine)
         if profile.batching == "batches":
             profile = replace(profile, batch_cost=starting_budget(plan.settings.config, engine, profile))

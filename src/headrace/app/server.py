@@ -192,7 +192,7 @@ def _service(settings: ServerSettings, server: ServerState) -> Service:
     if not settings.pickled_weights:
         _refuse_pickles(settings.config.model)
     config, task = settings.config, settings.config.task or ""
-    # Batches that were begun go on in the same numbers after a restart: what was chosen stays beside them.
+    # Batches continue in the same dtype after a restart, so the choice is kept beside them.
     cache = None if settings.state is None else TuningCache(settings.state / "tuning")
     ready = warm_up(config, settings.latency_target_s, cache)
     if ready.detail:

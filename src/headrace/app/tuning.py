@@ -1,4 +1,4 @@
-"""What a job runs in and how large its batches are, found by trying it on the job's own records."""
+"""Choose the dtype of a job by trying it on the job's own records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.engines.config import EngineConfig
 from headrace.engines.loading import load_engine
 from headrace.engines.profile import EngineProfile
 from headrace.errors import EngineDeadError, EngineError, JobError, ResumeMismatchError
-from headrace.events import NumbersChosen
+from headrace.events import PrecisionChosen
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import pack
 from headrace.jobs.planning.survey import Survey
@@ -28,29 +28,29 @@ logger = logging.getLogger("headrace")
 
 _MOST_S = 10.0
 _MOST_SHARE = 0.02
-"""Of the job's forecast, that trying may take."""
+"""Maximum share of the job's forecast time for trying."""
 _WORTH_S = 20.0
 """A job that takes less in float32 runs in float32: loading the model twice would take more than it could gain."""
 _UNKNOWN_S = 1.0
-"""What trying may take where nothing tells how long the job is."""
+"""Seconds for trying if the length of the job is unknown."""
 _MOST_RECORDS = 2_000
 _LEAST_BATCHES = 5
-"""That are run in both, as far as there are so many: a single one may be disturbed."""
+"""Run in both dtypes, if there are so many: other work may disturb a single one."""
 _EMULATED = 0.8
 """A device that computes a 16-bit product at less than this speed of float32 does not compute it itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """An engine, and how it came to the numbers that it runs in."""
+    """An engine, and why it runs in its dtype."""
 
     engine: AnyEngine
-    numbers: NumbersChosen | None
-    """None for an engine whose numbers are its own affair."""
+    precision: PrecisionChosen | None
+    """None for an engine that chooses its own dtype."""
 
 
 def settings_to_load(plan: Plan) -> JobSettings:
-    """The settings for the engine: a job that was begun goes on in the numbers that it was begun with."""
+    """The settings for the engine; a resumed job keeps the dtype it was started with."""
     settings = plan.settings
     config = settings.config
     if settings.overwrite or not is_auto(config) or not registry.has_option(config.task, config.engine, "dtype"):
@@ -58,7 +58,7 @@ def settings_to_load(plan: Plan) -> JobSettings:
     try:
         state = plan.output.read_state()
     except JobError:
-        return settings  # whoever begins the job will say so
+        return settings  # starting the job reports the error
     facts = state["fingerprint"].get("engine") if state else None
     dtype = facts.get("dtype") if isinstance(facts, Mapping) else None
     if not isinstance(dtype, str):
@@ -67,16 +67,16 @@ def settings_to_load(plan: Plan) -> JobSettings:
 
 
 def in_dtype(config: EngineConfig, dtype: str) -> EngineConfig:
-    """The same engine in these numbers."""
+    """The same engine in this dtype."""
     return replace(config, engine_options={**config.engine_options, "dtype": dtype})
 
 
 def load(plan: Plan) -> AnyEngine:
-    """Load the model, in the numbers that the job was begun with where it was begun. Blocks.
+    """Load the model; a resumed job keeps the dtype it was started with. Blocks.
 
     Raises:
         ConfigError, EngineError: the model cannot be loaded.
-        ResumeMismatchError: this machine only emulates these numbers.
+        ResumeMismatchError: this machine only emulates that dtype.
     """
     settings = settings_to_load(plan)
     engine = load_engine(settings.config)
@@ -91,7 +91,7 @@ def _check_native(plan: Plan, dtype: str, engine: AnyEngine) -> None:
         return
     engine.close()
     raise ResumeMismatchError(
-        f"{plan.output.target} was begun in {dtype}, which this machine computes at {speed:.2g} times the speed of "
+        f"{plan.output.target} was started in {dtype}, which this machine computes at {speed:.2g} times the speed of "
         f"float32: continue on a machine like the first, pass --dtype {dtype} to continue here nevertheless, or "
         "--dtype float32 --ignore-changes to compute the rest in float32"
     )
@@ -103,13 +103,13 @@ def wants_sample(plan: Plan, engine: AnyEngine) -> bool:
 
 
 def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EngineProfile) -> Tuned:
-    """The engine in the fastest numbers whose outputs for a sample of the job's records are as good as float32's.
+    """The engine in the fastest dtype whose outputs for a sample of the job's records are as good as float32's.
 
     Args:
         plan: of the job.
-        engine: as loaded. It is closed where another takes its place.
-        survey: of the job's records; None where they were not looked at.
-        profile: what a batch may be.
+        engine: as loaded; closed if another replaces it.
+        survey: of the job's records; None if they were not sampled.
+        profile: the limits of a batch.
     """
     if not can_be_tuned(engine):
         return Tuned(engine, None)
@@ -129,13 +129,13 @@ def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EnginePr
 
 
 def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Sequence[Work]], allowed: float) -> Tuned:
-    """The engine in the first faster numbers that pass on these batches; the engine itself where none do.
+    """The engine in the first faster dtype that passes on these batches; the engine itself if none does.
 
     Args:
-        engine: in float32. It is closed where another takes its place.
-        config: loads the model anew.
-        batches: what is run in both.
-        allowed: seconds that this may take, but for loading.
+        engine: in float32; closed if another replaces it.
+        config: loads the model again.
+        batches: run in both dtypes.
+        allowed: seconds that this may take, without loading.
     """
     started = time.monotonic()
     details: list[str] = []
@@ -149,41 +149,43 @@ def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Se
 
 
 def _settled(plan: Plan, engine: TunableEngine) -> str:
-    """Why there is nothing to try; empty where there is."""
+    """Why there is nothing to try; empty if there is something."""
     dtype = engine.describe().get("dtype")
     if not is_auto(plan.settings.config):
         speed = engine.dtype_speeds().get(str(dtype), 1.0)
         return "as set" if speed >= 1 else f"as set; this device computes it at {speed:.2g} times the speed of float32"
     if settings_to_load(plan) is not plan.settings:
-        return "as the job was begun"
+        return "as when the job was started"
     if dtype != "float32":
         return "the weights' own"
     once = hasattr(plan.settings.source, "__next__") or hasattr(plan.settings.source, "__anext__")
-    return none_faster(engine) or ("the input is an iterator: there is no sample to try others on" if once else "")
+    return none_faster(engine) or (
+        "the input is an iterator: there is no sample to try another dtype on" if once else ""
+    )
 
 
 def none_faster(engine: TunableEngine) -> str:
-    """Why no other numbers are worth trying on the device; empty where some are."""
+    """Why no other dtype is worth trying on the device; empty if one is."""
     speeds = engine.dtype_speeds()
     if candidates(speeds):
         return ""
     if not speeds:
-        return "this model is too small to gain by others"
+        return "this model is too small to gain from another dtype"
     return ", ".join(f"{name} is {speed:.2g} times as fast here" for name, speed in speeds.items())
 
 
 def is_auto(config: EngineConfig) -> bool:
-    """Whether the numbers are to be found."""
+    """Whether Headrace chooses the dtype."""
     return bool(config.engine_options.get("dtype", "auto") == "auto")
 
 
-def _chosen(dtype: str, detail: str, started: float) -> NumbersChosen:
+def _chosen(dtype: str, detail: str, started: float) -> PrecisionChosen:
     now = time.monotonic()
-    return NumbersChosen(dtype, detail, now - started, now)
+    return PrecisionChosen(dtype, detail, now - started, now)
 
 
 def batches_of(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Work]]:
-    """Batches of the sample, in an order that has every length early."""
+    """Batches of the sample in random order, so that all lengths occur early."""
     step = max(1, len(work) // _MOST_RECORDS)
     batches = pack(sorted(work[::step], key=lambda item: item.cost, reverse=True), profile)
     random.Random(0).shuffle(batches)
@@ -191,12 +193,12 @@ def batches_of(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Wo
 
 
 def _allowance(engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], survey: Survey) -> float | None:
-    """How many seconds trying may take; None where the job is too short for it."""
+    """How many seconds trying may take; None if the job is too short for it."""
     work, records = survey.work, survey.records
     if not work or records is None:
         return _UNKNOWN_S if work else None
     first = batches[0]
-    _forward(engine, first)  # the first of a shape prepares itself
+    _forward(engine, first)  # the first batch of a shape is slower
     _, seconds = _forward(engine, first)
     forecast = seconds / sum(item.cost for item in first) * sum(item.cost for item in work) / len(work) * records
     return min(_MOST_S, _MOST_SHARE * forecast) if forecast >= _WORTH_S else None
@@ -205,7 +207,7 @@ def _allowance(engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], survey
 def _try(
     engine: AnyBatchEngine, name: str, config: EngineConfig, batches: Sequence[Sequence[Work]], allowed: float
 ) -> tuple[AnyEngine | None, str]:
-    """The engine in these numbers, and what speaks for it; or None, and what speaks against it."""
+    """The engine in this dtype, and why it is used; or None, and why it is not."""
     try:
         other = load_engine(in_dtype(config, name))
     except EngineError as error:
@@ -232,7 +234,7 @@ def _run_both(
     batches: Sequence[Sequence[Work]],
     most_s: float,
 ) -> tuple[float, list[Any], list[Any]]:
-    """How many times as fast the other is, and the outputs of both for the same batches, until the time is spent."""
+    """How many times as fast the other is, and the outputs of both for the same batches; ends when the time is up."""
     ratios: list[float] = []
     outputs: tuple[list[Any], list[Any]] = ([], [])
     _forward(other, batches[0])
@@ -249,12 +251,12 @@ def _run_both(
 
 
 def _forward(engine: AnyBatchEngine, batch: Sequence[Work]) -> tuple[Sequence[Any], float]:
-    """Outputs and seconds; where the whole batch fails, its error for each record."""
+    """Outputs and seconds; if the batch fails, its error for each record."""
     started = time.perf_counter()
     try:
         outputs: Sequence[Any] = engine.forward([item.payload for item in batch])
     except EngineDeadError:
         raise
-    except Exception as error:  # noqa: BLE001 - a model's own code; the job meets it again, and names the record
+    except Exception as error:  # noqa: BLE001 - a model's code may raise anything; the job will name the record
         outputs = [error] * len(batch)
     return outputs, max(time.perf_counter() - started, 1e-9)

@@ -1,4 +1,4 @@
-"""The numbers and the batch budget of a served model, found on made-up texts when it is loaded."""
+"""Choose the dtype and batch budget of a served model when it is loaded, by trying made-up texts."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class WarmedUp:
 
     engine: AnyEngine
     budget: float | None
-    """Of a batch; None where the engine's own is as good as any."""
+    """Of a batch; None for the engine's default."""
     detail: str
-    """What was found, in one line; empty where there was nothing to find."""
+    """What was found, in one line; empty if nothing was tried."""
 
     @property
     def tokens(self) -> int | None:
@@ -50,12 +50,12 @@ class WarmedUp:
 
 
 def warm_up(config: EngineConfig, latency_target_s: float | None, cache: TuningCache | None = None) -> WarmedUp:
-    """Load the model and choose what the user has not fixed. What is found is kept, so that the next start is quick.
+    """Load the model and choose what the user has not set. The choice is cached for the next start.
 
     Args:
         config: of the engine.
-        latency_target_s: most that a request should take; None for any time.
-        cache: where findings are kept; None for the user's.
+        latency_target_s: maximum seconds of a request; None for no target.
+        cache: where choices are kept; None for the user's cache.
 
     Raises:
         ConfigError, EngineError: the model cannot be loaded.
@@ -77,15 +77,15 @@ def warm_up(config: EngineConfig, latency_target_s: float | None, cache: TuningC
 
 
 def _find(engine: TunableEngine, config: EngineConfig, target_s: float | None) -> tuple[AnyEngine, dict[str, Any]]:
-    """The engine in the numbers that suit it, and what was found."""
+    """The engine in the best dtype, and what was found."""
     chosen: AnyEngine = engine
     profile = profile_of(engine)
     work, detail = _work(engine), ""
     if work and is_auto(config) and engine.describe().get("dtype") == "float32" and not none_faster(engine):
         tuned = try_faster(engine, config, batches_of(work, profile), _PRECISION_S)
         chosen = tuned.engine
-        if tuned.numbers is not None:
-            detail = f"{tuned.numbers.dtype}: {tuned.numbers.detail}"
+        if tuned.precision is not None:
+            detail = f"{tuned.precision.dtype}: {tuned.precision.detail}"
     assert runs_batches(chosen), "it is loaded as the first was"
     fixed = config.batch_tokens is not None or config.batch_size is not None
     budget = None if fixed or not work else _best_budget(chosen, work, profile.batch_cost, target_s)
@@ -103,7 +103,7 @@ def _reloaded(engine: AnyBatchEngine, config: EngineConfig, dtype: str) -> AnyEn
 
 
 def _work(engine: AnyBatchEngine) -> list[Work]:
-    """Made-up texts, or pairs of them where the model takes those; none where it takes neither."""
+    """Made-up texts, or pairs of them if the model takes pairs; empty if it takes neither."""
     texts = [
         " ".join(_WORDS[(number + place * 7) % len(_WORDS)] for place in range(_LENGTHS[number % len(_LENGTHS)]))
         for number in range(_TEXTS)
@@ -116,10 +116,10 @@ def _work(engine: AnyBatchEngine) -> list[Work]:
 
 
 def _best_budget(engine: AnyBatchEngine, work: Sequence[Work], own: float, target_s: float | None) -> float | None:
-    """The knee of throughput over some budgets; None where hardly any was measured in the time there is."""
+    """The knee of throughput over some budgets; None if there was time for only one."""
     ends = time.perf_counter() + _BUDGETS_S
     points: list[Measured] = []
-    # A batch waits for the one before it, so that a request may wait for two.
+    # A request may wait for two batches: its own and the one before.
     most_s = None if target_s is None else target_s / 2
     for factor in sorted(_FACTORS, key=lambda factor: abs(factor - 1)):
         if time.perf_counter() > ends:
@@ -138,7 +138,7 @@ def _best_budget(engine: AnyBatchEngine, work: Sequence[Work], own: float, targe
 
 
 def _full_batch(work: Sequence[Work], budget: float) -> list[Work]:
-    """Records of like length, again and again until the budget is full."""
+    """Records of similar length, repeated until the budget is full."""
     ordered = sorted(work, key=lambda item: item.cost)
     middle = ordered[len(ordered) // 3 : 2 * len(ordered) // 3]
     batch: list[Work] = []

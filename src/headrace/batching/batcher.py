@@ -263,8 +263,8 @@ class Batcher(Generic[RecordT, ResultT]):
             for index, record in enumerate(records):
                 cost = None if estimated_cost is None else estimated_cost[index]
                 futures.append(await self.submit(record, estimated_cost=cost))
-        except BaseException:
-            for future in futures:  # the caller will never see them
+        except BaseException:  # re-raised: the caller will never see the futures
+            for future in futures:
                 future.cancel()
             raise
         return futures

@@ -1,10 +1,15 @@
-"""The running task, and exceptions meant for the task rather than for the code it runs."""
+"""The running task, exceptions meant for it rather than for the code it runs, and the end of a batcher's loop."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+
+from headrace.errors import StoppedError
+
+logger = logging.getLogger("headrace")
 
 current_task: Callable[[asyncio.AbstractEventLoop], asyncio.Task[object] | None] = (
     asyncio.current_task if sys.version_info >= (3, 12) else asyncio.tasks._current_tasks.get  # type: ignore[attr-defined]
@@ -31,3 +36,20 @@ def must_propagate(exc: BaseException) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and trace.tb_frame.f_code is asyncio.Runner._on_sigint.__code__  # type: ignore[attr-defined]
+
+
+async def run_to_the_end(
+    name: str, loop: Coroutine[None, None, None], abandon: Callable[[BaseException], None]
+) -> None:
+    """Run the loop of a batcher. However it ends, `abandon` is called with the error for records that are left."""
+    cause: BaseException = StoppedError(f"{name} stopped before this record was processed")
+    try:
+        await loop
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as exc:
+        logger.critical("%s failed; all its waiting records fail too", name, exc_info=exc)
+        cause = exc
+        raise
+    finally:
+        abandon(cause)

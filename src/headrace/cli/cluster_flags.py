@@ -1,10 +1,11 @@
-"""Flags for the workers of a job on a cluster."""
+"""Flags for the workers of a job: several devices of this machine, or a cluster."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
@@ -22,8 +23,16 @@ Execute = Callable[[JobSettings, Stopper], tuple[JobEnd, Report]]
 class ClusterFlags(FlagGroup):
     """Workers of a job."""
 
-    panel: ClassVar[str] = "Cluster"
+    panel: ClassVar[str] = "Workers"
 
+    data_parallel_size: Annotated[
+        str,
+        typer.Option(
+            metavar="N|auto",
+            help="Number of worker processes on this machine; each loads the model on a device of its own: a CUDA "
+            "device, or an equal share of the CPU cores. auto: one per CUDA device. Default: no worker processes.",
+        ),
+    ] = ""
     on: Annotated[
         str | None,
         typer.Option(
@@ -39,15 +48,20 @@ class ClusterFlags(FlagGroup):
     cpus_per_replica: Annotated[float, typer.Option(min=0, help="With --on: CPUs per worker.")] = 1.0
 
     def run(self) -> Execute | None:
-        """The function that runs a job on the cluster; None without --on.
+        """The function that runs a job on workers; None to run it in this process.
 
         Raises:
-            BadParameter: flags of the workers are given without --on.
+            BadParameter: flags of a cluster are given without --on, or with --data-parallel-size.
         """
+        size = _size(self.data_parallel_size)
         if self.on is None:
-            if self != ClusterFlags():
+            if replace(self, data_parallel_size="") != ClusterFlags():
                 raise typer.BadParameter("flags for replicas need it", param_hint="--on")
-            return None
+            return None if size is None else functools.partial(_run_here, size)
+        if size is not None:
+            raise typer.BadParameter(
+                "it is for this machine; with --on, use --replicas", param_hint="--data-parallel-size"
+            )
         return self._run_on
 
     def _run_on(self, settings: JobSettings, stopper: Stopper) -> tuple[JobEnd, Report]:
@@ -57,6 +71,20 @@ class ClusterFlags(FlagGroup):
 
         resources = ClusterResources(address, self.replicas, self.gpus_per_replica, self.cpus_per_replica)
         return execute(settings, resources, stopper, progress=True)
+
+
+def _size(text: str) -> int | Literal["auto"] | None:
+    if text in ("", "auto"):
+        return "auto" if text else None
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is neither a number >= 1 nor auto", param_hint="--data-parallel-size")
+    return int(text)
+
+
+def _run_here(size: int | Literal["auto"], settings: JobSettings, stopper: Stopper) -> tuple[JobEnd, Report]:
+    from headrace.cluster.local_workers import execute
+
+    return execute(settings, size, stopper, progress=True)
 
 
 def ray_address(on: str) -> str | None:

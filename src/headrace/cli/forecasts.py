@@ -24,14 +24,14 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
     """Print survey and forecast to stdout."""
     print(f"records     {_records(survey)}")
     print(f"sample      {survey.sampled:,} records: {_lengths(survey)}")
-    if survey.numbers is not None:
-        print(f"numbers     {survey.numbers.dtype}: {survey.numbers.detail}")
+    if survey.precision is not None:
+        print(f"precision   {survey.precision.dtype}: {survey.precision.detail}")
     for left_out in survey.left_out:
         print(f"left out    {left_out}")
     for example in survey.examples:
         print(f"  as the model sees it: {_short(example)}")
     if forecast.seconds is None:
-        print("time        cannot be told: the input does not say how long it is")
+        print("time        unknown: the length of the input is not known")
     else:
         model = _time(forecast.engine_s)
         print(f"time        {_time(forecast.seconds)} without loading the model, {model} of it inference")

@@ -43,8 +43,8 @@ def _inspect(output: str, *, verify: bool) -> int:
     if found.retried:
         print(f"retry     {found.retried[0]:,} of {found.retried[1]:,} failed records have been tried again")
     print(f"parts     {_parts(found)}")
-    runs = "run" if found.spent.runs == 1 else "runs"
-    print(f"time      {found.spent.seconds:,.1f} s in {found.spent.runs} {runs}")
+    runs = "run" if found.run_time.runs == 1 else "runs"
+    print(f"time      {found.run_time.seconds:,.1f} s in {found.run_time.runs} {runs}")
     for damage in found.damaged:
         print(f"damaged   {damage}")
     if found.damaged:

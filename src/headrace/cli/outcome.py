@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+
+import typer
 
 from headrace.app.job import JobSettings
 from headrace.cli.engine_flags import as_flag, as_typed, suggestion
@@ -47,16 +49,17 @@ TRY_AGAIN = 75
 _NOT_STARTED = (ConfigError, EngineError, ResumeMismatchError, OutputLockedError)
 
 
-def guarded(command: Callable[[], int], flags: Sequence[str] = ()) -> int:
+def guarded(command: Callable[[], int], context: typer.Context | None = None) -> int:
     """Run a command and return its exit status. An error prints one line, never a traceback.
 
     Args:
-        flags: the command's flags, to suggest one for an unknown option.
+        context: the command's, whose flags are suggested for an unknown option.
     """
     try:
         return command()
     except UnknownOptionError as error:
         typed = as_typed(sys.argv, error.option)
+        flags = [] if context is None else [flag for parameter in context.command.params for flag in parameter.opts]
         say(f"{typed}: {error.reason}{suggestion(typed, [*flags, *(as_flag(name) for name in error.known)])}")
         return 2
     except HeadraceError as error:
@@ -71,7 +74,9 @@ def guarded(command: Callable[[], int], flags: Sequence[str] = ()) -> int:
         raise
     except BaseException as error:  # noqa: BLE001 - the user must never see a traceback
         place, words = traceback.extract_tb(error.__traceback__)[-1], " ".join(text_of(error).split())
-        say(f"unexpected {type(error).__name__} at {place.filename}:{place.lineno}: {words}; what is committed is kept")
+        say(
+            f"unexpected {type(error).__name__} at {place.filename}:{place.lineno}: {words}; committed records are kept"
+        )
         return 1
 
 

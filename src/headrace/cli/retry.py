@@ -14,6 +14,7 @@ from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineFlags, changed
 from headrace.cli.flags import with_groups
 from headrace.cli.outcome import conclude, guarded
+from headrace.cli.run import MaxAttempts
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import Limits
@@ -33,10 +34,6 @@ Output = Annotated[str, typer.Argument(help="The output of a finished job: its f
 MaxErrors = Annotated[
     int | None,
     typer.Option(min=0, help="Stop when more than this number of records has failed again. Default: no limit."),
-]
-MaxAttempts = Annotated[
-    int,
-    typer.Option(min=1, help="Maximum attempts for a record that fails for a transient reason, such as a time-out."),
 ]
 IgnoreChanges = Annotated[
     bool, typer.Option("--ignore-changes", help="Continue although the input or the model has changed.")
@@ -63,7 +60,6 @@ def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
     """
     run = cluster.run() or functools.partial(execute, progress=True)
     limits = Limits(max_errors=max_errors, max_attempts=max_attempts)
-    flags = [flag for parameter in context.command.params for flag in parameter.opts]
 
     def command(stopper: Stopper) -> int:
         settings = _settings(output, limits, ignore_changes)
@@ -72,7 +68,7 @@ def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
         return conclude(settings, stopper, *run(settings, stopper))
 
     with stop_on_signals() as stopper:
-        sys.exit(guarded(lambda: command(stopper), flags))
+        sys.exit(guarded(lambda: command(stopper), context))
 
 
 def _settings(output: str, limits: Limits, ignore_changes: bool) -> JobSettings:

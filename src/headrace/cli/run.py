@@ -148,6 +148,12 @@ class RecordFlags(FlagGroup):
         return Selection(shard, self.sample, self.sample_seed, self.limit)
 
 
+MaxAttempts = Annotated[
+    int,
+    typer.Option(min=1, help="Maximum attempts for a record that fails for a transient reason, such as a time-out."),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class LimitFlags(FlagGroup):
     """Failure limits and resources of a job."""
@@ -166,12 +172,7 @@ class LimitFlags(FlagGroup):
         int | None,
         typer.Option(min=0, help="Stop when more than this number of records has failed. Default: no limit."),
     ] = None
-    max_attempts: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Maximum attempts for a record that fails for a transient reason, such as a time-out."
-        ),
-    ] = _DEFAULTS.max_attempts
+    max_attempts: MaxAttempts = _DEFAULTS.max_attempts
     workers: Annotated[
         str,
         typer.Option(help="Chunks of records to prepare at once: a number, or auto to keep the model busy."),
@@ -239,8 +240,9 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
         raise typer.BadParameter("it needs --dry-run", param_hint="--gpu-hour-price")
     on_cluster = cluster.run()
     if on_cluster is not None and estimate.dry_run:
-        raise typer.BadParameter("it measures this machine; leave out --on", param_hint="--dry-run")
-    flags = [flag for parameter in context.command.params for flag in parameter.opts]
+        raise typer.BadParameter(
+            "it measures one engine on this machine; leave out --on and --data-parallel-size", param_hint="--dry-run"
+        )
     locally = functools.partial(execute, progress=True, on_survey=print_survey, on_load=_print_loading)
     job_limits = limits.limits()
 
@@ -250,10 +252,10 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
         )
 
     if estimate.dry_run:
-        sys.exit(guarded(lambda: _rehearse(settings(), estimate.gpu_hour_price), flags))
+        sys.exit(guarded(lambda: _rehearse(settings(), estimate.gpu_hour_price), context))
     with stop_on_signals() as stopper:
         execute_job = on_cluster or locally
-        sys.exit(guarded(lambda: _run(settings(), stopper, execute_job), flags))
+        sys.exit(guarded(lambda: _run(settings(), stopper, execute_job), context))
 
 
 def _run(settings: JobSettings, stopper: Stopper, execute_job: Execute) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import sys
 from dataclasses import dataclass
@@ -177,7 +178,6 @@ def serve(
 
     Exit status: 0 after SIGTERM or Ctrl-C, 1 if the model died, 2 if it could not be started.
     """
-    flags = [flag for parameter in context.command.params for flag in parameter.opts]
 
     def command() -> int:
         config = engine.config(context.args, "--model {}?").resolved()
@@ -189,7 +189,7 @@ def serve(
             why = f"the server needs {error.name}, which is not installed"
             raise MissingExtraError(f'{why}: pip install "headrace[serve]"') from error
 
-    sys.exit(guarded(command, flags))
+    sys.exit(guarded(command, context))
 
 
 def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
@@ -215,6 +215,7 @@ def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
 def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
     """Serve in this process until told to stop; returns the exit status."""
     config.check()  # before the server's libraries are imported
+    _check_address(server.host, server.port)
     say(f"loading {config.model or config.engine or 'the default model'} to serve {config.task} ...")
     settings = _settings(config, server)
     from headrace.app.server import build
@@ -225,6 +226,20 @@ def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
     return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(
         lambda address, routes: say(f"ready at {address}: {', '.join(routes)}")
     )
+
+
+def _check_address(host: str, port: int) -> None:
+    """Check that the server will be able to listen there, before anything is loaded.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
 
 
 def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:

@@ -103,7 +103,7 @@ def tune(context: typer.Context, files: InputFlags, grid: GridFlags, engine: Eng
             say(f"drew {grid.plot}")
         return 0
 
-    sys.exit(guarded(work, [flag for parameter in context.command.params for flag in parameter.opts]))
+    sys.exit(guarded(work, context))
 
 
 def as_lines(grid: Grid) -> list[str]:

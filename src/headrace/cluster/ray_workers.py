@@ -8,17 +8,16 @@ import pickle
 import signal
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
+from headrace.cluster import heartbeat
 from headrace.cluster.work_units import IN_FLIGHT
-from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, unpack
+from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
 from headrace.cluster.worker_pool import NoRoomError, WorkUnitReply
-from headrace.errors import BrokenOffError, ConfigError, EngineError, HeadraceError, MissingExtraError, WorkerDiedError
-from headrace.processes.portable import Portable
+from headrace.errors import BrokenOffError, ConfigError, EngineError, MissingExtraError, WorkerDiedError
 
 try:
     import ray
@@ -36,12 +35,6 @@ _SHUTDOWN_S = 20.0
 """Timeout for disconnecting from the cluster."""
 _KILL_S = 2.0
 """Timeout for a request to kill a worker."""
-_PULSE_S = 5.0
-"""Seconds between health checks of a worker."""
-_MISSED = 6
-"""Health checks without an answer until a worker counts as dead. Ray itself may wait for minutes."""
-_MISSED_LOADING = 60
-"""The same while the model loads, which can block the worker's event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +156,8 @@ class RayWorkers:
         self.initial = [self.start() for _ in range(resources.replicas)]
         try:
             self.info = self._first_info()
-        except BaseException:
-            self.close()  # the connection may outlive this job
+        except BaseException:  # re-raised: the connection may outlive this job
+            self.close()
             raise
 
     def start(self) -> RayWorker:
@@ -198,12 +191,12 @@ class RayWorkers:
             raise ConfigError(
                 f"no worker could be placed within {_PLACE_S:g} s: {_described(ray.available_resources())} are free"
             )
-        while not (done := ray.wait(loads, num_returns=1, timeout=_MISSED_LOADING * _PULSE_S)[0]):
+        while not (done := ray.wait(loads, num_returns=1, timeout=heartbeat.MISSED_LOADING * heartbeat.PULSE_S)[0]):
             pulses = [worker.pulse() for worker in self.initial]
-            if not ray.wait(pulses, num_returns=1, timeout=_MISSED_LOADING * _PULSE_S)[0]:
+            if not ray.wait(pulses, num_returns=1, timeout=heartbeat.MISSED_LOADING * heartbeat.PULSE_S)[0]:
                 raise EngineError("no worker answers any more, and none has loaded the model")
         try:
-            return _loaded(ray.get(done[0]))
+            return loaded(ray.get(done[0]))
         except RayError as error:
             raise EngineError(f"a worker died while loading the model: {_brief(error)}") from error
 
@@ -246,6 +239,7 @@ class RayWorker:
         self.greeting = self._actor.hello.remote()
         self.loading = self._actor.load.remote()
         self._location = "a worker"
+        self._heartbeat = heartbeat.Heartbeat(lambda: self._location, self._clock)
 
     async def load(self) -> float:
         """See `Worker.load`."""
@@ -254,55 +248,25 @@ class RayWorker:
             if not placed:
                 raise NoRoomError(f"none within {_PLACE_S:g} s")  # a query for free resources could block forever
             self._location = placed.pop().result()
-            _loaded(await self._unless_silent(self.loading))
-        sent = time.monotonic()
-        remote = await self._pulse(_MISSED)
-        return (sent + time.monotonic()) / 2 - remote
+            loaded(await self._heartbeat.unless_silent(self.loading))
+        return await self._heartbeat.clock_offset()
 
     async def work(self, payloads: list[bytes]) -> WorkUnitReply:
         """See `Worker.work`."""
         with self._ray_errors():
             return unpack(await self._actor.work.remote(payloads))
 
-    async def _unless_silent(self, reference: Awaitable[T]) -> T:
-        """Await a reply; raises WorkerDiedError if the worker misses its health checks."""
-        answer, watch = asyncio.ensure_future(_awaited(reference)), asyncio.ensure_future(self._watch(_MISSED_LOADING))
-        try:
-            await asyncio.wait({answer, watch}, return_when=asyncio.FIRST_COMPLETED)
-            return answer.result() if answer.done() else watch.result()
-        finally:
-            answer.cancel()
-            watch.cancel()
-            await asyncio.gather(answer, watch, return_exceptions=True)  # both may have failed
-
     async def watch(self) -> NoReturn:
         """See `Worker.watch`."""
-        await self._watch(_MISSED)
-
-    async def _watch(self, missed: int) -> NoReturn:
-        while True:
-            await asyncio.sleep(_PULSE_S)
-            await self._pulse(missed)
+        await self._heartbeat.watch()
 
     def pulse(self) -> ray.ObjectRef[float]:
         """Request the worker's clock as a health check."""
         return self._actor.clock.remote()
 
-    async def _pulse(self, missed: int) -> float:
-        """The worker's clock.
-
-        Raises:
-            WorkerDiedError: the worker does not answer.
-        """
+    async def _clock(self) -> float:
         with self._ray_errors():
-            answer = asyncio.ensure_future(_awaited(self.pulse()))
-            try:
-                for _ in range(missed):  # one by one, so that a pause of this process counts only once
-                    if (await asyncio.wait({answer}, timeout=_PULSE_S))[0]:
-                        return float(answer.result())
-            finally:
-                answer.cancel()
-        raise WorkerDiedError(f"{self._location} has not answered for {missed * _PULSE_S:g} s")
+            return float(await self.pulse())
 
     def kill(self) -> None:
         """See `Worker.kill`."""
@@ -333,13 +297,6 @@ class RayWorker:
 
 async def _awaited(reference: Awaitable[T]) -> T:
     return await reference
-
-
-def _loaded(answer: WorkerInfo | Portable) -> WorkerInfo:
-    if isinstance(answer, WorkerInfo):
-        return answer
-    error = answer.unpacked()
-    raise error if isinstance(error, HeadraceError) else EngineError(f"{answer.kind}: {answer.text}") from error
 
 
 def _brief(error: Exception) -> str:

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import headrace
-from headrace.app import job as wiring
+from headrace.app import job as jobs
 from headrace.batching.batcher import Batcher
 from headrace.cluster.worker_pool import WorkUnitReply
 from headrace.engines.config import EngineConfig
 from headrace.engines.loading import load_engine
 from headrace.engines.profile import EngineProfile, profile_of
-from headrace.errors import BadResultError, ConfigError, RecordError
+from headrace.errors import BadResultError, ConfigError, EngineError, HeadraceError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
 from headrace.jobs.pipeline.engine_prepare import prepare_all
 from headrace.jobs.pipeline.infer import stream_longest_first
@@ -81,13 +81,13 @@ class WorkerActor:
                 )
             settings = self._spec.settings()
             self._engine = await asyncio.to_thread(load_engine, settings.config)
-            self._batcher: Batcher[Work, object] = wiring.build_batcher(
+            self._batcher: Batcher[Work, object] = jobs.build_batcher(
                 settings, self._engine, StopRequest(), self._on_event
             )
             await self._batcher.start()
         except Exception as error:  # noqa: BLE001 - process boundary: the job receives every error
             return Portable.of(error)
-        return WorkerInfo(dict(self._engine.describe()), wiring.tuned_profile(settings, self._engine))
+        return WorkerInfo(dict(self._engine.describe()), jobs.tuned_profile(settings, self._engine))
 
     async def work(self, payloads: list[bytes]) -> bytes:
         """The pickled `WorkUnitReply` to a work unit."""
@@ -147,6 +147,18 @@ class WorkerActor:
             case _:
                 pass
         self._events.append(event)
+
+
+def loaded(answer: WorkerInfo | Portable) -> WorkerInfo:
+    """The answer of `WorkerActor.load`.
+
+    Raises:
+        HeadraceError: the model cannot be loaded.
+    """
+    if isinstance(answer, WorkerInfo):
+        return answer
+    error = answer.unpacked()
+    raise error if isinstance(error, HeadraceError) else EngineError(f"{answer.kind}: {answer.text}") from error
 
 
 def unpack(reply: bytes) -> WorkUnitReply:

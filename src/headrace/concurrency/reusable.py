@@ -304,7 +304,7 @@ def _unpickle(name: str, factory: Callable[[], object], idle_timeout_s: float | 
 async def _wait_loaded(loaded: _LoadedModel) -> tuple[Batcher[Any, Any], asyncio.AbstractEventLoop]:
     try:
         return await asyncio.wrap_future(loaded.ready)
-    except Exception as error:
+    except Exception as error:  # whatever loading raised
         if loaded.is_ready:
             raise
         raise own_copy(error) from error  # one copy per caller

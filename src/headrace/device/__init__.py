@@ -1,5 +1,5 @@
 """The accelerator.
 
 - `placement.choose_device`: the device that a model runs on
-- `placement.choose_dtype`: the type of its numbers
+- `placement.choose_dtype`: the dtype of its weights
 """

@@ -1,4 +1,4 @@
-"""How much a batch should cost, learned from how long batches take. Pure: no clock, no I/O."""
+"""Learns the best cost of a batch from the durations of batches. Pure: no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _STEP = 2
-"""A neighbour of a budget is so many times larger or smaller."""
+"""Factor between a budget and its neighbours."""
 _PAIRS = 4
-"""Batches of each size that a comparison takes: its verdict is their median."""
+"""Batches of each size in a comparison, which compares their medians."""
 _NEARLY = 0.7
-"""A batch that costs less than this part of a budget says nothing about it."""
+"""Batches below this fraction of a budget do not count for it."""
 _BETTER = 1.05
-"""A neighbour is taken if its throughput is so many times as high: less is noise. In proportion for half a step."""
+"""Minimum ratio of throughputs to change to a neighbour: less is noise. In proportion for half a step."""
 _WORTHWHILE = 1.1
-"""A budget that is larger by less is no other."""
+"""Minimum ratio of budgets to compare them."""
 _KNEE = 0.97
 """A budget with this share of the best throughput is as good as the best."""
 _HOLD = 64
 """Batches between comparisons, doubled whenever one changes nothing."""
 _LONGEST_HOLD = 4_096
 _PATIENCE = 64
-"""Batches after which a comparison that gets no batches of its sizes is given up."""
+"""Batches after which a comparison without batches of its sizes ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What batches of one budget do."""
+    """Measurements of batches of one budget."""
 
     budget: float
     cost_per_s: float
@@ -36,15 +36,15 @@ class Measured:
     latency_s: float
     """Of one batch."""
     padding: float = 0.0
-    """Share of what was computed."""
+    """Share of the computed cost."""
     memory: int | None = None
-    """Peak in bytes; None where it was not measured."""
+    """Peak in bytes; None if not measured."""
 
 
 def knee(points: Sequence[Measured], latency_target_s: float | None = None) -> Measured:
-    """The smallest budget that is as good as the best; with a target, of those whose batches keep within it.
+    """The smallest budget that is as good as the best, among those within the latency target.
 
-    Where none keeps within the target, the one with the least latency.
+    If none is within the target, the one with the lowest latency.
     """
     within = [point for point in points if latency_target_s is None or point.latency_s <= latency_target_s]
     if not within:
@@ -91,14 +91,14 @@ class _Comparison:
 
 
 class BudgetTuner:
-    """Compares its budget with twice and half of it, now and then, by running batches of both in turns.
+    """Compares its budget with twice and half of it from time to time, by running batches of both in turn.
 
-    It climbs at first, as long as each doubling pays, and compares ever more rarely once nothing changes.
+    It doubles the budget at first, as long as that pays, and compares less and less often while nothing changes.
 
     Args:
         start: the first budget.
-        least: it is never smaller.
-        most: it is never larger.
+        least: minimum budget.
+        most: maximum budget.
     """
 
     def __init__(self, start: float, least: float, most: float) -> None:
@@ -126,7 +126,7 @@ class BudgetTuner:
         return min(comparison.other if behind else comparison.best, self._bound)
 
     def ran(self, computed: float, cost: float, duration_s: float) -> None:
-        """A batch took so long; `computed` is its cost with padding."""
+        """Count a batch; `computed` is its cost with padding."""
         if duration_s <= 0:
             return
         if self._comparison is None:
@@ -139,7 +139,7 @@ class BudgetTuner:
             self._judge(self._comparison)
 
     def bound(self, most: float) -> None:
-        """Do not exceed this for now: a larger batch is reckoned to fill the memory."""
+        """Do not exceed this for now: a larger batch would probably fill the memory."""
         self._bound = max(most, 1.0)
         if self._comparison is not None and self._comparison.other > self._bound:
             self._comparison = None
@@ -156,19 +156,19 @@ class BudgetTuner:
         self._next = [budget for budget in self._next if budget <= self._most]
 
     def _plan(self) -> None:
-        """One neighbour, larger and smaller in turn."""
+        """Compare with one neighbour, larger and smaller in turn."""
         self._up = not self._up
         self._next = [self.best * _STEP if self._up else self.best / _STEP]
         self._begin()
 
     def _begin(self) -> None:
-        """Compare with the next budget that is allowed; hold where there is none."""
+        """Compare with the next allowed budget; hold if there is none."""
         self._comparison = None
         while self._next:
             most = min(self._most, self._bound)
             other = self._next.pop(0)
             if other > most >= _WORTHWHILE * self.best:
-                other = most  # as far as it goes
+                other = most  # the largest allowed
             if self._least <= other <= most:
                 self._comparison = _Comparison(self.best, other)
                 return

@@ -1,4 +1,4 @@
-"""What was found out about a model on this machine, kept for the next time: one small JSON file each."""
+"""Cached tuning results for models on this machine: one small JSON file each."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FORMAT = 1
 _LIMITS_OF_ISA = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS")
 """Environment variables that keep the libraries from instructions which the CPU has."""
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8", "sve", "bf16", "i8mm")
-"""Of /proc/cpuinfo, those that decide how fast matrix products are, and in which numbers."""
+"""Flags of /proc/cpuinfo that decide how fast matrix products are, and in which dtypes."""
 
 
 def cache_folder() -> Path:
-    """Where such files are, as the XDG Base Directory Specification says."""
+    """The folder of the files, by the XDG Base Directory Specification."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "headrace" / "tuning"
 
@@ -47,7 +47,7 @@ def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
 
 
 class TuningCache:
-    """Findings by what they depend on: model, device, versions, threads. What cannot be read or written is passed over.
+    """Results by model, device, versions and threads. Files that cannot be read or written are ignored.
 
     Args:
         folder: where the files are; None for the user's cache.
@@ -57,7 +57,7 @@ class TuningCache:
         self._folder = folder
 
     def read(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What was found with this key; None where nothing was, or where the file is damaged or of another version."""
+        """The result for this key; None if there is none, or if the file is damaged or of another version."""
         path = self._path(key)
         if path is None:
             return None
@@ -67,7 +67,7 @@ class TuningCache:
                 logger.warning("%s is of another version of Headrace and is ignored", path)
                 return None
             if kept["key"] != _plain(key):
-                raise ValueError("it is about something else")
+                raise ValueError("it belongs to another key")
             return dict(kept["found"])
         except FileNotFoundError:
             return None
@@ -76,7 +76,7 @@ class TuningCache:
             return None
 
     def write(self, key: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """Keep what was found. Another process that reads meanwhile finds the old file or the new one, whole."""
+        """Store a result. A process that reads meanwhile finds the whole old file or the whole new one."""
         path = self._path(key)
         if path is None:
             return
@@ -89,7 +89,7 @@ class TuningCache:
                 file.write(content)
             Path(file.name).replace(path)
         except OSError as error:
-            logger.info("what tuning found is not kept: %s", error)
+            logger.info("the tuning result cannot be stored: %s", error)
 
     def _path(self, key: Mapping[str, Any]) -> Path | None:
         try:
@@ -101,5 +101,5 @@ class TuningCache:
 
 
 def _plain(key: Mapping[str, Any]) -> Any:
-    """As JSON gives it back."""
+    """The key after a round trip through JSON."""
     return json.loads(json.dumps(dict(key), sort_keys=True))

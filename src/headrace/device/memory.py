@@ -1,28 +1,30 @@
-"""How much memory there is, and what a batch takes of it."""
+"""The memory limit of the process, and a model of the memory that a batch takes."""
 
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 TARGET_SHARE = 0.8
-"""Of the memory that a full batch should take, with all else: between 75 and 85 %."""
+"""Share of the limit that the process may use with a full batch: between 75 and 85 %."""
 
 _LIMIT_FILES = ("memory.max", "memory/memory.limit_in_bytes")
-"""Of control groups, version 2 and 1."""
+"""Of control groups, versions 2 and 1."""
 _NONE = 1 << 60
-"""A control group without a limit says so with an absurd number."""
+"""A control group without a limit has a number above this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """What this process may use."""
+    """The memory that this process may use."""
 
     bytes: int
     source: str
-    """Whose limit it is."""
+    """What sets the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,63 +55,40 @@ class MemoryModel:
         return self.fixed + self.per_token * tokens + self.per_pair * tokens * length
 
     def largest_budget(self, limit: float, length: float) -> float:
-        """The tokens of a batch with which records of this length fill the limit; inf where tokens take nothing."""
+        """The tokens of a batch that fills the limit with records of this length; inf if tokens take no memory."""
         each = self.per_token + self.per_pair * length
         return max(limit - self.fixed, 0.0) / each if each > 0 else float("inf")
 
 
 def fit(peaks: Sequence[Peak]) -> MemoryModel:
-    """The model that explains the peaks best, by least squares; no term is negative.
+    """Fit the model to the peaks by least squares; no term is negative.
 
     Raises:
         ValueError: there is no peak.
     """
     if not peaks:
         raise ValueError("no peak was measured")
-    terms = [True, True, True]
+    import numpy as np
+
+    columns = np.array([(1.0, peak.tokens, peak.tokens * peak.length) for peak in peaks])
+    scales = np.abs(columns).max(axis=0)
+    scales[scales == 0] = 1.0
+    used = [0, 1, 2]
+    found = np.zeros(3)
     while True:
-        found = _solve(peaks, terms)
-        worst = min(range(1, 3), key=lambda place: found[place])
-        if found[worst] >= 0 or not terms[worst]:
+        values = np.linalg.lstsq(columns[:, used] / scales[used], [peak.bytes for peak in peaks], rcond=None)[0]
+        found[:] = 0.0
+        found[used] = values / scales[used]
+        worst = 1 + int(np.argmin(found[1:]))
+        if found[worst] >= 0:
             break
-        terms[worst] = False  # more tokens never take less memory: what says so is noise
-    fixed, per_token, per_pair = found
-    return MemoryModel(max(fixed, 0.0), max(per_token, 0.0), max(per_pair, 0.0))
-
-
-def _solve(peaks: Sequence[Peak], terms: Sequence[bool]) -> list[float]:
-    """Coefficients of the terms that are on, by the normal equations with scaled columns; 0 for the others."""
-    columns = [[1.0, peak.tokens, peak.tokens * peak.length] for peak in peaks]
-    scales = [max(abs(row[place]) for row in columns) or 1.0 for place in range(3)]
-    on = [place for place in range(3) if terms[place]]
-    rows = [[row[place] / scales[place] for place in on] for row in columns]
-    matrix = [
-        [sum(row[i] * row[j] for row in rows) + (1e-12 if i == j else 0.0) for j in range(len(on))]
-        + [sum(row[i] * peak.bytes for row, peak in zip(rows, peaks, strict=True))]
-        for i in range(len(on))
-    ]
-    values = _eliminate(matrix)
-    found = [0.0, 0.0, 0.0]
-    for place, value in zip(on, values, strict=True):
-        found[place] = value / scales[place]
-    return found
-
-
-def _eliminate(matrix: list[list[float]]) -> list[float]:
-    """The solution of a small system of linear equations; the last column is the right side."""
-    size = len(matrix)
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(matrix[row][column]))
-        matrix[column], matrix[pivot] = matrix[pivot], matrix[column]
-        for row in range(size):
-            if row != column:
-                factor = matrix[row][column] / matrix[column][column]
-                matrix[row] = [a - factor * b for a, b in zip(matrix[row], matrix[column], strict=True)]
-    return [matrix[row][-1] / matrix[row][row] for row in range(size)]
+        used.remove(worst)  # more tokens never take less memory: a negative term is noise
+    fixed, per_token, per_pair = found.tolist()
+    return MemoryModel(max(fixed, 0.0), per_token, per_pair)
 
 
 def memory_limit(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> MemoryLimit:
-    """The least of the machine's memory and the limits of the control groups that the process is in."""
+    """The smallest of the machine's memory and the limits of the process's control groups."""
     limits = [MemoryLimit(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "the machine")]
     for path in _limit_files(groups, own):
         text = _read(path)
@@ -119,7 +98,7 @@ def memory_limit(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/
 
 
 def _limit_files(groups: Path, own: Path) -> list[Path]:
-    """Those of the process's own group and of every group above it."""
+    """The limit files of the process's own group and of every group above it."""
     files = [groups / name for name in _LIMIT_FILES]
     for line in _read(own).splitlines():
         _, controllers, place = line.split(":", 2)
@@ -132,6 +111,14 @@ def _limit_files(groups: Path, own: Path) -> list[Path]:
     return files
 
 
+def process_bytes(statm: Path = Path("/proc/self/statm")) -> int:
+    """The memory that the process holds now; the most it has held so far where Linux does not tell."""
+    fields = _read(statm).split()
+    if len(fields) > 1:
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 class PeakMeter:
     """The most memory that the process held since `restart`; Linux counts it."""
 
@@ -140,7 +127,7 @@ class PeakMeter:
         self._reset = folder / "clear_refs"
 
     def restart(self) -> bool:
-        """Forget what was. Returns whether peaks can be measured here."""
+        """Start again; returns whether peaks can be measured here."""
         try:
             self._reset.write_text("5")
         except OSError:
@@ -148,7 +135,7 @@ class PeakMeter:
         return True
 
     def peak(self) -> int | None:
-        """Bytes; None where the system does not say."""
+        """In bytes; None if the system does not say."""
         return _from_status(self._status, "VmHWM:")
 
 

@@ -1,4 +1,4 @@
-"""Which 16-bit numbers a device computes faster than float32, found by measuring a matrix product."""
+"""Which 16-bit dtypes a device computes faster than float32, found by timing a matrix product."""
 
 from __future__ import annotations
 
@@ -19,29 +19,19 @@ _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @functools.cache
-def measured_speeds(kind: str, index: int | None) -> Mapping[str, float]:
-    """How many times as fast as float32 a product is in each 16-bit type, on this device; 0 where it cannot be had.
+def speeds(device: torch.device) -> Mapping[str, float]:
+    """How many times as fast as float32 a product is in each 16-bit type, on this device; 0 if not supported.
 
-    Takes milliseconds where the device computes these numbers itself, and is measured once in a process.
+    Measured once per process; takes milliseconds if the device computes the dtype itself.
     """
-    device = torch.device(kind, index)
     # On one thread: a second core that is busy with something else would hide what this one can do.
     threads = set_threads(1)
     try:
-        return _speeds(device)
+        return {
+            name: _speed(dtype, device) for name, dtype in _HALVES.items() if name == "bfloat16" or device.type != "cpu"
+        }
     finally:
         set_threads(threads)
-
-
-def _speeds(device: torch.device) -> dict[str, float]:
-    kind = device.type
-    return {name: _speed(dtype, device) for name, dtype in _HALVES.items() if kind != "cpu" or name == "bfloat16"}
-
-
-def speeds(device: torch.device) -> Mapping[str, float]:
-    """See `measured_speeds`."""
-    found: Mapping[str, float] = measured_speeds(device.type, device.index)
-    return found
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
@@ -62,7 +52,7 @@ def _speed(dtype: torch.dtype, device: torch.device) -> float:
     product = 1.0
     for shape in _SHAPES:
         try:
-            exact, half = (_product(shape, numbers, device) for numbers in (torch.float32, dtype))
+            exact, half = (_product(shape, one, device) for one in (torch.float32, dtype))
         except RuntimeError:
             return 0.0
         product *= _ratio(exact, half, device)

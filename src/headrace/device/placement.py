@@ -1,4 +1,4 @@
-"""Where a model runs and in what numbers, and what a failure of the device means."""
+"""The device and dtype of a model, and errors for failures of the device."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def choose_device(device: str) -> torch.device:
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype | Literal["auto"]:
-    """The numbers to load weights in; "auto" is float32 on a CPU and the weights' own on CUDA.
+    """The dtype to load weights in; "auto" is float32 on a CPU and the weights' own on CUDA.
 
     Raises:
         ConfigError: an unknown name.

@@ -1,4 +1,4 @@
-"""Whether outputs computed in fewer bits are good enough, from a sample that was computed both ways. Pure."""
+"""Whether outputs in a 16-bit dtype are close enough to float32's, from a sample computed in both. Pure."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Kind: TypeAlias = Literal["vectors", "labels", "scores"]
 
 LEAST_COSINE = 0.999
 LARGEST_SCORE_DIFFERENCE = 0.01
-"""Of a score between 0 and 1; of the range of the sample's scores where that is wider."""
+"""For scores between 0 and 1; for others, as a share of the range of the sample's scores."""
 ALLOWED_SHARE = 1 / 1_000
-"""Of the labels, or scores, that may be others."""
+"""Of the labels or scores that may differ."""
 LEAST_SPEED = 1.2
-"""How many times as fast as float32 a product must be for its numbers to be tried."""
+"""How many times as fast as float32 a product must be for a dtype to be tried."""
 LEAST_GAIN = 1.1
-"""How many times as fast the model must be for them to be used."""
+"""How many times as fast the model must be for a dtype to be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """How far outputs in fewer bits are from those in float32."""
+    """How far outputs in a 16-bit dtype are from those in float32."""
 
     kind: Kind
     records: int
@@ -30,7 +30,7 @@ class Deviation:
     worst: float
     """Vectors: the least cosine. Labels and scores: the largest difference of a score."""
     changed: int
-    """Labels, or scores, that are others; vectors that are too far away."""
+    """Labels or scores that differ; vectors that are too far away."""
     broken: int
     """Outputs that are NaN or infinite, or that failed, where float32 gave one."""
 
@@ -53,7 +53,7 @@ class Deviation:
 
 
 def compare(exact: Sequence[Any], other: Sequence[Any]) -> Deviation | None:
-    """How far `other` is from `exact`, record by record; None where the outputs are of no kind that can be compared.
+    """How far `other` is from `exact`, record by record; None if the outputs cannot be compared.
 
     An output is a vector, a mapping with `label` and `score`, or a number. Records that failed in float32 do not count.
     """

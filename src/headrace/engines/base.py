@@ -81,7 +81,7 @@ class BatchEngine(Engine[InputT_contra, PayloadT], Protocol[InputT_contra, Paylo
 
 
 class TunableEngine(BatchEngine[Any, Any, Any], Protocol):
-    """An engine that can be loaded in other numbers (its option `dtype`), and then gives nearly the same outputs.
+    """An engine that can be loaded in another dtype (its option `dtype`) with nearly the same outputs.
 
     Its `describe` says under `dtype` which it runs in.
     """

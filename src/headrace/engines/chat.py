@@ -167,7 +167,7 @@ def _lost(
             marked[number][name] = mark
     try:
         text = render(list(marked)).lower()
-    except Exception:  # noqa: BLE001 - a template that rejects the marks reads the fields, so it drops nothing
+    except Exception:  # noqa: BLE001 - templates may raise anything; one that rejects a mark has read the field
         return None
     missing = (
         field for field, mark in zip(fields, marks, strict=True) if chat[field[0]][field[1]] and mark not in text

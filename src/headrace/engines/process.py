@@ -116,7 +116,7 @@ class ProcessEngine:
             raise EngineDeadError("the engine is closed; create a new one")
         try:
             self._child.start()
-        except Exception as error:
+        except Exception as error:  # loading raises whatever the engine's factory raised
             raise EngineDeadError(f"the model cannot be loaded again: {text_of(error)}") from error
         try:
             results = self._child.call((method, rows), timeout_s)

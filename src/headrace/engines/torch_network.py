@@ -100,10 +100,10 @@ def load_pretrained(
         EngineError: the files cannot be loaded, or do not fit on the device.
     """
     place = choose_device(device)
-    numbers = choose_dtype(dtype, place)
+    torch_dtype = choose_dtype(dtype, place)
     with loading(folder):
         model, facts = auto_class.from_pretrained(
-            str(folder), local_files_only=True, dtype=numbers, output_loading_info=True
+            str(folder), local_files_only=True, dtype=torch_dtype, output_loading_info=True
         )
         model = model.to(place)
     return model.eval(), place, set(facts["missing_keys"])

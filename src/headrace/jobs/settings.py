@@ -117,11 +117,6 @@ SETTING_NAMES = tuple(one.name for kind in (JobSettings, Selection, Limits) for 
 """Names to suggest for an unknown engine option."""
 
 
-def known_tasks() -> tuple[str, ...]:
-    """Names of all tasks."""
-    return tuple(TASKS)
-
-
 _PER_RUN = frozenset({"config", "sink", "limits", "overwrite", "ignore_changes", "retry"})
 """Settings that may differ between runs of one job."""
 

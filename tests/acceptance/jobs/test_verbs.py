@@ -82,10 +82,10 @@ def test_a_merge_never_takes_the_place_of_the_job(folder: Path) -> None:
     status, _ = headrace("run", "-i", "in.jsonl", "-o", "out.jsonl", *DYING, folder=folder)
     assert status == 75
     status, said = headrace("merge", "out.jsonl", "-o", "out.jsonl", folder=folder)
-    assert (status, "it is the job's own output; run the job to its end" in said) == (2, True)
+    assert (status, "it is the job's own output; finish the job" in said) == (2, True)
     assert not (folder / "out.jsonl").exists()
     status, said = headrace("merge", "out.jsonl", "-o", "out.jsonl.parts/all.jsonl", folder=folder)
-    assert (status, "within the job's own folder" in said) == (2, True)
+    assert (status, "in the job's own folder" in said) == (2, True)
     status, said = headrace("merge", "out.jsonl", "-o", "so-far.jsonl", folder=folder)
     assert status == 0
     assert re.search(r"wrote so-far\.jsonl: (\S+) of \1 records; the job is not finished", said)
@@ -99,7 +99,7 @@ def test_a_retry_without_its_output_is_one_clear_line(folder: Path) -> None:
     (folder / "out.jsonl").unlink()
     status, said = headrace("retry", "out.jsonl", folder=folder)
     assert (status, len(said.splitlines())) == (2, 1)
-    assert said.startswith("headrace: out.jsonl (it is gone) is not as the finished job left it: restore it")
+    assert said.startswith("headrace: out.jsonl (it is missing) has changed since the job finished: restore it")
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]"])
@@ -149,7 +149,7 @@ def test_an_engine_that_dies_is_worth_another_try_and_too_many_errors_are_not(fo
     command = ("run", "-i", "in.jsonl", "-o", "out.jsonl")
     status, said = headrace(*command, *DYING, folder=folder)
     assert status == 75
-    assert "the engine cannot go on: out of order; what is finished is kept, run again to continue" in said
+    assert "the engine cannot continue: out of order; finished records are kept; run again to continue" in said
     assert headrace(*command, *DYING, "--overwrite", "--max-errors", "3", folder=folder)[0] == 75
     status, said = headrace(*command, *DOWN, "--overwrite", "--max-errors", "3", "--max-attempts", "1", folder=folder)
     assert status == 1

@@ -112,7 +112,7 @@ def torch(task: str, model: Any = None, **options: Any) -> Maker:
 
     def make(place: Place) -> Any:
         folder = model(place.folder) if callable(model) else model
-        # The weights' own numbers, which a device takes by default, may be too coarse for what is compared.
+        # The weights' own dtype, which a device takes by default, may be too coarse for what is compared.
         return create(task, folder, device=place.device, dtype="float32", **options)
 
     return make

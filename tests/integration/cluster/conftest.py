@@ -57,3 +57,11 @@ def rows(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six seconds without an answer, rather than half a minute; on busy cores a good worker may take some of them."""
+    monkeypatch.setattr("headrace.cluster.heartbeat.PULSE_S", 0.5)
+    monkeypatch.setattr("headrace.cluster.heartbeat.MISSED", 12)
+    monkeypatch.setattr("headrace.cluster.heartbeat.MISSED_LOADING", 12)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.integration.cluster.hosts import Hosts, why_not
 
-from headrace.app import job as wiring
+from headrace.app import job as app_job
 from headrace.engines.config import EngineConfig
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
@@ -79,7 +79,7 @@ def go_on_here(folder: Path) -> JobEnd:
         sink=folder / "out.jsonl",
         config=EngineConfig(task="custom", engine=JOURNAL, model=str(folder / "journals"), batch_size=4),
     )
-    return wiring.execute(settings, StopRequest(), progress=False)[0]
+    return app_job.execute(settings, StopRequest(), progress=False)[0]
 
 
 def test_a_job_runs_from_outside_the_cluster(hosts: Hosts, rows: Rows, tmp_path: Path) -> None:

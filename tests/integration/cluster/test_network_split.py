@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.integration.cluster.hosts import Hosts, why_not
 
-from headrace.app import job as wiring
+from headrace.app import job as app_job
 from headrace.engines.config import EngineConfig
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
@@ -135,6 +135,6 @@ def test_a_job_that_loses_its_cluster_ends_and_goes_on_later(hosts: Hosts, rows:
             task="custom", engine="tests.integration.cluster.engines:journal", model=str(job.journals), batch_size=4
         ),
     )
-    assert wiring.execute(settings, StopRequest(), progress=False)[0] == JobEnd("finished", RECORDS, 0)
+    assert app_job.execute(settings, StopRequest(), progress=False)[0] == JobEnd("finished", RECORDS, 0)
     ids = [json.loads(line)["id"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert ids == [f"r{n}" for n in range(RECORDS)]

@@ -1,4 +1,4 @@
-"""Encoders run without padding and on weights laid out for the CPU, where the same numbers come out."""
+"""Encoders run without padding and on prepacked weights, with the same outputs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def first_layer(base: Any) -> torch.nn.Module:
 def test_layers_see_the_real_tokens_alone_and_nothing_changes(family: str, left: bool) -> None:
     model = made(family, FIT[family])
     before = states(model, batch(left=left))
-    assert tune(model) == ["laid_out", "packed"]
+    assert tune(model) == ["prepacked", "packed"]
     tokens = seen_by(first_layer(model))
     torch.testing.assert_close(states(model, batch(left=left)), before, rtol=1e-4, atol=1e-5)
     assert set(tokens) == {sum(LENGTHS)}

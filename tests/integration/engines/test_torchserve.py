@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import headrace
-from headrace.app import job as wiring
+from headrace.app import job as app_job
 from headrace.engines.base import Prepared
 from headrace.engines.config import EngineConfig
 from headrace.engines.registry import create
@@ -227,7 +227,7 @@ def test_an_archive_runs_as_it_is_and_a_job_obeys_its_settings(folder: Path, tmp
 def test_a_record_waits_for_company_as_long_as_the_settings_say(folder: Path) -> None:
     (folder / "model-config.yaml").write_text("batchSize: 4\nmaxBatchDelay: 400\n")
     engine = serve(handler=folder / "my_handler.py")
-    settings = wiring.JobSettings(source=[], sink=folder / "out.jsonl", config=EngineConfig(task="custom"))
+    settings = app_job.JobSettings(source=[], sink=folder / "out.jsonl", config=EngineConfig(task="custom"))
     works = [Work(Record(n, n, None), None, one.payload, 1) for n, one in enumerate(engine.prepare([[1, 2]] * 6))]
     formed: list[tuple[int, float]] = []
 
@@ -236,7 +236,7 @@ def test_a_record_waits_for_company_as_long_as_the_settings_say(folder: Path) ->
             formed.append((event.size, time.monotonic()))
 
     async def run() -> float:
-        async with wiring.build_batcher(settings, engine, StopRequest(), listener) as batcher:
+        async with app_job.build_batcher(settings, engine, StopRequest(), listener) as batcher:
             await batcher.submit(works[0])  # engine free: this one begins to wait
             began = time.monotonic()
             await asyncio.gather(*[await batcher.submit(work) for work in works[1:]])

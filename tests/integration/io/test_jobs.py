@@ -173,7 +173,7 @@ def test_a_part_without_rows_fits_its_neighbours(tmp_path: Path) -> None:
 def test_a_folder_with_other_files_is_not_written_to(source: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="no job here says how it was made"):
+    with pytest.raises(ConfigError, match="was not written by a job here"):
         headrace.run(source, sink=tmp_path / "out", **FAKE)
     headrace.run(source, sink=tmp_path / "out", overwrite=True, **FAKE)
     assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
@@ -190,7 +190,7 @@ def test_outputs_of_one_stem_do_not_lose_each_others_dead_letters(tmp_path: Path
     good = write(tmp_path, ROWS, "good.jsonl")
     sinks = tmp_path / "out.jsonl", tmp_path / "out.parquet"
     headrace.run(bad, sink=sinks[0], **FAKE)
-    with pytest.raises(ConfigError, match=r"out\.errors\.jsonl exists and no job here"):
+    with pytest.raises(ConfigError, match=r"out\.errors\.jsonl exists and was not written by a job here"):
         headrace.run(good, sink=sinks[1], **FAKE)
     (tmp_path / "out.errors.jsonl").rename(tmp_path / "kept")
     headrace.run(good, sink=sinks[1], **FAKE)
@@ -284,7 +284,7 @@ def test_an_input_that_is_another_at_its_second_reading_is_said(tmp_path: Path) 
             yield from open_source(next(readings)).chunks(next_todo)
 
     source = ids.UniqueIds(Changing(), "id", lambda: tmp_path / "runs")
-    with pytest.raises(JobError, match="the input is not what it was: record 1 had an id"):
+    with pytest.raises(JobError, match="the input has changed: record 1 had an id"):
         list(source.chunks(lambda position: position))
 
 

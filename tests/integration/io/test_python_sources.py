@@ -99,7 +99,7 @@ def test_an_input_that_raises_ends_the_job_and_keeps_what_came_before(tmp_path: 
         yield from ROWS[:200]
         raise KeyError("shard 3")
 
-    with pytest.raises(JobError, match=r"the input raised KeyError: 'shard 3'; what was read of it is kept"):
+    with pytest.raises(JobError, match=r"the input raised KeyError: 'shard 3'; finished records are kept"):
         headrace.run(broken, sink=tmp_path / "out.jsonl", **FAKE)
     assert 0 < headrace.run(generate, sink=tmp_path / "out.jsonl", **FAKE).ok <= 300
 

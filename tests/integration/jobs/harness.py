@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from tests.settings import job_settings
 
-from headrace.app import job as wiring
+from headrace.app import job as app_job
 from headrace.events import Event
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import Job, JobEnd, Limits, StopRequest
@@ -58,7 +58,7 @@ class Runner:
         """The job, built and not yet run."""
         self.events.clear()
         chosen = job_settings(self.source, self.sink, limits=self.limits, **settings)
-        return wiring.build(wiring.check(chosen), self.engine, stop or StopRequest(), self._listen)
+        return app_job.build(app_job.check(chosen), self.engine, stop or StopRequest(), self._listen)
 
     def run(self, stop: StopRequest | None = None, **settings: Any) -> JobEnd:
         """Run it."""

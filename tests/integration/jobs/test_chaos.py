@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.jobs import chaos
 
-from headrace.app import job as wiring
+from headrace.app import job as app_job
 from headrace.app.job import JobSettings
 from headrace.engines.config import EngineConfig
 from headrace.engines.custom import FunctionEngine
@@ -72,12 +72,12 @@ def run(given_rows: list[dict[str, Any]], engine: str, kind: str) -> None:
         source, sink = Path(name) / "in.jsonl", Path(name) / "out.jsonl"
         source.write_text("".join(json.dumps(row) + "\n" for row in given_rows))
         chosen: dict[str, Any] = {"prepare": chaos.map_row, "finish": chaos.finish_row, "worker_kind": kind}
-        plan = wiring.check(
+        plan = app_job.check(
             JobSettings(source, sink, EngineConfig(task="custom"), limits=LIMITS, **chosen), own_engine=False
         )
         made: Any = ENGINES[engine]()  # type: ignore[no-untyped-call]
         try:
-            end = main_path.run(wiring.build(plan, made, StopRequest(), lambda event: None))
+            end = main_path.run(app_job.build(plan, made, StopRequest(), lambda event: None))
         finally:
             plan.user.close()
         check(given_rows, sink, end)

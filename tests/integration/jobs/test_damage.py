@@ -129,7 +129,7 @@ def test_damage_that_is_found_at_the_end_ends_in_a_run_to_try_again(
     part = stop_half_way(runner)[0]
     DAMAGES["overwrite"](part)
     monkeypatch.setattr(parts_module, "READ_AT_ONCE_BYTES", 10)
-    with pytest.raises(BrokenOffError, match=rf"{part.name} \(its content .*run again to make it anew"):
+    with pytest.raises(BrokenOffError, match=rf"{part.name} \(its content .*run again to compute it again"):
         run(runner)
     assert run(runner) == JobEnd("finished", ROWS, len(BAD))
     assert inspect(runner.sink, verify=True).damaged == []
@@ -206,7 +206,9 @@ def test_a_finished_folder_is_checked(tmp_path: Path) -> None:
     assert part.name in inspect(runner.sink, verify=True).damaged[0]
     DAMAGES["halve"](part)
     assert part.name in inspect(runner.sink).damaged[0]
-    with pytest.raises(ConfigError, match=rf"not as the finished job left it: .*{part.name}.*remove what is damaged"):
+    with pytest.raises(
+        ConfigError, match=rf"has changed since the job finished: .*{part.name}.*remove the damaged files"
+    ):
         run(runner)
     part.write_bytes(before)
     assert run(runner).state == "already_finished"
@@ -227,16 +229,14 @@ def test_a_finished_file_that_was_edited_at_equal_size(tmp_path: Path, name: str
         before = path.read_bytes()
         path.write_bytes(before.replace(b"1", b"2"))
         assert inspect(runner.sink).damaged == []
-        assert inspect(runner.sink, verify=True).damaged == [
-            f"{path} (its content is not what was written: another checksum)"
-        ]
+        assert inspect(runner.sink, verify=True).damaged == [f"{path} (its content has changed: another checksum)"]
         with pytest.raises(ConfigError, match="restore it to retry"):
             run(runner, retry=True)
         path.write_bytes(before)
     DAMAGES["halve"](output)
     assert re.search(r"out\.\w+ \([\d,]+ bytes; [\d,]+ when the job ended\)", inspect(runner.sink).damaged[0])
     output.unlink()
-    assert inspect(runner.sink).damaged == [f"{output} (it is gone)"]
+    assert inspect(runner.sink).damaged == [f"{output} (it is missing)"]
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "parquet/"])
@@ -245,7 +245,7 @@ def test_a_merge_of_damaged_parts_is_refused(tmp_path: Path, name: str) -> None:
     part = stop_half_way(runner)[0]
     into = tmp_path / f"merged{part.suffix}"
     DAMAGES["overwrite"](part)
-    with pytest.raises(JobError, match=rf"cannot merge .*{part.name} .*run the job again to make it anew"):
+    with pytest.raises(JobError, match=rf"cannot merge .*{part.name} .*run the job again to compute them again"):
         merge(runner.sink, into, overwrite=False)
     assert not into.exists()
     assert not list(tmp_path.glob(".*.tmp"))

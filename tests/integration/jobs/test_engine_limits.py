@@ -68,7 +68,7 @@ def test_an_engine_that_cannot_prepare_any_more_ends_the_job(runner: Runner) -> 
             raise EngineDeadError("out of order")
 
     runner.engine = Gone()
-    with pytest.raises(BrokenOffError, match="the engine cannot go on: out of order"):
+    with pytest.raises(BrokenOffError, match="the engine cannot continue: out of order"):
         runner.run()
 
 

@@ -119,7 +119,7 @@ def test_an_engine_that_dies(runner: Runner) -> None:
             return super().forward(batch)
 
     runner.engine = Mortal()
-    with pytest.raises(JobError, match=r"the engine cannot go on: the device fell off the bus; .*run again"):
+    with pytest.raises(JobError, match=r"the engine cannot continue: the device fell off the bus; .*run again"):
         runner.run()
     finish_after(runner, most=runner.computed)
 

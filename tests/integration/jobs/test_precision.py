@@ -1,4 +1,4 @@
-"""`--dtype auto`: a job's numbers are chosen by its own records, and stay the same when it is resumed."""
+"""`--dtype auto`: a job's dtype is chosen by its own records, and stays the same when it is resumed."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_fastest_numbers_that_pass_are_used_and_said(
     cosines = (auto * plain).sum(1) / np.linalg.norm(auto, axis=1) / np.linalg.norm(plain, axis=1)
     assert cosines.min() > 0.999
     found, _ = rehearse(JobSettings(docs, tmp_path / "dry.jsonl", EngineConfig("embed", str(encoder_folder))))
-    assert found.numbers is not None and found.numbers.dtype == "bfloat16"
+    assert found.precision is not None and found.precision.dtype == "bfloat16"
     assert not (tmp_path / "dry.jsonl").exists()
 
 
@@ -197,7 +197,7 @@ def test_a_resumed_job_goes_on_in_the_same_numbers(
     end, report = execute(settings, StopRequest(), progress=False)
     assert (end.state, end.records, end.failed) == ("finished", MANY, 0)
     assert report.numbers is not None
-    assert (report.numbers.dtype, report.numbers.detail) == ("bfloat16", "as the job was begun")
+    assert (report.numbers.dtype, report.numbers.detail) == ("bfloat16", "as when the job was started")
     assert len(vectors(tmp_path / "out.jsonl")) == MANY
     assert execute(settings, StopRequest(), progress=False)[0].state == "already_finished"
 
@@ -209,7 +209,12 @@ def test_a_resume_where_they_are_only_emulated_says_why_not(
     speeds["bfloat16"] = 0.02
     with pytest.raises(ResumeMismatchError) as refused:
         execute(settings, StopRequest(), progress=False)
-    for part in ("was begun in bfloat16", "0.02 times the speed", "--dtype bfloat16", "--dtype float32 --ignore-chang"):
+    for part in (
+        "was started in bfloat16",
+        "0.02 times the speed",
+        "--dtype bfloat16",
+        "--dtype float32 --ignore-chang",
+    ):
         assert part in str(refused.value)
     end, _ = execute(in_dtype(settings, "bfloat16"), StopRequest(), progress=False)
     assert (end.state, end.records) == ("finished", MANY)

@@ -207,7 +207,7 @@ def test_a_finished_job_is_not_taken_for_another(runner: Runner) -> None:
 def test_a_file_no_job_wrote_is_not_replaced(runner: Runner) -> None:
     for path in (runner.sink, runner.sink.with_suffix(".errors.jsonl")):
         path.write_text("mine")
-        with pytest.raises(ConfigError, match="exists and no job here says how it was made"):
+        with pytest.raises(ConfigError, match="exists and was not written by a job here"):
             runner.run()
         assert path.read_text() == "mine"
         assert not Path(f"{runner.sink}.parts").exists()
@@ -240,7 +240,7 @@ def test_parts_that_contradict_each_other_are_refused(runner: Runner) -> None:
     folder: PartFolder = runner.job().output.parts
     folder.commit(parts.Interval(0, 10), b"", b"")
     folder.commit(parts.Interval(5, 15), b"", b"")
-    with pytest.raises(JobError, match="both hold position 5"):
+    with pytest.raises(JobError, match="two parts hold position 5"):
         runner.run()
 
 

@@ -146,11 +146,11 @@ def test_dead_letters_that_were_changed_are_not_trusted(tmp_path: Path) -> None:
     errors = tmp_path / "out.errors.jsonl"
     before = errors.read_bytes()
     for content, message in (
-        (before.splitlines(keepends=True)[0], "has 1 dead letters, and the job left 2"),
-        (b"?\n", "no longer as the job left it"),
+        (before.splitlines(keepends=True)[0], "has 1 dead letters, but the job wrote 2"),
+        (b"?\n", "has changed since the job ended"),
     ):
         errors.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"out\.errors\.jsonl \(its content is not what was written"):
+        with pytest.raises(ConfigError, match=r"out\.errors\.jsonl \(its content has changed"):
             runner.run(retry=True)
         with pytest.raises(ConfigError, match=message):
             DeadLetters(errors, 2)  # what a retry has to go by where no checksum was kept

@@ -140,7 +140,7 @@ def test_the_front_door_runs_a_job_and_reports(runner: Runner, capsys: pytest.Ca
     [
         ({"source": "none.jsonl"}, "cannot read input file"),
         ({"sink": "none/out.jsonl"}, "is not a folder"),
-        ({"sink": "."}, "no job here says how it was made"),
+        ({"sink": "."}, "was not written by a job here"),
         ({"sink": "out.csv"}, "must end in .jsonl or .parquet"),
         ({"sink": "in.jsonl"}, "both input and output"),
         ({"text_column": "body"}, "no record among the first 512 has a column 'body'"),

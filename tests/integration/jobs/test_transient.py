@@ -128,7 +128,7 @@ def test_a_dead_engine_ends_the_job_with_all_that_was_finished(runner: Runner) -
             return super().forward(batch)
 
     runner.engine = Dying()
-    with pytest.raises(BrokenOffError, match="it is gone; what is finished is kept"):
+    with pytest.raises(BrokenOffError, match="it is gone; finished records are kept"):
         runner.run()
     done = sum(end - start for start, end in runner.job().output.parts.committed())
     assert done == runner.computed > 0

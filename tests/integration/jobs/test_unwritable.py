@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.app import job as wiring
+from headrace.app import job as app_job
 from headrace.app.job import JobSettings
 from headrace.engines.base import Prepared
 from headrace.engines.config import EngineConfig
@@ -55,8 +55,8 @@ def run(rows: Any, sink: Any, part_records: int = 3, **given: Any) -> tuple[JobE
         rows, sink, EngineConfig(task="custom"), text_column="v", keep_columns=("k",), limits=limits, **given
     )
     report = ReportBuilder()
-    plan = wiring.check(chosen, own_engine=False)
-    return main_path.run(wiring.build(plan, Echo(), StopRequest(), report)), report
+    plan = app_job.check(chosen, own_engine=False)
+    return main_path.run(app_job.build(plan, Echo(), StopRequest(), report)), report
 
 
 def never(constant: str) -> Never:

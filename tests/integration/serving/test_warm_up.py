@@ -1,4 +1,4 @@
-"""A served model's numbers and budget are found when it is loaded, and kept for the next start."""
+"""A served model's dtype and budget are found when it is loaded, and kept for the next start."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.testing import FakeEngine
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which numbers the model was loaded in, in turn. bfloat16 is found to be fast, and any gain is one."""
+    """The dtypes in which the model was loaded, in order. bfloat16 is found to be fast, and any gain is one."""
 
     def measured(device: object) -> Mapping[str, float]:
         return {"bfloat16": 4.0}

@@ -148,6 +148,8 @@ def test_bad_requests_fail_alone(engine: Any) -> None:
         ({"prompt": "a", "allowed_token_ids": [10**6]}, "allowed_token_ids"),
         ({"prompt": "a", "logit_bias": {"1000000": 1}}, "1000000"),
         ({"prompt": "a", "logit_bias": {"one": 1}}, "one"),
+        ({"prompt": "a", "logit_bias": [1]}, "logit_bias is [1]: it must be an object"),
+        ({"prompt": "a", "logit_bias": {"1": "a lot"}}, "logit_bias is {'1': 'a lot'}"),
         ({"prompt": "a", "stop_token_ids": "x"}, "stop_token_ids"),
         ({"prompt": "a", "bad_words": 3}, "bad_words"),
         ({"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": 3}, "chat_template_kwargs"),

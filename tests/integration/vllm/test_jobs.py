@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.integration.vllm.conftest import FLAGS
 
-from headrace.app import job as wiring
+from headrace.app import job as app_job
 from headrace.batching.passthrough import PassthroughBatcher
 from headrace.engines.config import EngineConfig
 from headrace.jobs import run as main_path
@@ -37,11 +37,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def run_job(engine: Any, source: Path, sink: Path, column: str = "prompt") -> Any:
     """The main path with an engine that is there already."""
-    settings = wiring.JobSettings(
+    settings = app_job.JobSettings(
         source=source, sink=sink, text_column=column, config=EngineConfig(task="generate", engine="vllm")
     )
     report = ReportBuilder()
-    job = wiring.build(wiring.check(settings), engine, StopRequest(), report)
+    job = app_job.build(app_job.check(settings), engine, StopRequest(), report)
     assert isinstance(job.batcher, PassthroughBatcher)
     return main_path.run(job), report.build()
 
@@ -132,7 +132,7 @@ def test_a_killed_core_ends_the_job_with_all_that_was_finished_kept(command: lis
     _, errors = process.communicate(timeout=60)
     wait_until_gone(started)
     assert process.returncode == 75, errors
-    assert "headrace: the engine cannot go on: vLLM's core process is gone" in errors
+    assert "headrace: the engine cannot continue: vLLM's core process is gone" in errors
     check_finished(command, tmp_path)
 
 

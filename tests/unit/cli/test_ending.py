@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import socket
 
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli.app import app
 from headrace.cli.outcome import guarded
 
 
@@ -13,4 +17,12 @@ def test_a_bug_is_one_line_with_its_place(capsys: pytest.CaptureFixture[str]) ->
 
     assert guarded(broken) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert f"unexpected KeyError at {__file__}:12: 'weights'; what is committed is kept" in line
+    assert f"unexpected KeyError at {__file__}:16: 'weights'; committed records are kept" in line
+
+
+def test_a_busy_port_is_refused_before_the_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        ended = CliRunner().invoke(app, ["serve", "--port", str(port)])
+    assert (ended.exit_code, ended.output.count("\n")) == (2, 1)
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in ended.output

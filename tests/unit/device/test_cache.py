@@ -29,7 +29,7 @@ def test_what_was_found_is_there_for_the_same_key_alone(tmp_path: Path) -> None:
         ("{", "damaged"),
         ("[]", "damaged"),
         ('{"format": 1}', "damaged"),
-        ('{"format": 1, "key": {}, "found": {}}', "it is about something else"),
+        ('{"format": 1, "key": {}, "found": {}}', "it belongs to another key"),
         ('{"format": 99, "key": {}, "found": {}}', "another version"),
     ],
 )

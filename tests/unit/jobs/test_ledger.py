@@ -68,7 +68,7 @@ def test_what_is_done_of_100_million_records_takes_less_than_100_mb(rows: int, g
 
 @pytest.mark.parametrize("intervals", [[(0, 5), (4, 9)], [(0, 9), (2, 3)], [(0, 5), (0, 6)]])
 def test_two_parts_with_the_same_position_are_refused(intervals: list[tuple[int, int]]) -> None:
-    with pytest.raises(JobError, match="both hold position"):
+    with pytest.raises(JobError, match="two parts hold position"):
         Ledger([Interval(*interval) for interval in intervals])
 
 

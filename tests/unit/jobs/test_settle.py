@@ -88,7 +88,7 @@ def test_what_was_not_begun_before_a_stop_has_no_outcome() -> None:
 
 
 def test_an_engine_that_has_stopped_by_itself_ends_the_job() -> None:
-    with pytest.raises(BrokenOffError, match="the engine cannot go on"):
+    with pytest.raises(BrokenOffError, match="the engine cannot continue"):
         settling().settle([work(0)], [StoppedError("gone")], True)
 
 

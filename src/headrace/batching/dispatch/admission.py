@@ -77,7 +77,7 @@ class Admission:
         self._wakeup.wake()
         try:
             await admitted
-        except BaseException:
+        except BaseException:  # re-raised: a cancelled or refused record gives its place back
             if admitted.done() and not admitted.cancelled() and admitted.exception() is None:
                 self._release(cost)  # cancelled just after it was admitted
             elif waiter in self._waiters:

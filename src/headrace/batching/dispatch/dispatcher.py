@@ -14,7 +14,8 @@ from headrace.batching.options import BatchOptions
 from headrace.batching.pending import QueueEntry, fail
 from headrace.batching.policy.cost import batch_cost
 from headrace.batching.policy.waiting_queue import Batch
-from headrace.errors import ProcessTimeoutError, StoppedError
+from headrace.batching.tasks import run_to_the_end
+from headrace.errors import ProcessTimeoutError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, CloseReason, Event
 
 logger = logging.getLogger("headrace")
@@ -91,19 +92,7 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Serve until drained. However this task ends, no caller is left waiting."""
-        cause: BaseException = StoppedError(f"{self._options.name} stopped before this record was processed")
-        try:
-            await self._serve()
-            while self._runs:
-                await asyncio.wait(self._runs)
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
-        except BaseException as exc:
-            logger.critical("%s failed; all its waiting records fail too", self._options.name, exc_info=exc)
-            cause = exc
-            raise
-        finally:
-            self._abandon(cause)
+        await run_to_the_end(self._options.name, self._serve(), self._abandon)
 
     async def _serve(self) -> None:
         while True:
@@ -111,9 +100,11 @@ class Dispatcher:
             free_since = self._clock()
             reason = await self._until_ready()
             if reason is None:
-                return
+                break
             self._begin(self._queue.take(reason), free_since)
             self._admission.admit_waiting()
+        while self._runs:
+            await asyncio.wait(self._runs)
 
     async def _until_ready(self) -> CloseReason | None:
         """Wait for a reason to close a batch and return it; None when drained. Called with a free slot."""
@@ -203,7 +194,7 @@ class Dispatcher:
         call = asyncio.get_running_loop().create_task(self._caller.call(records), name=f"{self._options.name}-call")
         try:
             done, _ = await asyncio.wait({call}, timeout=timeout)
-        except BaseException:
+        except BaseException:  # re-raised: this task is cancelled, and the call with it
             self._cancel_call(call)
             raise
         if not done:

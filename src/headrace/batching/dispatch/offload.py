@@ -149,7 +149,7 @@ class ProcessCaller:
             raise ProcessError("process_fn raised CancelledError although it was not cancelled") from exc
         except Exception:
             raise
-        except BaseException as exc:
+        except BaseException as exc:  # the user's code may raise SystemExit and the like: fail the batch, not the loop
             if must_propagate(exc):
                 raise
             raise ProcessError(f"process_fn raised {type(exc).__name__}: {text_of(exc)}") from exc

@@ -13,8 +13,8 @@ from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.pending import QueueEntry, fail, resolve
 from headrace.batching.policy.slots import SlotEntry, Slots
 from headrace.batching.step_model import StepCall, StepModel
-from headrace.batching.tasks import must_propagate
-from headrace.errors import ProcessError, ProcessTimeoutError, StoppedError, text_of
+from headrace.batching.tasks import must_propagate, run_to_the_end
+from headrace.errors import ProcessError, ProcessTimeoutError, text_of
 from headrace.events import BatchSplit, Event, StepDone
 
 logger = logging.getLogger("headrace")
@@ -83,20 +83,13 @@ class StepScheduler:
 
     async def run(self) -> None:
         """Serve until drained. However this task ends, no caller is left waiting."""
-        cause: BaseException = StoppedError(f"{self._options.name} stopped before this record was finished")
-        try:
-            while await self._until_work():
-                self._fill()
-                if self._joining or self._leaving or len(self._slots):
-                    await self._step()
-        except asyncio.CancelledError:
-            raise
-        except BaseException as exc:
-            logger.critical("%s failed; all its records fail too", self._options.name, exc_info=exc)
-            cause = exc
-            raise
-        finally:
-            self._abandon(cause)
+        await run_to_the_end(self._options.name, self._serve(), self._abandon)
+
+    async def _serve(self) -> None:
+        while await self._until_work():
+            self._fill()
+            if self._joining or self._leaving or len(self._slots):
+                await self._step()
 
     async def _until_work(self) -> bool:
         """Wait until the engine has work; False when drained."""

@@ -230,6 +230,7 @@ class Stream:
     async def _feed_runs(self, runs: AsyncIterable[Sequence[object]]) -> None:
         async for records in runs:
             await self._place(records, alike=True)
+            del records  # no run may stay referenced while the next one is made
 
     async def _place(self, records: Sequence[object], *, alike: bool = False) -> None:
         while self._ahead >= self._limit:
@@ -270,7 +271,7 @@ class Stream:
             while not entered:
                 await self._port.wait_for_room(cost)
                 entered = self._port.enter(entry, 1)
-        except BaseException as exc:
+        except BaseException as exc:  # re-raised: the record must not wait for a place it never gets
             fail([entry], exc)
             raise
 

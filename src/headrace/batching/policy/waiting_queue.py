@@ -293,10 +293,10 @@ class WaitingQueue:
             batch.add(group.pop(queue))
             cost = None
         limits = self.limits
-        spent = batch.padded_cost() if limits.padded else batch.cost
+        computed = batch.padded_cost() if limits.padded else batch.cost
         if batch.size >= limits.max_batch_size:
             batch.reason = "full_size"
-        elif cost is not None or spent >= limits.target_batch_cost:
+        elif cost is not None or computed >= limits.target_batch_cost:
             batch.reason = "full_cost"  # the next record does not fit, or none could
 
     def _take_alone(self, batch: Batch, entries: deque[QueueEntry]) -> None:
@@ -329,8 +329,8 @@ class WaitingQueue:
     def _has_room(self, size: int, total: float, longest: float, cost: float) -> bool:
         """Whether one more record of this cost fits a batch. An empty batch takes any record."""
         limits = self.limits
-        spent = max(longest, cost) * (size + 1) if limits.padded else total + cost
-        return not size or (size < limits.max_batch_size and spent <= limits.target_batch_cost)
+        computed = max(longest, cost) * (size + 1) if limits.padded else total + cost
+        return not size or (size < limits.max_batch_size and computed <= limits.target_batch_cost)
 
     def _room(self, size: int, total: float, longest: float, entry: QueueEntry) -> int:
         """How many records of an entry fit a batch, at least 1; `longest` includes the entry's cost."""

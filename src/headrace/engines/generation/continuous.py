@@ -144,7 +144,7 @@ class GenerationEngine:
                 f"{self._lm.device} has no room for a cache of {pages * _PAGE:,} tokens; lower kv_cache_tokens, "
                 "max_num_seqs or max_model_len"
             ) from error
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, NotImplementedError) as error:  # how transformers refuses an attention or a cache
             raise _cannot_batch(str(error).strip().splitlines()[0]) from error
         if self._lm.device.type == "cpu":
             use_ragged_attention(self._lm.model, processor.cache)

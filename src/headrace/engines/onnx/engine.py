@@ -94,7 +94,7 @@ class OnnxNetwork:
         return {"providers": self._providers, "onnxruntime": onnxruntime.__version__}
 
     def dtype_speeds(self) -> Mapping[str, float]:
-        """None: the file says what numbers it has."""
+        """None: the file fixes the dtype."""
         return {}
 
     def run(self, arrays: Arrays) -> Rows:

@@ -129,14 +129,14 @@ class _Pooled:
 
 
 def _load(folder: Path, device: torch.device, dtype: str, *, trust_remote_code: bool) -> SentenceTransformer:
-    numbers = choose_dtype(dtype, device)
+    torch_dtype = choose_dtype(dtype, device)
     with loading(folder):
         module = SentenceTransformer(
             str(folder),
             device=str(device),
             local_files_only=True,
             trust_remote_code=trust_remote_code,
-            model_kwargs={"dtype": numbers},
+            model_kwargs={"dtype": torch_dtype},
         )
     unsupported = next((part for part in module if type(part).__name__ in _UNSUPPORTED), None)
     if unsupported is not None or not isinstance(module[0], (Transformer, StaticEmbedding)):

@@ -44,14 +44,14 @@ def tune(model: torch.nn.Module) -> list[str]:
         expected = _states(base)
     except _UNFIT:
         return []  # it does not take texts
-    changes = {"laid_out": (_lay_out, _lay_back), "packed": (_pack, _pad)}
+    changes = {"prepacked": (_prepack, _unpack_weights), "packed": (_pack, _pad)}
     return [name for name, (change, undo) in changes.items() if _stays(change, undo, base, expected)]
 
 
 def restore(model: PreTrainedModel) -> None:
     """Undo `tune`, for tools that read a model, such as an export."""
     _pad(model.base_model)
-    _lay_back(model.base_model)
+    _unpack_weights(model.base_model)
 
 
 def by_length(model: torch.nn.Module) -> bool:
@@ -173,7 +173,7 @@ class PrepackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types a
         return layer.eval()
 
 
-def _lay_out(base: PreTrainedModel) -> bool:
+def _prepack(base: PreTrainedModel) -> bool:
     """Prepack the linear layers of a float32 model on an x86 CPU."""
     if base.device.type != "cpu" or base.dtype != torch.float32 or platform.machine() not in ("x86_64", "AMD64"):
         return False
@@ -186,7 +186,7 @@ def _lay_out(base: PreTrainedModel) -> bool:
     return True
 
 
-def _lay_back(base: PreTrainedModel) -> None:
+def _unpack_weights(base: PreTrainedModel) -> None:
     for part in base.modules():
         dense = getattr(part, "dense", None)
         if type(dense) is PrepackedLinear and dense.gelu:

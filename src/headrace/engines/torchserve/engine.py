@@ -18,7 +18,7 @@ from headrace.device.placement import choose_device
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.engines.torchserve import files as handler_files
-from headrace.engines.torchserve import standin
+from headrace.engines.torchserve import ts_package
 from headrace.engines.torchserve.context import Context
 from headrace.engines.torchserve.files import HandlerFiles
 from headrace.engines.torchserve.thread import HandlerThread
@@ -140,7 +140,7 @@ def _plain(answer: object) -> object:
 
 def _load(files: HandlerFiles, context: Context) -> Callable[[object, Context], object]:
     """Import and initialize the handler; returns its entry point."""
-    standin.provide()
+    ts_package.provide()
     module = _import(files)
     name = files.function or "handle"
     try:

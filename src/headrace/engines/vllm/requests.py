@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
 
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
@@ -43,13 +42,25 @@ def sampling_params(request: Request) -> SamplingParams:
     own = {name: request.extra[name] for name in _OWN_SAMPLING if name in request.extra}
     given = asdict(request.sampling) | {"stop": list(request.sampling.stop)} | own
     if "logit_bias" in own:
-        biases: Any = own["logit_bias"]
-        given["logit_bias"] = {int(token): bias for token, bias in biases.items()}
+        given["logit_bias"] = _biases(own["logit_bias"])
     return SamplingParams(
         **given,
         structured_outputs=_structure(request.extra),
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,  # the object is not shared
+    )
+
+
+def _biases(given: object) -> dict[int, object]:
+    """The biases by token id; in JSON the ids are text."""
+    if isinstance(given, Mapping) and all(type(bias) in (int, float) for bias in given.values()):
+        try:
+            return {int(token): bias for token, bias in given.items()}
+        except (TypeError, ValueError):
+            pass
+    raise RecordError(
+        f'logit_bias is {given!r:.60}: it must be an object of token ids and numbers, such as {{"42": -5}}',
+        param="logit_bias",
     )
 
 

@@ -30,12 +30,12 @@ def letter(failed: Failed) -> dict[str, object]:
 
 def encode_failures(failures: Sequence[Failed]) -> bytes:
     """Dead letters, one line each: position, id, reason, message, attempts and the record as it was read."""
-    return encode_letters(letter(failed) for failed in failures)
+    return encode_dead_letters(letter(failed) for failed in failures)
 
 
-def encode_letters(letters: Iterable[Mapping[str, object]]) -> bytes:
+def encode_dead_letters(dead_letters: Iterable[Mapping[str, object]]) -> bytes:
     """Dead letters as lines, for any records; NaN and infinities become null, lone surrogates text."""
-    return "".join([_readable(row) + "\n" for row in letters]).encode()
+    return "".join([_readable(row) + "\n" for row in dead_letters]).encode()
 
 
 def _readable(row: Mapping[str, object]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from headrace.errors import ConfigError, DeadlineExceededError, JobError, ProcessTimeoutError
 from headrace.io.base import Chunk
-from headrace.io.formats.dead_letters import encode_letters, letter
+from headrace.io.formats.dead_letters import encode_dead_letters, letter
 from headrace.io.formats.strict_json import OnNan, StrictJson
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.lines import (
@@ -198,7 +198,7 @@ class OpenAIWriter:
 
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
         """Lines of OpenAI's error file, including a dead letter's fields."""
-        return encode_letters(_error(failed) for failed in failures)
+        return encode_dead_letters(_error(failed) for failed in failures)
 
     def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
         """Concatenate the parts."""

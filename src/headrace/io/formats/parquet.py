@@ -196,7 +196,7 @@ class ParquetWriter:
             raise ValueError(f"column {name!r} is nested {_CRASHES} deep or more, or holds itself")
         try:
             array = pa.array([value.tolist() if hasattr(value, "tolist") else value for value in values])
-        except Exception:  # noqa: BLE001 - pyarrow raises errors of many classes for values that have no common type
+        except Exception:  # noqa: BLE001 - pyarrow's classes vary, and `tolist` is the value's own code
             return self._texts(name, values)
         problem = self._problem(array.type)
         if problem and not (self._fixed is not None and self._fits(self._fixed.field(name).type, array.type)):
@@ -227,7 +227,7 @@ class ParquetWriter:
             try:
                 self._pq.write_table(self._pa.schema([("", kind)]).empty_table(), buffer)
                 self._pq.read_schema(io.BytesIO(buffer.getvalue()))
-            except Exception as error:  # noqa: BLE001 - the limits are pyarrow's, and so are the classes of its errors
+            except Exception as error:  # noqa: BLE001 - pyarrow's limits are not documented, nor the classes of its errors
                 self._problems[kind] = " ".join(str(error).split()) or type(error).__name__
             else:
                 self._problems[kind] = ""
@@ -274,8 +274,8 @@ class ParquetWriter:
             for batch in batches:
                 start = 0
                 for end in group.ends(row_bytes(batch)):
-                    table = pa.Table.from_batches([*held, batch.slice(start, end - start)], schema)
-                    writer.write_table(table.combine_chunks())
+                    held.append(batch.slice(start, end - start))
+                    writer.write_table(pa.Table.from_batches(held, schema).combine_chunks())
                     held, start = [], end
                     pa.default_memory_pool().release_unused()  # else each group adds to what the allocator keeps
                 if start < batch.num_rows:
@@ -329,7 +329,7 @@ class ParquetWriter:
             with part.open("rb") as stream, self._pq.ParquetFile(stream) as file:
                 return file.schema_arrow, file.metadata.num_rows
         except (self._pa.ArrowException, OSError) as error:
-            raise JobError(f"part {part} is damaged ({error}); remove it and run again to make it anew") from error
+            raise JobError(f"part {part} is damaged ({error}); remove it and run again to compute it again") from error
 
     def _batches(self, parts: Sequence[Path], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """The rows of all parts in the merged schema, a few MiB at a time."""

@@ -62,11 +62,15 @@ def _value_bytes(array: pa.Array) -> NDArray[numpy.int64]:
 
     kind, count = array.type, len(array)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
-        inner = numpy.concatenate(([0], numpy.cumsum(_value_bytes(_inner(array)))))
-        offsets = array.offsets.to_numpy()
-        sizes: NDArray[numpy.int64] = inner[offsets[1:]] - inner[offsets[:-1]]
-        return sizes
+        values, offsets = _inner(array), array.offsets.to_numpy().astype(numpy.int64)
+        if width := _width(values.type):
+            ends: NDArray[numpy.int64] = offsets * width
+        else:
+            ends = numpy.concatenate(([0], numpy.cumsum(_value_bytes(values))))[offsets]
+        return ends[1:] - ends[:-1]
     if pa.types.is_fixed_size_list(kind):
+        if width := _width(kind.value_type):
+            return numpy.full(count, kind.list_size * width, numpy.int64)
         inner = array.values.slice(array.offset * kind.list_size, count * kind.list_size)
         sums: NDArray[numpy.int64] = _value_bytes(inner).reshape(count, kind.list_size).sum(axis=1)
         return sums
@@ -76,11 +80,16 @@ def _value_bytes(array: pa.Array) -> NDArray[numpy.int64]:
         lengths = pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False)
         bytes_each: NDArray[numpy.int64] = lengths.astype(numpy.int64)
         return bytes_each
+    return numpy.full(count, _width(kind) or _UNKNOWN_BYTES, numpy.int64)
+
+
+def _width(kind: pa.DataType) -> int | None:
+    """The bytes of each value of a type; None if they differ or are unknown."""
     try:
-        width = max(1, kind.bit_width // 8)
+        bits: int = kind.bit_width
     except ValueError:
-        width = _UNKNOWN_BYTES
-    return numpy.full(count, width, numpy.int64)
+        return None
+    return max(1, bits // 8)
 
 
 def _inner(array: pa.Array) -> pa.Array:

@@ -105,7 +105,7 @@ class IterableSource:
         except BaseException as error:
             # User code may raise anything; it ends the job, not a record.
             raise JobError(
-                f"the input raised {type(error).__name__}: {text_of(error)}; what was read of it is kept"
+                f"the input raised {type(error).__name__}: {text_of(error)}; finished records are kept"
             ) from error
 
 

@@ -57,7 +57,7 @@ class TarFormat:
                         records, failures, told, held = [], [], at, 0
                 _check_end(stream, compressed, str(file.path))
         except (tarfile.TarError, EOFError, OSError) as error:
-            raise JobError(f"{file.path} is damaged or truncated: {error}; what was read of it is kept") from error
+            raise JobError(f"{file.path} is damaged or truncated: {error}; finished records are kept") from error
         file.check()
         names = ((f"{file.path.name}!{name}", reason) for name, reason in left_out)
         yield Chunk(records, failures, (file.size or 0) - told, summed_up(names))

@@ -98,7 +98,7 @@ class SeenIds:
         read = range(self._seen.end)
         identity = next((value for position, value in self._reread() if position == suspect), None)
         if identity is None:
-            raise JobError(f"the input is not what it was: record {suspect} had an id, and now has none; begin anew")
+            raise JobError(f"the input has changed: record {suspect} had an id and now has none; start again")
         for position, value in self._reread():
             if position not in read:
                 return  # another id with the same digest

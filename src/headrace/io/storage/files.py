@@ -68,12 +68,12 @@ class InputFile:
         try:
             now = look_at(self.path)
         except ConfigError as error:
-            raise JobError(f"{error}; it was there when the job began; what is finished is kept") from error
+            raise JobError(f"{error}; it was there when the job started; finished records are kept") from error
         if now != self:
             change = f"{self.size} bytes then, {now.size} now" if now.size != self.size else "another time or tag"
             raise JobError(
-                f"{self.path} changed while it was read ({change}); what is finished is kept; restore the file and run "
-                "again to continue, or begin anew with --overwrite"
+                f"{self.path} changed while it was read ({change}); finished records are kept; restore the file and "
+                "run again to continue, or start again with --overwrite"
             )
 
     def blocks(self) -> Iterator[tuple[bytes, int]]:
@@ -95,7 +95,9 @@ class InputFile:
                 if not block:
                     if left is None:
                         break
-                    raise JobError(f"{self.path} became {left} bytes shorter while it was read; begin anew with it")
+                    raise JobError(
+                        f"{self.path} became {left} bytes shorter while it was read; start again with --overwrite"
+                    )
                 left = None if left is None else left - len(block)
                 number += 1
                 if not left or number % _CHECK_EVERY_BLOCKS == 0:

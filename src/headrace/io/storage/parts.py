@@ -63,7 +63,7 @@ def atomic_file(path: Path, work: Path | None = None) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException:  # re-raised: leave no unfinished file
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
@@ -124,7 +124,7 @@ class PartFolder:
         def reason(interval: Interval) -> str:
             size = sizes.get(self.part_path(interval).name)
             if size is None:
-                return "it is gone"
+                return "it is missing"
             seals = [seal for name in twins.get(interval, ()) if (seal := Seal.parse(name))]
             if not seals:
                 return self._row_problem(interval, twins.get(interval, ())) if interval in read else ""
@@ -133,9 +133,9 @@ class PartFolder:
                 return f"{size:,} bytes; {seals[0].size:,} when it was committed"
             fitting = [seal for seal in fitting if work_sizes.get(seal.name) == seal.error_size]
             if not fitting:
-                return "its dead letters are not as they were committed"
+                return "its dead letters have changed"
             if interval in read and not any(map(self._is_as_sealed, fitting)):
-                return "its content is not what was committed: another checksum"
+                return "its content has changed: another checksum"
             return ""
 
         with ThreadPoolExecutor(_READERS, "headrace-check") as pool:
@@ -219,7 +219,7 @@ class PartFolder:
         if damaged := self.check(committed, set(committed) if read_all else self._unread):
             self.discard(damaged)
             raise BrokenOffError(
-                f"{listed(damaged)}: damaged since it was committed, and removed; run again to make it anew"
+                f"{listed(damaged)}: damaged since it was committed, and now removed; run again to compute it again"
             )
         return committed
 

@@ -1,4 +1,4 @@
-"""Puts finished records back in input order: they end in any order, and a part holds consecutive positions."""
+"""Puts finished records back into input order: they finish in any order, and a part holds consecutive positions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from headrace.io.storage.parts import Interval
 from headrace.records import Outcome
 
 SMALL_RUN = 32
-"""A run of fewer rows waits longer, in proportion: a single row 32 intervals. Its neighbours are most likely in flight,
-and a file for each fragment would cost more than to repeat the fragment after a kill."""
+"""A run of fewer rows waits longer in proportion, a single row 32 intervals. Its neighbours are probably in flight, and
+a file for each fragment would cost more than computing the fragment again after a kill."""
 
 
 @dataclass(slots=True)
@@ -22,16 +22,16 @@ class _Run:
 
 
 class Coalescer:
-    """Holds finished outcomes by position and gives out runs without a gap. Pure: told the time, reads no clock.
+    """Holds finished outcomes by position and returns runs of consecutive ones. Pure: reads no clock.
 
-    A run is given out when it has `part_records` rows, or when its oldest row has waited `interval_s` seconds (longer
-    if it has fewer than 32 rows). `place` numbers the positions that come, where these have gaps. A run has fewer rows
-    than 2 × `part_records` and those added last.
+    A run is due when it has `part_records` rows, or when its oldest row has waited `interval_s` seconds (longer if it
+    has fewer than 32 rows). A run has fewer rows than 2 × `part_records` plus those added last. `place` numbers the
+    positions if they have gaps.
     """
 
     def __init__(self, part_records: int, interval_s: float, place: Callable[[int], int] | None = None) -> None:
         self.part_records = part_records
-        """Rows of a full run; may be changed at any time, for those that are added later."""
+        """Rows of a full run; a change applies to rows added later."""
         self._interval_s = interval_s
         self._place = place
         self._rows: dict[int, Outcome] = {}
@@ -45,11 +45,11 @@ class Coalescer:
 
     @property
     def full_runs(self) -> int:
-        """Runs of at least `part_records` rows that are ready to be taken."""
+        """Number of full runs."""
         return len(self._full)
 
     def add(self, outcomes: Sequence[Outcome], now: float) -> None:
-        """Hold more outcomes; a position comes once. Fastest where their positions follow one another."""
+        """Add outcomes, each position once. Fastest for consecutive positions."""
         places = [outcome.record.position for outcome in outcomes]
         if self._place is not None:
             places = list(map(self._place, places))
@@ -60,7 +60,7 @@ class Coalescer:
                 start = end
 
     def _add_run(self, start: int, outcomes: Sequence[Outcome], now: float) -> None:
-        """Hold outcomes of consecutive places."""
+        """Add outcomes of consecutive places."""
         end = start + len(outcomes)
         self._rows.update(zip(range(start, end), outcomes, strict=True))
         left = self._by_end.pop(start, None)
@@ -82,10 +82,10 @@ class Coalescer:
             self._full.append(run)
 
     def take(self, now: float, least_wait_s: float = 0.0) -> tuple[Interval, list[Outcome]] | None:
-        """A run that is due, as its interval and its outcomes in input order; None if none is.
+        """The interval and the outcomes, in input order, of a run that is due; None if none is.
 
         Args:
-            least_wait_s: for so long the oldest row of a run that is not full has to wait in any case.
+            least_wait_s: minimum seconds that the oldest row of a run waits, unless the run is full.
         """
         if self._full:
             return self._give(self._full.popleft())

@@ -1,4 +1,4 @@
-"""Which columns of a row hold its id and its text."""
+"""The columns of a row that hold its id and its input."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headrace.jobs.pipeline.user_code import UserCode
 from headrace.records import Record, text_refusal
 
 _LOOK_S = 3.0
-"""How long an input is read to find a column that is to be kept and that its first rows lack."""
+"""Maximum seconds to look for a column to keep that the first rows lack."""
 _HEAD = 64
-"""Records that user code prepares before the job starts, to see what columns it makes."""
+"""Records that user code prepares before the job starts, to find the columns that it makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,18 @@ class Columns:
 
     text: str
     id: str | None
-    """None: a record's position is its id."""
+    """None to use positions as ids."""
     text_only: bool = True
-    """Whether anything but a text fails its record here; otherwise the engine judges what it is given."""
+    """Whether the input must be text; otherwise the engine checks it."""
     pair: str | None = None
-    """The second text of a pair."""
+    """Column of the second text of a pair."""
     template: str | None = None
-    """Makes the text of several columns, such as "Q: {question}"; None takes `text` as it is."""
+    """Makes the text from several columns, such as "Q: {question}"; None to use `text`."""
     keep: tuple[str, ...] = ()
-    """Columns that go to the output as they are."""
+    """Columns to copy to the output."""
 
     def identify(self, record: Record) -> Record:
-        """What is kept of the record once it is done: position, id and the columns that go to the output.
+        """The part of a record that its output needs: position, id and the columns to copy.
 
         Raises:
             RecordError: the id is missing, or neither text nor an integer.
@@ -50,7 +50,7 @@ class Columns:
         return Record(record.position, value, self.kept(record))
 
     def input_of(self, record: Record) -> object:
-        """What to process.
+        """The input for the engine.
 
         Raises:
             RecordError: a column is missing; or with `text_only` null, not text, or not valid Unicode.
@@ -71,15 +71,15 @@ class Columns:
         return value, second
 
     def kept(self, record: Record) -> Mapping[str, object] | None:
-        """The columns that go to the output; null where a record lacks one."""
+        """The columns to copy; null for one that the record lacks."""
         return {name: record.data.get(name) for name in self.keep} if self.keep else None
 
 
 def _filled(record: Record, name: str) -> str:
-    """A column's value as it stands in a text.
+    """A column's value as text, for a template.
 
     Raises:
-        RecordError: it is missing, null, no valid Unicode, or a list or dict that is no JSON.
+        RecordError: it is missing, null, not valid Unicode, or a list or dict that JSON cannot hold.
     """
     value = _value(record, name)
     if isinstance(value, (int, float, list, dict)):
@@ -99,21 +99,21 @@ def _value(record: Record, column: str) -> object:
 
 
 def _check_text(value: object, column: str) -> None:
-    if type(value) is str and value.isascii():  # most are: no message is made for them
+    if type(value) is str and value.isascii():  # the common case, without building a message
         return
     if refusal := text_refusal(value, f"column {column!r}"):
         raise refusal
 
 
 def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Columns:
-    """Check the columns against the first rows of the input, whatever is done of it.
+    """Check the columns against the first rows of the input, finished or not.
 
-    Without an id column a column named "id" is the id where the first rows have one, else the position is; "" asks for
-    the position.
+    If no id column is given, a column named "id" is used if the first rows have one, else positions. ""
+    means positions.
 
     Raises:
-        ConfigError: no record among the first rows has a column (one to be kept may come later), a template is none, or
-            a kept column hides the id.
+        ConfigError: no record among the first rows has a column (one to copy may come later), the template is invalid,
+            or a column to copy has the name of the id.
     """
     head = next(_prepared(source, user), [])
     known = _names(head)
@@ -133,10 +133,10 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
 
 
 def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) -> None:
-    """See that each of these columns occurs somewhere: rows of JSON need not all have the same.
+    """Check that each of these columns occurs somewhere: rows of JSON may have different columns.
 
     Raises:
-        ConfigError: none of the records that can be read within some seconds has one of them.
+        ConfigError: no record read within some seconds has one of them.
     """
     known: dict[str, None] = {}
     missing = dict.fromkeys(keep)
@@ -165,7 +165,7 @@ def _names(records: Iterable[Record]) -> list[str]:
 
 
 def _prepared(source: Source, user: UserCode | None, *, whole: bool = False) -> Iterator[list[Record]]:
-    """The records of the first chunks, or of the whole input, as user code leaves them."""
+    """The records of the first chunks, or of the whole input, after user code."""
     for chunk in itertools.islice(source.chunks(lambda position: position), None if whole else 8):
         if not chunk.records:
             continue

@@ -1,4 +1,4 @@
-"""Equal inputs are computed once: their outputs are kept on disk, by a digest of the input, as long as the job runs."""
+"""Computes equal inputs once: keeps outputs on disk by a digest of the input while the job runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CACHE_KIB = 16 * 1024
 
 
 class Keyed(Protocol):
-    """What has a key."""
+    """An item with a key."""
 
     @property
     def key(self) -> bytes | None:
-        """Equal for items that are computed once; None for one that is computed in any case."""
+        """Equal for equal inputs; None for an item that is always computed."""
         ...
 
 
@@ -28,7 +28,7 @@ ItemT = TypeVar("ItemT", bound=Keyed)
 
 
 def key_of(value: object) -> bytes | None:
-    """256 bits that two different inputs do not share; None for an input that cannot be told from others."""
+    """A 256-bit digest of the input; None for an input that JSON cannot hold."""
     if isinstance(value, str):
         content = b"s" + value.encode(errors="surrogatepass")
     else:
@@ -40,23 +40,23 @@ def key_of(value: object) -> bytes | None:
 
 
 class Deduplicator(Generic[ItemT]):
-    """Tells which items are to be computed, which wait for an equal one, and which are known already.
+    """Decides which items are computed, which wait for an equal one, and which have a known output.
 
-    Memory holds what is under way, and a cache of 16 MiB; the outputs are in a temporary file that no kill leaves
-    behind.
+    Memory holds the items in progress and a cache of 16 MiB. The outputs are in a temporary file without a name, which
+    the system removes even after a kill.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "headrace-dedupe")
         self._connection: sqlite3.Connection | None = None
-        self._under_way: dict[bytes, list[ItemT]] = {}
+        self._in_progress: dict[bytes, list[ItemT]] = {}
         self._fresh: dict[bytes, object] = {}
-        """Outputs that have come since the file was last written."""
+        """New outputs, not yet in the file."""
         self.waiting = 0
         """Items that wait for an equal one."""
 
     async def sort_out(self, items: Sequence[ItemT]) -> tuple[list[ItemT], list[tuple[ItemT, object]]]:
-        """Those to be computed now, and those whose output is known, with it. The others wait. One call at a time."""
+        """The items to compute now, and those with a known output. The others wait. One call at a time."""
         fresh, self._fresh = self._fresh, {}
         keys = {item.key for item in items if item.key is not None}
         loop = asyncio.get_running_loop()
@@ -71,23 +71,23 @@ class Deduplicator(Generic[ItemT]):
                 done.append((item, known[key]))
             elif key in self._fresh:
                 done.append((item, self._fresh[key]))
-            elif key in self._under_way:
-                self._under_way[key].append(item)
+            elif key in self._in_progress:
+                self._in_progress[key].append(item)
                 self.waiting += 1
             else:
-                self._under_way[key] = []
+                self._in_progress[key] = []
                 to_do.append(item)
         return to_do, done
 
     def computed(self, item: ItemT, output: object) -> list[ItemT]:
-        """Keep the output of an item; returns those that have waited for it."""
+        """Store the output of an item; returns the items that waited for it."""
         if item.key is not None:
             self._fresh[item.key] = output
         return self.given_up(item)
 
     def given_up(self, item: ItemT) -> list[ItemT]:
-        """Forget an item that was to be computed; returns those that have waited for it."""
-        waiting = [] if item.key is None else self._under_way.pop(item.key, [])
+        """Forget an item that failed; returns the items that waited for it."""
+        waiting = [] if item.key is None else self._in_progress.pop(item.key, [])
         self.waiting -= len(waiting)
         return waiting
 
@@ -102,7 +102,7 @@ class Deduplicator(Generic[ItemT]):
 
     def _store_and_find(self, fresh: Mapping[bytes, object], keys: Iterable[bytes]) -> dict[bytes, object]:
         if self._connection is None:
-            self._connection = sqlite3.connect("")  # a private file in the folder for temporary ones, which has no name
+            self._connection = sqlite3.connect("")  # a private temporary file without a name
             self._connection.execute("PRAGMA journal_mode = OFF")
             self._connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             self._connection.execute("CREATE TABLE seen (key BLOB PRIMARY KEY, output BLOB) WITHOUT ROWID")

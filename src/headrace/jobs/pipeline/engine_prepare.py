@@ -65,7 +65,7 @@ class InTime:
         if self._in_a_row >= MOST_IN_A_ROW:
             raise BrokenOffError(
                 f"the engine's prepare had no result after {limit} for {self._in_a_row} records in a row: the engine "
-                "hangs; what is finished is kept, run again to continue"
+                "hangs; finished records are kept; run again to continue"
             )
         return [ProcessTimeoutError(f"the engine's prepare had no result after {limit}")]
 
@@ -89,7 +89,7 @@ def prepare_all(engine: AnyEngine, inputs: Sequence[object]) -> list[Prepared[ob
         return _prepared(engine, inputs)
     except EngineDeadError as error:
         raise BrokenOffError(
-            f"the engine cannot go on: {error}; what is finished is kept, run again to continue"
+            f"the engine cannot continue: {error}; finished records are kept; run again to continue"
         ) from error
     except StoppedEarly:
         raise
@@ -113,6 +113,6 @@ def _checked(answer: object) -> Prepared[object] | Exception:
         )
     try:
         checked_cost(answer.cost, answer.payload)
-    except Exception as error:  # noqa: BLE001 - also what comparing a strange cost raises
+    except Exception as error:  # noqa: BLE001 - comparing an engine's own cost type may raise anything
         return own_copy(error)
     return answer

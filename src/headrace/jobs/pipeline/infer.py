@@ -137,7 +137,7 @@ class WorkSteps:
         return self._engine.needs(key)
 
     def remove(self, key: int) -> Work | None:
-        """Take a record out; what it goes on with later is work too."""
+        """Remove a record; returns the work to continue it with."""
         payload = self._engine.remove(key)
         work = self._work.pop(key, None)
         return None if work is None or payload is None else work._replace(payload=payload)
@@ -149,8 +149,9 @@ def sound_error(error: StoppedError) -> ProcessError:
 
 
 def sound(result: object) -> object:
-    """An engine's result; its own StoppedError, which does not mean that this job was stopped, and a coroutine or a
-    generator, which nobody would run, as the record's error.
+    """An engine's result, or the record's error for a coroutine or generator, which nothing would run.
+
+    The engine's own StoppedError is a record's error too: it does not mean that this job was stopped.
     """
     if isinstance(result, StoppedError):
         return sound_error(result)

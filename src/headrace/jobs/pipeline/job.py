@@ -54,7 +54,7 @@ class StopRequest:
     """Asks a running job to stop. A plain flag: it may be set from a signal handler or from any thread."""
 
     grace_s: float = 0.0
-    """Seconds after a stop request in which batches still start: they close gaps, and each gap makes one more part."""
+    """Seconds after a stop request in which batches still start, to close gaps: each gap makes one more part."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -105,15 +105,15 @@ class IdCheck(Protocol):
     """Reads the input so that ids of prepared records can be checked. See `headrace.jobs.pipeline.mapped_ids`."""
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """What is to be prepared."""
+        """The chunks to prepare."""
         ...
 
     def check(self, prepared: PreparedChunk) -> list[int]:
-        """Check what was; returns the positions that are not to be done again and were left out."""
+        """Check prepared records and drop finished ones; returns their positions."""
         ...
 
     def finish(self) -> None:
-        """Check the last ones."""
+        """Check the last ids."""
         ...
 
 
@@ -187,7 +187,7 @@ class Tally:
         self._read_bytes += size
 
     def count(self, ended: int, failures: Sequence[Failed]) -> None:
-        """Count the end of some, and those of them that failed.
+        """Count records that ended, and the failed ones among them.
 
         Raises:
             TooManyErrorsError: more than the allowed number has failed, or more than the allowed fraction.
@@ -234,7 +234,7 @@ class Tally:
         if self.failed > limit * self._known:
             raise TooManyErrorsError(
                 f"{self.failed} of {self._known} records failed, more than --max-error-rate {limit:g} allows"
-                f"{self._kinds()}; what is finished is kept: mend the cause, or run again with a higher rate"
+                f"{self._kinds()}; finished records are kept: fix the cause, or run again with a higher rate"
             )
 
     def _kinds(self) -> str:

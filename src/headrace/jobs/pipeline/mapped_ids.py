@@ -1,4 +1,4 @@
-"""Ids that user code makes, looked at once a chunk is prepared: its source knows nothing of them."""
+"""Checks ids that user code makes for duplicates, when a chunk is prepared."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from headrace.records import Record
 
 
 class MappedIds:
-    """Reads the input as a run needs it, and checks the ids of prepared records. All methods block.
+    """Reads the input and checks the ids of prepared records. All methods block.
 
-    On a resume, finished records whose ids no run holds are prepared once more, at most about 131,000.
+    On a resume, finished records whose ids are in no run file are prepared again, at most about 131,000.
 
     Args:
         source: the rows.
-        columns: which column of a mapped row is its id.
+        columns: name the id column of a mapped row.
         user: maps the rows.
-        folder: gives the folder for the runs; asked when reading begins.
+        folder: returns the folder for the run files; called when reading begins.
     """
 
     def __init__(self, source: Source, columns: Columns, user: UserCode, folder: Callable[[], Path]) -> None:
@@ -35,18 +35,18 @@ class MappedIds:
         self._next_todo: Callable[[int], int] = lambda position: position
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """The chunks to be prepared, and then given to `check` in the same order."""
+        """The chunks to prepare, then to pass to `check` in the same order."""
         self._next_todo = next_todo
         self._seen = SeenIds(self._folder(), self._reread, self._columns.id or "")
         yield from self._source.chunks(unknown_or_todo(self._seen, next_todo))
 
     def check(self, prepared: PreparedChunk) -> list[int]:
-        """Look at the ids of a chunk and leave what is still to do in it; returns the positions of the rest.
+        """Check the ids of a chunk and drop its finished records; returns their positions.
 
         Raises:
-            JobError: an id comes twice.
+            JobError: an id is duplicated.
         """
-        assert self._seen is not None, "these were read by `chunks`"
+        assert self._seen is not None, "`chunks` is called first"
         known, rows = self._seen.known, prepared.positions()
         new = [work.record for work in prepared.work if work.record.position >= known]
         self._seen.add([row.position for row in new], [row.id for row in new], rows[-1] + 1 if rows else 0)
@@ -55,10 +55,10 @@ class MappedIds:
         return done
 
     def finish(self) -> None:
-        """Look at the last ones.
+        """Check the last ids.
 
         Raises:
-            JobError: an id comes twice.
+            JobError: an id is duplicated.
         """
         if self._seen is not None:
             self._seen.look()

@@ -68,7 +68,7 @@ class Preparing:
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     async def next_chunk(self) -> PreparedChunk | None:
-        """What is ready, in input order; None when every record is settled or the job is asked to stop.
+        """The next prepared chunk, in input order; None when every record is settled or the job is asked to stop.
 
         Raises:
             JobError: reading the input failed, or the engine died.
@@ -88,7 +88,7 @@ class Preparing:
         return None
 
     async def _next_read(self, at_most_s: float | None) -> PreparedChunk | None:
-        """The next chunk, with those behind it that are ready too; None if the time is over or the input has ended."""
+        """The next chunk, merged with later ones that are ready too; None if the time is up or the input has ended."""
         while len(self._ahead) <= self._concurrency.now and self._memory.has_room(self._reading):
             self._reading += 1
             self._ahead.append(asyncio.create_task(self._read_and_prepare(), name="headrace-prepare"))
@@ -102,7 +102,7 @@ class Preparing:
         ready = PreparedChunk()
         while self._ahead and self._ahead[0].done():
             if ready and self._ahead[0].exception() is not None:
-                break  # what came before goes first
+                break  # return the earlier chunks first
             chunk = self._ahead.popleft().result()
             await self._reader.check_ids(chunk)
             if chunk is None:
@@ -113,7 +113,7 @@ class Preparing:
         return ready or None
 
     async def _read_and_prepare(self) -> PreparedChunk | None:
-        """The next chunk. Tasks start in the order they were made, and there is one reader: chunks keep their order."""
+        """The next chunk. Tasks start in order of creation and share one reader, so chunks keep their order."""
         try:
             chunk = await self._reader.read()
         finally:
@@ -178,7 +178,7 @@ class Preparation:
     def _select(
         self, rows: Sequence[Record], attempts: Mapping[int, int], done: PreparedChunk
     ) -> tuple[list[tuple[Record, Record, Record]], list[object]]:
-        """Each record as it was read, as user code left it and as it is kept; and what the engine is to be given."""
+        """Each record as read, after user code and as kept for the output; and the inputs for the engine."""
         selected: list[tuple[Record, Record, Record]] = []
         inputs: list[object] = []
         identify, input_of = self.columns.identify, self.columns.input_of
@@ -202,7 +202,7 @@ class Preparation:
         return selected, inputs
 
     def _id_of(self, row: Record) -> object:
-        """The id of a row that user code could not prepare, where that is among its own columns."""
+        """The id of a row that user code could not prepare, if the row has the column."""
         try:
             return self.columns.identify(row).id
         except BaseException:  # noqa: BLE001 - as above

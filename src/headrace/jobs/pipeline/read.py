@@ -81,7 +81,7 @@ class Reader:
             chunk = next(self._chunks, None)
         except OSError as error:
             raise BrokenOffError(
-                f"cannot read the input on: {error}; what is finished is kept, run again to continue"
+                f"cannot read more of the input: {error}; finished records are kept; run again to continue"
             ) from error
         if chunk is None:
             return None

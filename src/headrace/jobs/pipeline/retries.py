@@ -1,4 +1,4 @@
-"""Records that failed for a transient reason: they wait, longer each time, and are tried again."""
+"""Records that failed for a transient reason wait here for their next attempt."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from headrace.retry import RetryPolicy, is_transient
 
 
 class Retry(NamedTuple):
-    """A record to be tried once more."""
+    """A record to try again."""
 
     record: Record
     attempt: int
-    """1 for the first try of all."""
+    """Number of the next attempt; the first attempt of a record is 1."""
 
 
 class RetryQueue:
-    """Where records wait for their next try. Pure: told the time, reads no clock.
+    """Records that wait for their next attempt. Pure: reads no clock.
 
     Args:
-        policy: how often a record is tried, and how long it waits in between.
+        policy: how often a record is tried, and how long it waits between attempts.
         chance: a random number between 0 and 1; `random.random` by default.
     """
 
@@ -32,24 +32,24 @@ class RetryQueue:
         self._waiting: list[tuple[float, int, Retry]] = []
 
     def __len__(self) -> int:
-        """How many wait."""
+        """How many records wait."""
         return len(self._waiting)
 
     def wants(self, error: object, attempt: int) -> bool:
-        """Whether what failed so at this attempt is to be tried again."""
+        """Whether to retry a record that failed with `error` at this attempt."""
         return self._policy.allows(attempt) and is_transient(error)
 
     def add(self, record: Record, attempt: int, now: float) -> None:
-        """Let a record wait that has failed at this attempt."""
+        """Add a record that failed at this attempt."""
         due = now + self._policy.wait_s(attempt, chance=self._chance)
         heapq.heappush(self._waiting, (due, record.position, Retry(record, attempt + 1)))
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until the first has waited long enough; None where none waits."""
+        """Seconds until the first retry is due; None if no record waits."""
         return max(self._waiting[0][0] - now, 0.0) if self._waiting else None
 
     def take(self, now: float, most: int) -> list[Retry]:
-        """Those that have waited long enough."""
+        """At most `most` records whose retry is due."""
         due: list[Retry] = []
         while self._waiting and self._waiting[0][0] <= now and len(due) < most:
             due.append(heapq.heappop(self._waiting)[2])

@@ -170,6 +170,6 @@ def _failed(work: Work, error: Exception) -> Outcome:
         return error.failed
     if isinstance(error, (EngineDeadError, StoppedError)):
         raise BrokenOffError(
-            f"the engine cannot go on: {error}; what is finished is kept, run again to continue"
+            f"the engine cannot continue: {error}; finished records are kept; run again to continue"
         ) from error
     return failure(work.original, error, work.attempt)

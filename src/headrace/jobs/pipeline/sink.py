@@ -187,7 +187,7 @@ class Sink:
         except OSError as error:
             raise BrokenOffError(
                 f"cannot write to {self._parts.path}: {error.strerror or error}; "
-                "what is committed is kept, run again to continue"
+                "committed records are kept; run again to continue"
             ) from error
         ended = time.monotonic()
         size = len(encoded) + len(dead_letters)
@@ -206,7 +206,7 @@ class Sink:
             return writer.encode(rows), [], writer.nulled - before
         except JobError:
             raise
-        except BaseException:  # noqa: BLE001 - an object's own methods may raise anything; no signal comes to this thread
+        except BaseException:  # noqa: BLE001 - an object's own methods may raise anything; signals go to the main thread
             good, bad = sort_out(rows, writer.encode)
         before = writer.nulled
         encoded = writer.encode(good)
@@ -253,7 +253,7 @@ def _error(rows: list[Ok], encode: Callable[[list[Ok]], object]) -> Exception | 
         encode(rows)
     except JobError:
         raise
-    except Exception as error:  # noqa: BLE001 - a library's own error, of any class, costs the record that it is about
+    except Exception as error:  # noqa: BLE001 - a format library may raise anything; only the record fails
         return error
     except BaseException as error:  # noqa: BLE001 - likewise, from an object's own methods
         return RecordError(f"writing it raised {type(error).__name__}: {text_of(error)}")

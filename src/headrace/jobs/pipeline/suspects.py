@@ -7,7 +7,7 @@ from headrace.errors import BrokenOffError, ProcessTimeoutError, WorkerDiedError
 from headrace.records import Outcome
 
 MOST_IN_A_ROW = 8
-"""After this number of time-outs in a row the engine is taken to hang."""
+"""Time-outs in a row after which the engine is considered stuck."""
 
 
 class SuspectFailures:
@@ -15,7 +15,7 @@ class SuspectFailures:
 
     Args:
         batching: how the engine of the job batches.
-        timeout_s: what the batcher allows it; None for no limit.
+        timeout_s: the batcher's limit for a batch, step or request; None for no limit.
     """
 
     def __init__(self, batching: Batching, timeout_s: float | None) -> None:
@@ -24,7 +24,7 @@ class SuspectFailures:
         self._stuck = (
             ""
             if batching == "own"
-            else "; the engine's thread cannot be ended: it goes on without being heard (--engine-process ends it)"
+            else "; the engine's thread cannot be ended: it continues unheeded (--engine-process ends it)"
         )
         self._in_a_row = 0
         self._held: list[Outcome] = []
@@ -33,21 +33,21 @@ class SuspectFailures:
         """The error for the record.
 
         Raises:
-            BrokenOffError: the engine hangs; only another process can go on.
+            BrokenOffError: the engine hangs; only a new process can continue.
         """
-        if self._timeout_s is None:  # of an engine that has a limit of its own, or a process that is ended by it
+        if self._timeout_s is None:  # from an engine or engine process with a limit of its own
             return error
         limit = f"{self._timeout_s:g} s (--engine-timeout)"
         if self._steps:
             raise BrokenOffError(
-                f"the engine has not finished a step after {limit}, and no record can be told to be the cause; "
-                "what is finished is kept, run again to continue"
+                f"the engine has not finished a step after {limit}, and the record that causes it is unknown; "
+                "finished records are kept; run again to continue"
             ) from error
         self._in_a_row += 1
         if self._in_a_row >= MOST_IN_A_ROW:
             raise BrokenOffError(
                 f"{self._in_a_row} records in a row had no result after {limit}: the engine hangs; "
-                "what is finished is kept, run again to continue"
+                "finished records are kept; run again to continue"
             ) from error
         return ProcessTimeoutError(f"the engine had no result after {limit}{self._stuck}")
 

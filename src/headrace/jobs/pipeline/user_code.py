@@ -1,4 +1,4 @@
-"""Functions of the user: `prepare(row)` before the model, `finish(row, output)` after it."""
+"""The user's functions: `prepare(row)` before the model, `finish(row, output)` after it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class UserCode:
     Args:
         prepare: `(row) -> row`, both mappings; None leaves rows as they are.
         finish: `(row, output) -> output`, with the row as `prepare` returned it; None leaves outputs as they are.
-        kind: where they run; "auto" begins on threads and measures.
-        workers: processes, where they run in processes.
+        kind: where they run; "auto" starts on threads and measures.
+        workers: number of processes.
         timeout_s: maximum seconds of a call in a process; None for no limit. A call on a thread has no limit.
     """
 
@@ -138,7 +138,7 @@ class UserCode:
             return [result for piece in pieces for result in piece.result()]
         except EngineDeadError as error:
             raise BrokenOffError(
-                f"cannot run {_name(function)} in a process: {error}; what is finished is kept, run again to go on"
+                f"cannot run {_name(function)} in a process: {error}; finished records are kept; run again to continue"
             ) from error
 
     def _survivors(self, calls: Sequence[object]) -> list[object]:
@@ -183,7 +183,7 @@ def _called(function: Callable[..., object], arguments: tuple[object, ...]) -> o
         raise
     except SystemExit as error:
         return RecordError(f"{_name(function)} asked the process to exit with {error.code!r}")
-    except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is its record's
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything; only its record fails
         return error
     except BaseException as error:  # noqa: BLE001 - likewise
         return RecordError(f"{_name(function)} raised {type(error).__name__}: {text_of(error)}")
@@ -192,7 +192,7 @@ def _called(function: Callable[..., object], arguments: tuple[object, ...]) -> o
 def _applier(
     prepare: Callable[..., object] | None, finish: Callable[..., object] | None, timeout_s: float | None
 ) -> Callable[[Sequence[tuple[str, tuple[object, ...]]]], list[object]]:
-    """What answers calls of either function, in a process of its own, which a call that takes too long ends."""
+    """A function for a child process that calls either function; a call over the limit ends the process."""
     functions = {"prepare": prepare, "finish": finish}
     # The alarm has no handler: the system ends the process, also one that is stuck in a library's own code.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

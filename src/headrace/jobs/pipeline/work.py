@@ -1,4 +1,4 @@
-"""What travels through the pipeline: records, chunks of them, and what became of each."""
+"""The data that passes between the stages: records, chunks and failures."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from headrace.records import Failed, Record
 from headrace.retry import is_transient
 
 MOST_MESSAGE = 4096
-"""Characters of an error's message that are kept."""
+"""Maximum characters of an error's message."""
 
 
 class Work(NamedTuple):
-    """A record on its way: ready for the engine, or refused before it."""
+    """A record that is ready for the engine, or was refused before it."""
 
     record: Record
-    """What is kept of it once it is done: position and id."""
+    """Position, id and the columns to copy to the output."""
     row: object
     """The row as the source read it."""
     payload: Any = None
-    """What the engine takes; None for a record that could not be prepared."""
+    """The engine's input; None for a record that could not be prepared."""
     cost: int = 0
     attempt: int = 1
     mapped: object = None
-    """The row as user code prepared it, where `finish` is to see it."""
+    """The row as user code prepared it, if there is a `finish`."""
     key: bytes | None = None
-    """Equal for records that are computed once; None where each is computed."""
+    """Equal for equal inputs; None for a record that is always computed."""
     bytes: int = 0
-    """Of the payload, beside the row."""
+    """Size of the payload, without the row."""
 
     @property
     def original(self) -> Record:
@@ -39,7 +39,7 @@ class Work(NamedTuple):
 
 
 class RefusedError(Exception):
-    """Stands where an answer would: the record failed for good before the engine saw it."""
+    """Takes the place of an answer: the record failed for good before the engine saw it."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.message)
@@ -48,7 +48,7 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class PreparedChunk:
-    """What became of the records of a chunk before the engine."""
+    """The records of a chunk after the prepare stage."""
 
     work: list[Work] = field(default_factory=list)
     refused: list[tuple[Work, Exception]] = field(default_factory=list)
@@ -56,30 +56,30 @@ class PreparedChunk:
     tokens: int = 0
     truncated: int = 0
     bytes: int = 0
-    """Of the input that these were read from."""
+    """Bytes of input that the chunk was read from."""
 
     def __len__(self) -> int:
         return len(self.work) + len(self.refused)
 
     def positions(self) -> list[int]:
-        """Of all records, ascending."""
+        """The positions of all records, ascending."""
         return sorted([item.record.position for item in (*self.work, *(item for item, _ in self.refused))])
 
     def drop(self, done: frozenset[int]) -> None:
-        """Leave out the records at these positions."""
+        """Remove the records at these positions."""
         if done:
             self.work = [item for item in self.work if item.record.position not in done]
             self.refused = [pair for pair in self.refused if pair[0].record.position not in done]
 
     def refuse(self, row: Record, identity: object, error: Exception, attempt: int) -> None:
-        """Note that a record has failed at this attempt, for good unless the reason may pass."""
+        """Add a record that failed at this attempt; for good, unless the reason is transient."""
         work = Work(Record(row.position, identity, None), row.data, attempt=attempt)
         if not is_transient(error):
             error = RefusedError(failure(work.original, error, attempt))
         self.refused.append((work, error))
 
     def add(self, other: PreparedChunk) -> None:
-        """Take in what became of the next chunk."""
+        """Append the next chunk."""
         self.work += other.work
         self.refused += other.refused
         self.tokens += other.tokens
@@ -91,15 +91,15 @@ Answered: TypeAlias = tuple[Sequence[Work], Sequence[object], bool]
 
 
 def unreadable(failed: Failed) -> tuple[Work, Exception]:
-    """A row that could not be read as a record, as one that is refused."""
+    """A row that could not be read, as a refused record."""
     record = failed.record
     return Work(Record(record.position, record.id, None), record.data), RefusedError(failed)
 
 
 def failure(record: Record, error: Exception, attempts: int) -> Failed:
-    """How a record's own error is kept."""
+    """The `Failed` of a record for this error."""
     words = " ".join(text_of(error)[:MOST_MESSAGE].split())
-    raised = (error.__cause__ or error) if type(error) is ProcessError else error  # which stands in for another
+    raised = (error.__cause__ or error) if type(error) is ProcessError else error  # it stands for its cause
     if isinstance(error, RecordError):
         return Failed(record, type(raised).__name__, words, attempts, error.code, error.param)
     return Failed(record, type(raised).__name__, words, attempts)

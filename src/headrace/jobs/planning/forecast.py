@@ -1,4 +1,4 @@
-"""How long a job will take and what it needs: some real batches across the lengths there are, and arithmetic."""
+"""Estimates the time and disk of a job from some real batches of different lengths."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from headrace.jobs.planning.survey import Survey
 from headrace.records import Ok
 
 _MEASURED = 6
-"""Batches that are run twice, besides one to warm up."""
+"""Batches that are measured, each run twice, after one to warm up."""
 _REQUESTS = 64
-"""Records that are run where the engine batches by itself."""
+"""Records to run if the engine batches by itself."""
 _LEAST_FREE = 16 * 1024 * 1024
-"""Bytes that an output must have room for before a job begins."""
+"""Minimum bytes of free disk to start a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a job will take."""
+    """The estimate for a job."""
 
     seconds: float | None
-    """Without loading the model; None where nothing tells how long the input is."""
+    """Without loading the model; None if the length of the input is unknown."""
     engine_s: float | None
-    """Of these the model's own."""
+    """Seconds of inference."""
     bytes: int | None
-    """Disk that the output needs while the job runs, parts and merged file."""
+    """Disk space for parts and merged file."""
     free: int | None
-    """Disk there is; None in an object store."""
+    """Free disk space; None in an object store."""
 
 
 def check_room(output: Path) -> None:
-    """See that an output can be written at all, before a model is loaded.
+    """Check that an output can be written, before a model is loaded.
 
     Raises:
-        ConfigError: its folder may not be written.
+        ConfigError: its folder is read-only.
         DiskFullError: its disk is full.
     """
     if not is_remote(output):
@@ -65,7 +65,7 @@ def check_room(output: Path) -> None:
 
 
 def free_bytes(output: Path) -> int | None:
-    """Room on an output's disk; None where that is no disk of this machine."""
+    """Free bytes on an output's disk; None in an object store."""
     if is_remote(output):
         return None
     there = next(folder for folder in (output, *output.absolute().parents) if folder.exists())
@@ -73,7 +73,7 @@ def free_bytes(output: Path) -> int | None:
 
 
 def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: bool) -> Forecast:
-    """Run some of the sample, and reckon from that. Blocks for as long as some 13 batches take.
+    """Estimate a job by running part of the sample. Blocks for about 13 batches.
 
     Raises:
         Exception: whatever the engine raises for a batch.
@@ -101,7 +101,7 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
 
 
 def pack(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Work]]:
-    """Records, the costliest first, as the batches that they would be in a window that holds them all."""
+    """The batches of these records, costliest first, in a bucketing window that holds them all."""
     batches = []
     start = 0
     while start < len(work):
@@ -133,7 +133,7 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def _measure(
     engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], profile: EngineProfile
 ) -> tuple[float, list[tuple[Work, object]]]:
-    """Seconds that all these batches take, and what came of those that were run."""
+    """The estimated seconds of all these batches, and the outputs of those that were run."""
     chosen = sorted({round(n * (len(batches) - 1) / max(_MEASURED - 1, 1)) for n in range(_MEASURED)})
     engine.forward([item.payload for item in batches[chosen[len(chosen) // 2]]])
     points: list[tuple[float, float]] = []
@@ -145,7 +145,7 @@ def _measure(
         between = time.perf_counter()
         engine.forward([item.payload for item in batch])
         ended = time.perf_counter()
-        # The better of the two: the first of a shape may be compiled or tuned, and either may be disturbed.
+        # The faster of two runs: the first of a shape may compile kernels, and other work may disturb either.
         points.append((_cost(batch, profile), min(between - started, ended - between)))
         done += [(w, o) for w, o in zip(batch, outputs, strict=True) if not isinstance(o, Exception)]
     slope, rest = fit(points)
@@ -157,7 +157,7 @@ def _cost(batch: Sequence[Work], profile: EngineProfile) -> float:
 
 
 async def _run_some(job: Job, work: Sequence[Work]) -> tuple[float, list[tuple[Work, object]]]:
-    """Seconds that these take through the job's own batcher, and what came of them."""
+    """The seconds of these records in the job's own batcher, and their outputs."""
 
     started = time.perf_counter()
     done: list[tuple[Work, object]] = []

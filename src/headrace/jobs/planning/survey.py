@@ -1,4 +1,4 @@
-"""What the input of a job is like, from a sample of it, prepared as the job would prepare it."""
+"""Describes the input of a job from a sample, prepared as in the job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headrace.errors import RecordError
-from headrace.events import NumbersChosen
+from headrace.events import PrecisionChosen
 from headrace.io.base import Chunk, Source
 from headrace.jobs.pipeline.engine_prepare import InTime
 from headrace.jobs.pipeline.job import Job
@@ -17,45 +17,45 @@ from headrace.jobs.pipeline.work import Work
 from headrace.records import LeftOut
 
 _BLOCK = 128
-"""Rows that are sampled together."""
+"""Consecutive rows of a sample."""
 _BLOCKS = 8
 _EXAMPLES = 3
 _READ_S = 20.0
-"""How long an input is read to sample it; what is beyond that is taken to be like what came before."""
+"""Maximum seconds to read for a sample; the rest is assumed to be similar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a sample says of the input."""
+    """What a sample shows about the input."""
 
     records: int | None
-    """Of the whole input; None where nothing tells."""
+    """Of the whole input; None if unknown."""
     counted: bool
-    """Whether that is known, rather than reckoned from the size."""
+    """Whether that is exact, not estimated from the size."""
     sampled: int
     failed: int
-    """Of the sample: could not be read or prepared."""
+    """In the sample: could not be read or prepared."""
     truncated: int
-    """Of the sample: longer than the model takes."""
+    """In the sample: longer than the model's limit."""
     work: tuple[Work, ...]
-    """The rest of the sample, ready for the engine."""
+    """The other records of the sample, ready for the engine."""
     examples: tuple[object, ...]
-    """Some inputs as the engine is given them."""
+    """Some inputs for the engine."""
     prepare_s: float
-    """Per record, on one worker."""
+    """Seconds per record on one worker."""
     left_out: tuple[LeftOut, ...] = ()
-    """What the input holds that is not read, as far as it was met."""
-    numbers: NumbersChosen | None = None
-    """Which the model computes with, where the sample decided that."""
+    """Parts of the input that are not read, as far as known."""
+    precision: PrecisionChosen | None = None
+    """The model's dtype, if the sample decided it."""
 
     def quantile(self, fraction: float) -> int:
-        """The cost that so many of the sample do not exceed, in the engine's unit; 0 for no sample."""
+        """The quantile of the costs in the sample, in the engine's unit; 0 without a sample."""
         costs = sorted(item.cost for item in self.work)
         return costs[min(int(fraction * len(costs)), len(costs) - 1)] if costs else 0
 
 
 def survey(job: Job, *, spread: bool) -> Survey:
-    """Sample the input: its first rows, or with `spread` blocks of rows from all over it. Blocks.
+    """Sample the input: its first rows, or with `spread` blocks of rows at equal distances. Blocks.
 
     Raises:
         JobError: the input cannot be read.
@@ -66,14 +66,14 @@ def survey(job: Job, *, spread: bool) -> Survey:
     left_out: list[LeftOut] = []
     examples: list[object] = []
     failed = truncated = 0
-    spent = 0.0
+    prepare_s = 0.0
     for chunk in sample.spread() if spread else sample.head():
         prepared, event = preparation.prepare(chunk)
         work += prepared.work
         failed += len(prepared.refused)
         truncated += prepared.truncated
         left_out += chunk.left_out
-        spent += event.duration_s
+        prepare_s += event.duration_s
         if len(examples) < _EXAMPLES:
             examples += _inputs(job, chunk)
     sampled = len(work) + failed
@@ -85,7 +85,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
         truncated=truncated,
         work=tuple(work),
         examples=tuple(examples[:_EXAMPLES]),
-        prepare_s=spent / max(sampled, 1),
+        prepare_s=prepare_s / max(sampled, 1),
         left_out=tuple(left_out),
     )
 
@@ -100,7 +100,7 @@ def _inputs(job: Job, chunk: Chunk) -> Iterator[object]:
 
 
 class _Sample:
-    """Reads parts of a source, and learns how long it is."""
+    """Reads parts of a source, and estimates its length."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -42,7 +42,7 @@ def check_same(output: Path, then: Mapping[str, object], now: Mapping[str, objec
     if differences:
         raise ResumeMismatchError(
             f"{output} was started with other settings: {'; '.join(differences)}. Restore that, choose another output, "
-            "pass --overwrite to begin anew, or --ignore-changes to go on with what is done as it is"
+            "pass --overwrite to start again, or --ignore-changes to keep what is finished and continue"
         )
 
 

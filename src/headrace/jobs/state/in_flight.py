@@ -17,10 +17,10 @@ _BYTES = 64
 
 
 class InFlight:
-    """A file that holds how many records are in the engine, the first position and the last; empty while none is.
+    """A file with the number of records in the engine and their first and last position; empty if there are none.
 
-    It is written in place, without waiting for the disk: it outlives the process, which is what matters here. Where it
-    cannot be written, as in an object store, nothing is noted.
+    It is written in place without a sync, because it must survive the process, not the machine. Nothing is noted where
+    it cannot be written, such as in an object store.
     """
 
     def __init__(self, work: Path) -> None:
@@ -28,7 +28,7 @@ class InFlight:
         self._file: int | None = None
 
     def left_behind(self) -> str:
-        """The batch of an earlier run that crashed; empty if none did."""
+        """The batch in the engine when an earlier run crashed; empty if none did."""
         try:
             count, first, last = map(int, self._path.read_text(encoding="ascii").split()) if self._path else (0, 0, 0)
         except (OSError, ValueError):
@@ -44,7 +44,7 @@ class InFlight:
         self._write("")
 
     def close(self) -> None:
-        """Remove the file at the regular end of a run."""
+        """Remove the file when a run ends normally."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

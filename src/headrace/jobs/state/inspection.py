@@ -28,29 +28,29 @@ class Inspection:
 
     state: State
     holder: str | None
-    """Which process runs it, or in a store holds the lease, as far as its note says."""
+    """The process that runs it, from its lock file or lease; None if none does."""
     records: int
-    """Done, failed ones included."""
+    """Finished records, including failed ones."""
     failed: int
     reasons: Mapping[str, int]
     """Failed records by reason, the most frequent first."""
     parts: int
-    """Committed parts that wait for the merge, or are the output."""
+    """Number of committed parts."""
     retried: tuple[int, int] | None
-    """Of a retry under way: dead letters that have a new outcome, and how many there are."""
-    spent: RunTime
+    """For a retry in progress: dead letters with a new outcome, and dead letters in all."""
+    run_time: RunTime
     settings: Mapping[str, object] | None
     """The settings of the job; None if JSON cannot hold them."""
     damaged: Sequence[str]
-    """Files that are not as they were committed, each with what is wrong."""
+    """Files that have changed since they were committed, each with the reason."""
 
 
 def state_of(name: str | Path) -> tuple[Target, JobState]:
-    """The output of that name, in its own format, and what its job has written down.
+    """The output of that name, in its own format, and the state of its job.
 
     Raises:
         ConfigError: no job has written there.
-        JobError: what it has written down is damaged.
+        JobError: its state is damaged.
     """
     target = find_target(name) if _has_format(name) else find_target(name, "jsonl")
     try:
@@ -67,10 +67,10 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
 
 
 def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
-    """Look at an output. Writes nothing, and disturbs no run.
+    """Inspect an output. Writes nothing, and does not disturb a run.
 
     Args:
-        verify: read all of the output and hold it against the checksums kept; otherwise sizes alone are compared.
+        verify: compare the content with the stored checksums; otherwise compare sizes only.
 
     Raises:
         ConfigError: no job has written there.
@@ -84,15 +84,15 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     again = sum(end - start for start, end in retry.committed())
     holder = _holder(target.work / "lock")
     if finished:
-        records, letters = finished["records"], [target.errors]
+        records, dead_letters = finished["records"], [target.errors]
     else:
-        records, letters = sum(end - start for start, end in committed), parts.twins(committed)
-    reasons = _reasons(letters)
+        records, dead_letters = sum(end - start for start, end in committed), parts.twins(committed)
+    reasons = _reasons(dead_letters)
     if finished:
         damaged = changes(target, parts, Finished(**finished), read=verify)
     else:
         found = parts.check(committed, set(committed) if verify else ())
-        damaged = [str(damage) for damage in found if exists(damage.path)]  # else the run has just merged it
+        damaged = [str(damage) for damage in found if exists(damage.path)]  # otherwise the run has just merged it
     return Inspection(
         state="running" if holder else "finished" if finished else "not running",
         holder=holder,
@@ -101,7 +101,7 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
         reasons=dict(reasons.most_common()),
         parts=len(committed),
         retried=(again, finished["failed"]) if finished and again else None,
-        spent=RunTimeLog(target.work).read(),
+        run_time=RunTimeLog(target.work).read(),
         settings=state.get("settings"),
         damaged=damaged,
     )
@@ -115,9 +115,9 @@ def _has_format(name: str | Path) -> bool:
     return True
 
 
-def _reasons(letters: Iterable[Path]) -> Counter[str]:
+def _reasons(dead_letters: Iterable[Path]) -> Counter[str]:
     reasons: Counter[str] = Counter()
-    for path in letters:
+    for path in dead_letters:
         try:
             with path.open("rb") as lines:
                 for line in lines:
@@ -125,12 +125,12 @@ def _reasons(letters: Iterable[Path]) -> Counter[str]:
         except FileNotFoundError:
             continue  # nothing failed, or the run has just merged it
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is not as a job writes it: {error}") from error
+            raise ConfigError(f"{path} is damaged: {error}") from error
     return reasons
 
 
 def _holder(lock: Path) -> str | None:
-    """Who holds a lock file, or the lease in a store; None if nobody does."""
+    """The holder of a lock file, or of the lease in a store; None if it is free."""
     try:
         if is_remote(lock):
             return holder_in(as_os_errors(lock.read_text)(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What is done: the positions that committed parts hold, in at most one bit for each."""
+"""The finished positions, from committed parts, in at most one bit each."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FULL = (1 << _PAGE) - 1
 
 
 class Ledger:
-    """The positions in committed parts, frozen at the moment the job starts.
+    """The positions in committed parts when the job starts.
 
-    Kept by pages of 4,096 positions: a page that is done takes a few bytes, one that is done in part a bit for each of
-    its positions. 100 million records take 17 MB at worst.
+    Stored in pages of 4,096 positions: a finished page takes a few bytes, others take one bit per position. 100 million
+    records take at most 17 MB.
 
     Raises:
         JobError: two parts hold the same position.
@@ -26,14 +26,14 @@ class Ledger:
         self._pages: dict[int, int] = {}
         """Page → bit n for its n-th position."""
         self.done = 0
-        """How many positions are done."""
+        """Number of finished positions."""
         self._beyond = 0
-        """From here on nothing is done."""
+        """No position from this one on is finished."""
         self._known = (0, 0)
-        """From the first of these to before the second all is done: what was found last, for it is asked for again."""
+        """Start and end of the finished range found last, which is often asked for again."""
         for start, end in committed:
             if start >= end:
-                raise JobError(f"a part claims the empty interval {start}..{end}: the parts folder is damaged")
+                raise JobError(f"a part has the empty interval {start}..{end}: the parts folder is damaged")
             self._add(start, end)
             self.done += end - start
             self._beyond = max(self._beyond, end)
@@ -47,18 +47,18 @@ class Ledger:
             if twice := page & bits:
                 position = first + (twice & -twice).bit_length() - 1
                 raise JobError(
-                    f"two parts both hold position {position}: the parts folder is damaged; begin anew with --overwrite"
+                    f"two parts hold position {position}: the parts folder is damaged; start again with --overwrite"
                 )
             page |= bits
-            self._pages[number] = _FULL if page == _FULL else page  # one object for all pages that are done
+            self._pages[number] = _FULL if page == _FULL else page  # finished pages share one object
 
     @property
     def is_whole(self) -> bool:
-        """Whether the positions done are all those before `done`."""
+        """Whether the finished positions have no gap."""
         return self.next_todo(0) == self.done
 
     def next_todo(self, position: int) -> int:
-        """The first position >= `position` that is not done."""
+        """The first position >= `position` that is not finished."""
         if position >= self._beyond:
             return position
         low, high = self._known
@@ -75,6 +75,6 @@ class Ledger:
         return found
 
     def _free(self, number: int, offset: int) -> int:
-        """The positions of a page that are not done, from this one on, as bits."""
+        """The unfinished positions of a page from `offset` on, as bits."""
         page = self._pages.get(number, 0)
         return 0 if page is _FULL else (_FULL ^ page) >> offset

@@ -1,4 +1,4 @@
-"""One writer per output, one server per state folder: a lock that dies with the process that holds it."""
+"""One writer per output, one server per state folder: a lock that ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def exclusive(path: Path, output: Path, way_out: str = "wait for it, or choose a
 
 
 def holder_in(content: str) -> str:
-    """Who has written this into a lock file."""
+    """The holder named in a lock file."""
     try:
         holder = json.loads(content)
         return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
-    except (ValueError, KeyError, TypeError):  # caught between taking the lock and writing its name
+    except (ValueError, KeyError, TypeError):  # read between taking the lock and writing the name
         return "another process"
 
 

@@ -1,4 +1,4 @@
-"""One file of the parts there are: of a folder of parts, or of a job that has not come to its end."""
+"""Writes one file from the parts of a folder, or of an unfinished job."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from headrace.jobs.state.ledger import Ledger
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What came of it."""
+    """The result of a merge."""
 
     records: int
-    """Of the input, failed ones included."""
+    """Including failed ones."""
     failed: int
     whole: bool
-    """Whether nothing before the last of them is missing."""
+    """Whether no record before the last one is missing."""
     finished: bool
-    """Whether the job has come to its end."""
+    """Whether the job is finished."""
     errors: Path
-    """Where the dead letters are, if there are any."""
+    """File of the dead letters, if there are any."""
 
 
 def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
-    """Write what an output's parts hold as one file, and their dead letters as another beside it. The parts stay.
+    """Write the rows of an output's parts to one file, and their dead letters to another beside it. The parts stay.
 
-    A job that runs at the time may go on: parts that are committed meanwhile are left out.
+    The job may be running: parts that it commits meanwhile are not included.
 
     Raises:
-        ConfigError: no job has written there, there are no parts, or the file cannot be written.
+        ConfigError: no job has written there, it has no parts, or the file cannot be written.
         JobError: a part is damaged.
     """
     source, state = state_of(name)
@@ -45,11 +45,9 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
     if (target.format, target.compression) != (source.format, source.compression):
         raise ConfigError(f"{name} holds parts in {_format(source)}: the file must end in {_format(source)}")
     if target.place == source.place:
-        raise ConfigError(
-            f"cannot merge into {into}: it is the job's own output; run the job to its end, or name another"
-        )
+        raise ConfigError(f"cannot merge into {into}: it is the job's own output; finish the job, or name another file")
     if {source.place, source.work} & set(target.place.parents):
-        raise ConfigError(f"cannot merge into {into}: it is within the job's own folder; name another")
+        raise ConfigError(f"cannot merge into {into}: it is in the job's own folder; name another place")
     for path in (target.place, target.errors):
         if exists(path) and not overwrite:
             raise ConfigError(f"{path} exists; pass --overwrite to replace it")
@@ -62,8 +60,8 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
     try:
         if damaged := parts.check(committed, set(committed)):
             raise JobError(
-                f"cannot merge {name}: {listed(damaged)}; remove what is damaged, and run the job again to make it "
-                "anew or merge the rest without it"
+                f"cannot merge {name}: {listed(damaged)}; remove the damaged files, then run the job again to compute "
+                "them again, or merge the rest without them"
             )
         parts.merge_errors(target.errors, committed)
         with atomic_file(target.place) as file:

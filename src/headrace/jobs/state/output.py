@@ -1,11 +1,11 @@
 """The output of a job and its working folder: its settings, its parts, and the merged file at the end.
 
 For the file `out.parquet`: `out.parquet.parts/` holds `job.json`, `lock` and the parts; `out.errors.jsonl` takes the
-dead letters. The end is a row of steps, each of which may be repeated after a kill: merge the dead letters, merge the
-parts, mark the job finished, remove the parts.
+dead letters. A job ends in steps that may be repeated after a kill: merge the dead letters, merge the parts, mark the
+job finished, remove the parts.
 
-For the folder `out/`: the parts in it are the output, and stay. All else, half-written files included, is in
-`out/_headrace/`, which readers of such folders pass over for its name.
+For the folder `out/`: the parts in it are the output, and stay. All other files, such as incomplete ones, are in
+`out/_headrace/`, which readers of such folders skip because of its name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StartMode:
     settings: Mapping[str, object] | None = None
     """The settings of the job, as JSON; None if JSON cannot hold them."""
     changes: Literal["refuse", "ignore", "overwrite"] = "refuse"
-    """What to do where the output was started with other settings."""
+    """What to do if the output was started with other settings."""
     made_of: str | None = None
     """Identity of the engine: see `engines.identity`; None if unknown."""
 
@@ -87,13 +87,13 @@ class JobOutput:
             self._check_lease,
         )
         self.scratch = target.work / "scratch"
-        """A folder of this machine, made by who needs it, for what makes a resume faster and may be lost."""
+        """A local folder, created on use, for files that make a resume faster and may be lost."""
 
     def refuse_foreign_files(self) -> None:
-        """Check that nothing would be replaced but what a job here has written.
+        """Check that only files written by a job here would be replaced.
 
         Raises:
-            ConfigError: the output or its errors file exists, and no job says how it was made.
+            ConfigError: the output or its errors file exists, and not from a job here.
         """
         try:
             self._refuse_foreign_files()
@@ -103,29 +103,29 @@ class JobOutput:
     def _refuse_foreign_files(self) -> None:
         for path in (self.target, self.errors):
             is_output_folder = self.is_folder and path == self.target
-            # An empty folder is welcome, and what a job has left that was killed before it could say anything.
+            # An empty folder is accepted, and so is what a job left that was killed before it wrote its state.
             taken = bool(set(file_names(path)) - {self.work.name}) if is_output_folder else exists(path)
             if taken and not exists(self._state):
                 raise ConfigError(
-                    f"{path} exists and no job here says how it was made; pass --overwrite to replace it, "
+                    f"{path} exists and was not written by a job here; pass --overwrite to replace it, "
                     "or choose another output"
                 )
 
     def _check_errors(self) -> None:
-        """Another output here may differ from this one in its format alone; its dead letters must not be lost."""
+        """Check that no output of another format here uses the same errors file; its dead letters must not be lost."""
         if not exists(self.errors):
             return
         for other in self._siblings:
             state = read_state(other.work / "job.json")
             if state and state["finished"] and state["finished"]["failed"]:
                 raise ConfigError(
-                    f"{self.errors} holds the dead letters of {other}: give this output another name, or retry those "
-                    "first; what is committed is kept"
+                    f"{self.errors} holds the dead letters of {other}: give this output another name, or retry them "
+                    "first; committed records are kept"
                 )
 
     @property
     def is_finished(self) -> bool:
-        """Whether a job has come to its end here, whichever it was, as far as can be read."""
+        """Whether any job has finished here; False if its state cannot be read."""
         try:
             state = self.read_state()
         except JobError:
@@ -164,11 +164,11 @@ class JobOutput:
             self._lease.wait_until_alone()
 
     def begin(self, start: StartMode) -> Pass | Finished:
-        """What is left to do, or how the job ended. Starts again if there is no state, or if `start` asks for it.
+        """The remaining work, or how the job ended. Starts again if there is no state, or if `start` asks for it.
 
         Raises:
             ResumeMismatchError: the output was started with other settings; each difference is named.
-            ConfigError: the output file is not the one the finished job wrote, or its errors file is another's.
+            ConfigError: the output is not the file that the finished job wrote, or its errors file is another output's.
             JobError: the parts contradict each other.
         """
         state = None if start.changes == "overwrite" else self.read_state()
@@ -187,11 +187,11 @@ class JobOutput:
             return self._resume(start)
         if self.is_folder:
             return self._begin_finished_folder(start, finished)
-        if not exists(self.target):  # someone took the result away: what is wanted is a new one
+        if not exists(self.target):  # the user has removed the result and wants a new one
             return self._reopen(start)  # a kill may have left some parts
         if self.target.stat().st_size != finished.bytes:
             raise ConfigError(f"{self.target} is not the file the finished job wrote; pass --overwrite to replace it")
-        self.parts.clear()  # a kill may have come between the mark and this
+        self.parts.clear()  # the job may have been killed after it was marked finished
         self._clear_scratch()
         return finished
 
@@ -200,40 +200,39 @@ class JobOutput:
         return self._pass(start, Ledger(intervals), damaged)
 
     def _reopen(self, start: StartMode) -> Pass:
-        """Go on with a job that had ended, to make anew what was taken away."""
-        self._retrying.clear()  # it numbers the dead letters there were
+        """Continue a finished job whose output was removed."""
+        self._retrying.clear()  # its parts number the old dead letters
         self._write_state(start, None)
         return self._resume(start)
 
     def _begin_finished_folder(self, start: StartMode, finished: Finished) -> Pass | Finished:
-        """Parts that were taken away are made anew; one that is another now may be so on purpose, and is refused."""
+        """Compute missing parts again. A changed part may have been changed on purpose, so it is refused."""
         if damaged := self.parts.check(self.parts.committed()):
             raise ConfigError(
-                f"{self.target}/ is not as the finished job left it: {listed(damaged)}; remove what is damaged and run "
-                "again to make it anew, or pass --overwrite"
+                f"{self.target}/ has changed since the job finished: {listed(damaged)}; remove the damaged files and "
+                "run again to compute them again, or pass --overwrite"
             )
         return finished if Ledger(self.parts.take_over()).done == finished.records else self._reopen(start)
 
     def begin_retry(self, start: StartMode) -> Pass | Finished:
-        """A pass over the dead letters of the finished job; how it ended, if it left none.
+        """A pass over the dead letters of the finished job; how it ended if there are none.
 
         Raises:
             ResumeMismatchError: the output was started with other settings; each difference is named.
-            ConfigError: there is no finished job, or its files are not as it left them.
+            ConfigError: there is no finished job, or its files have changed.
         """
         state = self.read_state()
         finished = None if state is None else self._resumed(state, start)
         if finished is None:
             raise ConfigError(
-                f"there is no finished job at {self.target}: run it to its end first (--max-error-rate 1 if it stops "
-                "for its errors), then retry what failed"
+                f"there is no finished job at {self.target}: finish it first (with --max-error-rate 1 if it stops "
+                "because of errors), then retry"
             )
         if not finished.failed:
             return finished
         if changed := changes(self._target, self.parts, finished, read=not self.is_folder):
             raise ConfigError(
-                f"{changed[0]} is not as the finished job left it: restore it to retry what failed, or begin anew with "
-                "--overwrite"
+                f"{changed[0]} has changed since the job finished: restore it to retry, or start again with --overwrite"
             )
 
         def commit(ended: Finished) -> None:
@@ -245,7 +244,7 @@ class JobOutput:
         return self._retrying.begin(finished, commit)
 
     def _resumed(self, state: JobState, start: StartMode) -> Finished | None:
-        """How the job ended, if it has. What a kill has left half done is done."""
+        """How the job ended; None if it has not. Completes the end of a retry that was killed."""
         if start.changes != "ignore":
             check_same(self.target, state["fingerprint"], start.fingerprint)
         finished = Finished(**state["finished"]) if state["finished"] else None
@@ -261,14 +260,14 @@ class JobOutput:
         return Pass(ledger.next_todo, self.parts, finish, ledger.done, failed, None, damaged=damaged)
 
     def merge_so_far(self) -> None:
-        """What is finished as one file, of a job that will not be continued; the parts stay as they are."""
+        """Write the finished records of a job that will not be continued to one file; the parts stay."""
         committed = self.parts.committed()
         sound = self.parts.take_over(self.parts.check(committed, set(committed)))
         self.parts.merge_errors(self.errors, sound, self.work)
         self._merge(sound)
 
     def _merge(self, intervals: Sequence[Interval]) -> str:
-        """All rows as the one output file; returns its digest."""
+        """Write all rows to the output file; returns its digest."""
         with atomic_file(self.target, self.work) as file:
             target = DigestWriter(file)
             self.writer.merge([self.parts.part_path(interval) for interval in intervals], cast("BinaryIO", target))
@@ -278,7 +277,7 @@ class JobOutput:
         """Merge all parts into the one output file and mark the job finished.
 
         Raises:
-            JobError: the parts do not hold every position from 0 on, or some are damaged.
+            JobError: the parts have a gap, or some are damaged.
         """
         self._wait_until_alone()
         committed = self.parts.close(read_all=not self.is_folder)
@@ -324,7 +323,11 @@ class JobOutput:
 
 
 def changes(target: Target, parts: PartFolder, finished: Finished, *, read: bool) -> list[str]:
-    """What of a finished job is not as it was left; `read`: by content too, else by size."""
+    """The files of a finished job that have changed since, each with the reason.
+
+    Args:
+        read: compare the content too, not only sizes.
+    """
     if target.is_folder:
         intervals = parts.committed()
         found = [str(damage) for damage in parts.check(intervals, set(intervals) if read else ())]
@@ -338,13 +341,13 @@ def changes(target: Target, parts: PartFolder, finished: Finished, *, read: bool
 
 
 def _file_change(path: Path, digest: str, size: int | None = None) -> list[str]:
-    """How a file differs from what it was, where that is known: at most one line."""
+    """How a file has changed, if that is known: at most one line."""
     if not exists(path):
-        return [f"{path} (it is gone)"]
+        return [f"{path} (it is missing)"]
     if size is not None and (found := path.stat().st_size) != size:
         return [f"{path} ({found:,} bytes; {size:,} when the job ended)"]
     if digest and digest_of(path) != digest:
-        return [f"{path} (its content is not what was written: another checksum)"]
+        return [f"{path} (its content has changed: another checksum)"]
     return []
 
 
@@ -357,11 +360,11 @@ def read_state(path: Path) -> JobState | None:
     try:
         state = json.loads(as_os_errors(path.read_text)(encoding="utf-8"))
         if not _is_state(state):
-            raise ValueError("it is not as a job writes it")
+            raise ValueError("it lacks fields of a job's state")
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
-        raise JobError(f"{path} is damaged ({error}); begin anew with --overwrite") from error
+        raise JobError(f"{path} is damaged ({error}); start again with --overwrite") from error
     return state
 
 
@@ -377,7 +380,7 @@ def _is_state(state: object) -> TypeGuard[JobState]:
 
 
 def _is_an_end(finished: Mapping[str, object]) -> bool:
-    """Whether the fields of a `Finished` are there, and of its types; those with a default may be missing."""
+    """Whether all fields of a `Finished` without a default are there, and all are of the right type."""
     known = {field.name: field.type for field in fields(Finished)}
     needed = {field.name for field in fields(Finished) if field.default is MISSING}
     if not needed <= finished.keys() <= known.keys():

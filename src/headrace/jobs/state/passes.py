@@ -1,4 +1,4 @@
-"""One way over the input: what is still to do, where it goes, how that ends. The first, and one to retry failures."""
+"""One pass over the input, by a run or a retry: which records are unfinished, and where outcomes go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.records import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a finished job left."""
+    """The result of a finished job."""
 
     records: int
     """Rows of the input, failed ones included."""
@@ -21,9 +21,9 @@ class Finished:
     bytes: int
     """Size of the merged file; 0 for a folder of parts."""
     digest: str = ""
-    """Of the merged file (see `io/storage/checksums.py`); empty for a folder of parts, and where it was not kept."""
+    """Of the merged file (see `io/storage/checksums.py`); empty for a folder of parts, or if unknown."""
     errors_digest: str = ""
-    """Of the file of dead letters; empty where there is none, and where it was not kept."""
+    """Of the file of dead letters; empty if there is none, or if unknown."""
 
 
 class FinishedState(TypedDict):
@@ -40,7 +40,7 @@ class JobState(TypedDict):
     """The content of `job.json`."""
 
     fingerprint: JsonObject
-    """What decides the output."""
+    """The facts that determine the output."""
     settings: NotRequired[JsonObject | None]
     """See `jobs.settings.as_json`."""
     made_of: NotRequired[str | None]
@@ -53,21 +53,21 @@ class JobState(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a run is to do."""
+    """The work of a run."""
 
     next_todo: Callable[[int], int]
-    """The first position >= its argument that is still to do; beyond every input if there is none."""
+    """The first unfinished position >= its argument; `sys.maxsize` if a retry has none left."""
     parts: PartFolder
-    """Where outcomes are committed."""
+    """The parts that take the outcomes."""
     finish: Callable[[], Finished]
-    """Called when nothing is left to do."""
+    """Called when all records are finished."""
     done: int
-    """Records that an earlier run has committed in this pass."""
+    """Records of this pass that earlier runs have committed."""
     failed: int
-    """How many of them failed."""
+    """How many of these failed."""
     total: int | None
-    """Records of this pass, where that is known."""
+    """Records of this pass; None if unknown."""
     place: Callable[[int], int] | None = None
-    """Numbers the positions to do without gaps; None where they have none."""
+    """Numbers the positions without gaps; None if they have none."""
     damaged: Sequence[Damage] = ()
-    """Parts of earlier runs that were damaged: they are gone, and what they held is to do."""
+    """Damaged parts of earlier runs. They were removed, and their records are unfinished."""

@@ -1,8 +1,8 @@
-"""A pass over the dead letters of a finished job: what succeeds now moves into the output, at its place.
+"""Retries the dead letters of a finished job; records that succeed move to their places in the output.
 
-Its parts are in `retry/` within the working folder, and number the dead letters rather than the input. When every one
-has its outcome, all files that change are made anew in `retry-new/`. Then the job's state says so: that is the one
-commit point, and from there on the new files are moved to their places, again after a kill if need be.
+Its parts are in `retry/` within the working folder, and number the dead letters rather than the input. When each one
+has an outcome, all files that change are written again in `retry-new/`. Then the job's state is updated, which is the
+only commit point: after it, the new files are moved to their places, also by the next run if this one is killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeadLetters:
         """Read them.
 
         Raises:
-            ConfigError: they are not those the job left.
+            ConfigError: they are not the ones that the job wrote.
         """
         found: list[tuple[int, int]] = []
         try:
@@ -46,10 +46,10 @@ class DeadLetters:
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{errors} is no longer as the job left it ({error}); restore it to retry") from error
+            raise ConfigError(f"{errors} has changed since the job ended ({error}); restore it to retry") from error
         if len(found) != expected:
             raise ConfigError(
-                f"{errors} has {len(found)} dead letters, and the job left {expected}; restore it to retry"
+                f"{errors} has {len(found)} dead letters, but the job wrote {expected}; restore it to retry"
             )
         found.sort()
         self.positions = array("q", (position for position, _ in found))
@@ -59,12 +59,12 @@ class DeadLetters:
         return len(self.positions)
 
     def place(self, position: int) -> int:
-        """The number of the first letter at `position` or behind it."""
+        """The number of the first dead letter at or after `position`."""
         return bisect_left(self.positions, position)
 
 
 class Retrying:
-    """The files of such a pass.
+    """The files of a retry.
 
     Args:
         work: the job's working folder.
@@ -93,44 +93,47 @@ class Retrying:
         self._parts = PartFolder(self._folder, writer.suffix, None, guard)
 
     def begin(self, finished: Finished, commit: Callable[[Finished], None]) -> Pass:
-        """Begin such a pass, or go on with it; `commit` is called when all new files are there.
+        """Start or continue a retry; `commit` is called when all new files are written.
 
         Raises:
-            ConfigError: the dead letters are not those the job left.
+            ConfigError: the dead letters are not the ones that the job wrote.
         """
         if not is_remote(self._folder):
             self._folder.mkdir(exist_ok=True)
-        letters = DeadLetters(self._errors, finished.failed)
-        self._check_parts(letters)
+        dead_letters = DeadLetters(self._errors, finished.failed)
+        self._check_parts(dead_letters)
         intervals, damaged = self._parts.resume()
         ledger = Ledger(intervals)
 
         def next_todo(position: int) -> int:
-            number = ledger.next_todo(letters.place(position))
-            return letters.positions[number] if number < len(letters) else sys.maxsize
+            number = ledger.next_todo(dead_letters.place(position))
+            return dead_letters.positions[number] if number < len(dead_letters) else sys.maxsize
 
         def finish() -> Finished:
-            ended = self._make_new(letters, finished)
+            ended = self._make_new(dead_letters, finished)
             commit(ended)
             return ended
 
         failed = self._parts.count_errors()
-        return Pass(next_todo, self._parts, finish, ledger.done, failed, len(letters), letters.place, damaged)
+        return Pass(next_todo, self._parts, finish, ledger.done, failed, len(dead_letters), dead_letters.place, damaged)
 
-    def _check_parts(self, letters: DeadLetters) -> None:
-        """Of a folder: what is damaged must not be copied into a new part, and be taken for sound from then on."""
+    def _check_parts(self, dead_letters: DeadLetters) -> None:
+        """Check the parts of a folder: damaged ones must not be copied into new parts, which would pass for intact."""
         if self._target is not None:
             return
-        touched = [part for part in self._output.committed() if letters.place(part.start) < letters.place(part.end)]
+        touched = [
+            part for part in self._output.committed() if dead_letters.place(part.start) < dead_letters.place(part.end)
+        ]
         if damaged := self._output.check(touched, set(touched)):
             raise ConfigError(
-                f"{listed(damaged)}: not as it was committed; remove it, run the job again to make it anew, then retry"
+                f"{listed(damaged)}: changed since it was committed; remove it, run the job again to "
+                "compute it again, then retry"
             )
 
     def swap(self) -> None:
-        """Move the new files to their places, and remove what else the pass has left. May be repeated.
+        """Move the new files to their places and remove the other files of the retry. May be repeated.
 
-        A part comes after its twin, and the twin it had is removed last: at any moment it has one that fits.
+        The twin of a part is moved first, and its old twin is removed last, so that a part always has a twin that fits.
         """
         names = file_names(self._new)
         for name in sorted(names, key=lambda name: not name.endswith(_TWINS)):
@@ -145,7 +148,7 @@ class Retrying:
         self.clear()
 
     def clear(self) -> None:
-        """Remove what the pass has left."""
+        """Remove the files of the retry."""
         remove_folder(self._new)
         remove_folder(self._folder)
 
@@ -156,49 +159,49 @@ class Retrying:
             return self._target
         return (self._errors.parent if name.endswith((_ERRORS, _TWINS)) else self._output.path) / name
 
-    def _make_new(self, letters: DeadLetters, finished: Finished) -> Finished:
-        """All files that change, complete and durable.
+    def _make_new(self, dead_letters: DeadLetters, finished: Finished) -> Finished:
+        """Write all files that change.
 
         Raises:
-            JobError: a record of this pass has no outcome.
+            JobError: a record has no outcome yet.
         """
         committed = self._parts.close(read_all=True)
-        if Ledger(committed).next_todo(0) != len(letters):
+        if Ledger(committed).next_todo(0) != len(dead_letters):
             raise JobError(f"{self._folder} has gaps: run again to fill them")
-        remove_folder(self._new)  # half made, by a process that was killed
+        remove_folder(self._new)  # left incomplete by a killed process
         if not is_remote(self._new):
             self._new.mkdir()
-        left = self._letters_left(letters, committed)
+        left = self._still_failed(dead_letters, committed)
         with atomic_file(self._new / self._errors.name) as file:
-            self._copy_letters(letters, committed, left, file)
+            self._copy_dead_letters(dead_letters, committed, left, file)
         errors_digest = digest_of(self._new / self._errors.name) if left else ""
         if self._target is not None:
-            turns = _turns(letters.positions, left, 0)
+            turns = _turns(dead_letters.positions, left, 0)
             new = self._new / self._target.name
             with atomic_file(new) as file:
                 target = DigestWriter(file)
                 self._writer.interleave(self._target, self._paths(committed), turns, cast("BinaryIO", target))
             return Finished(finished.records, len(left), new.stat().st_size, target.digest, errors_digest)
         for interval in self._output.committed():
-            self._make_part(interval, letters, left, committed)
+            self._make_part(interval, dead_letters, left, committed)
         return Finished(finished.records, len(left), 0, "", errors_digest)
 
     def _make_part(
-        self, interval: Interval, letters: DeadLetters, left: set[int], committed: Sequence[Interval]
+        self, interval: Interval, dead_letters: DeadLetters, left: set[int], committed: Sequence[Interval]
     ) -> None:
-        """One part of a folder and its twin, with what moves from the one to the other."""
-        first, last = letters.place(interval.start), letters.place(interval.end)
+        """Write one part of a folder and its twin again, if records of it have succeeded."""
+        first, last = dead_letters.place(interval.start), dead_letters.place(interval.end)
         if all(number in left for number in range(first, last)):
             return
         sources = [part for part in committed if part.end > first and part.start < last]
         passed_over = sum(number not in left for number in range(sources[0].start, first))
-        positions = letters.positions[first:last]
+        positions = dead_letters.positions[first:last]
         turns = [(0, -passed_over), *_turns(positions, {n - first for n in left if first <= n < last}, interval.start)]
         new = self._new / self._output.part_path(interval).name
         with atomic_file(new) as file:
             self._writer.interleave(self._output.part_path(interval), self._paths(sources), turns, file)
         twin = io.BytesIO()
-        self._copy_letters(letters, sources, {number for number in left if first <= number < last}, twin)
+        self._copy_dead_letters(dead_letters, sources, {number for number in left if first <= number < last}, twin)
         seal = Seal.of(interval, blocks_of(new), twin.getvalue())
         with atomic_file(self._new / seal.name) as file:
             file.write(twin.getvalue())
@@ -211,24 +214,24 @@ class Retrying:
             with twin.open("rb") as lines:
                 yield from lines
 
-    def _letters_left(self, letters: DeadLetters, committed: Sequence[Interval]) -> set[int]:
-        """The numbers of those that have failed again."""
-        return {letters.place(json.loads(line)["position"]) for line in self._lines(committed)}
+    def _still_failed(self, dead_letters: DeadLetters, committed: Sequence[Interval]) -> set[int]:
+        """The numbers of the dead letters that have failed again."""
+        return {dead_letters.place(json.loads(line)["position"]) for line in self._lines(committed)}
 
-    def _copy_letters(
-        self, letters: DeadLetters, committed: Sequence[Interval], wanted: set[int], file: BinaryIO
+    def _copy_dead_letters(
+        self, dead_letters: DeadLetters, committed: Sequence[Interval], wanted: set[int], file: BinaryIO
     ) -> None:
-        """The new letters of those wanted; their attempts add up."""
+        """Copy the new dead letters with these numbers; their attempts add up."""
         for line in self._lines(committed):
             letter = json.loads(line)
-            number = letters.place(letter["position"])
+            number = dead_letters.place(letter["position"])
             if number in wanted:
-                letter["attempts"] += letters.attempts[number]
+                letter["attempts"] += dead_letters.attempts[number]
                 file.write(json.dumps(letter).encode() + b"\n")
 
 
 def _turns(positions: Sequence[int], left: set[int], start: int) -> Iterator[tuple[int, int]]:
-    """How many rows of the output stand before each letter's place, and whether a row comes there now."""
+    """Pairs of counts: output rows up to the place of a record that has succeeded, and rows to insert there."""
     before = 0
     for number, position in enumerate(positions):
         before += position - start

@@ -24,7 +24,7 @@ class RunTime:
 
 
 class RunTimeLog:
-    """Adds the time since its making to what earlier runs have noted. A note that cannot be written is left out."""
+    """Adds the time since its creation to the run time of earlier runs. Write errors are ignored."""
 
     def __init__(self, work: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = work / "time.json"
@@ -57,9 +57,9 @@ class RunTimeLog:
     def _write(self) -> None:
         self._earlier = self._earlier or self.read()
         self._noted = self._clock()
-        spent = RunTime(self._earlier.runs + 1, self._earlier.seconds + self._noted - self._began)
+        total = RunTime(self._earlier.runs + 1, self._earlier.seconds + self._noted - self._began)
         try:
             with atomic_file(self._path) as file:
-                file.write(json.dumps({"runs": spent.runs, "seconds": round(spent.seconds, 3)}).encode())
+                file.write(json.dumps({"runs": total.runs, "seconds": round(total.seconds, 3)}).encode())
         except OSError:
             pass

@@ -1,4 +1,4 @@
-"""Detect runs of a job that end one after the other without progress."""
+"""Detects a job whose runs end one after the other without progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_RUNS = 4
 
 
 class StallDetector:
-    """Counts such runs in a file. One that cannot be written, as on a full disk, is left out: it decides nothing."""
+    """Counts runs without progress in a file. If it cannot be written, as on a full disk, the run is not counted."""
 
     def __init__(self, work: Path) -> None:
         self._path = work / "standstill.json"
@@ -25,7 +25,7 @@ class StallDetector:
         """Count a run that failed.
 
         Raises:
-            JobError: this and the runs before it have committed nothing.
+            JobError: too many runs in a row have committed nothing.
         """
         try:
             done = Ledger(todo.parts.committed()).done
@@ -36,8 +36,7 @@ class StallDetector:
             return
         if runs >= MOST_RUNS:
             raise JobError(
-                f"no progress: {runs} runs in a row have ended here, with {done:,} records done. "
-                f"The last reason: {error}"
+                f"no progress: {runs} runs in a row have ended with {done:,} records done. The last reason: {error}"
             ) from error
 
     def forget(self) -> None:

@@ -13,14 +13,14 @@ FAILED = Failed(Record(3, 3, None), "reason", "message")
 
 
 def test_a_late_record_waits_for_one_that_succeeds() -> None:
-    doubts = SuspectFailures("batches", 2.0)
+    suspects = SuspectFailures("batches", 2.0)
     outcomes: list[Outcome] = []
-    doubts.add(doubts.judged(LATE), FAILED, outcomes)
-    doubts.add(WorkerDiedError("gone"), FAILED, outcomes)
-    doubts.add(ValueError("bad"), FAILED, outcomes)
+    suspects.add(suspects.judged(LATE), FAILED, outcomes)
+    suspects.add(WorkerDiedError("gone"), FAILED, outcomes)
+    suspects.add(ValueError("bad"), FAILED, outcomes)
     assert outcomes == [FAILED]
-    assert doubts.release() == [FAILED, FAILED]
-    assert doubts.release() == []
+    assert suspects.release() == [FAILED, FAILED]
+    assert suspects.release() == []
 
 
 def test_its_error_says_what_can_be_done_about_the_thread() -> None:
@@ -30,14 +30,14 @@ def test_its_error_says_what_can_be_done_about_the_thread() -> None:
 
 
 def test_where_none_succeeds_in_between_the_engine_hangs() -> None:
-    doubts = SuspectFailures("batches", 2.0)
+    suspects = SuspectFailures("batches", 2.0)
     for _ in range(MOST_IN_A_ROW - 1):
-        doubts.judged(LATE)
-    doubts.release()
+        suspects.judged(LATE)
+    suspects.release()
     for _ in range(MOST_IN_A_ROW - 1):
-        doubts.judged(LATE)
+        suspects.judged(LATE)
     with pytest.raises(BrokenOffError, match="8 records in a row had no result after 2 s"):
-        doubts.judged(LATE)
+        suspects.judged(LATE)
 
 
 def test_a_step_that_does_not_end_is_no_records_fault() -> None:

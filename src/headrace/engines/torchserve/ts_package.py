@@ -38,7 +38,7 @@ _MODULES = {
 """The module of this package behind each module of `ts`; a package is empty."""
 
 
-class StandIn(MetaPathFinder, Loader):
+class TsFinder(MetaPathFinder, Loader):
     """A finder for these modules that comes last: installed modules and those beside the handler take precedence."""
 
     def find_spec(
@@ -60,5 +60,5 @@ class StandIn(MetaPathFinder, Loader):
 
 def provide() -> None:
     """Install the finder, so that `from ts.torch_handler.base_handler import BaseHandler` works."""
-    if not any(isinstance(finder, StandIn) for finder in sys.meta_path):
-        sys.meta_path.append(StandIn())
+    if not any(isinstance(finder, TsFinder) for finder in sys.meta_path):
+        sys.meta_path.append(TsFinder())

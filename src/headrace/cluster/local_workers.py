@@ -1,0 +1,205 @@
+"""`headrace run --data-parallel-size N`: N worker processes on this machine, each with a device of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
+
+from headrace.cluster import heartbeat, remote_job
+from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
+from headrace.cluster.worker_pool import WorkUnitReply
+from headrace.device.cuda import cuda_devices
+from headrace.engines.config import EngineConfig
+from headrace.errors import ConfigError, EngineError, WorkerDiedError
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import JobSettings
+from headrace.observe.report import Report
+from headrace.processes.actor import ActorProcess
+
+_DEVICES_PER_ENGINE = ("tensor_parallel_size", "pipeline_parallel_size")
+"""Engine options that multiply the devices of one engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """The part of this machine that one worker uses."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cores: tuple[int, ...] | None = None
+    """CPU cores; None for all."""
+
+    def __str__(self) -> str:
+        devices = self.environment.get("CUDA_VISIBLE_DEVICES")
+        return f"CUDA device {devices}" if devices else f"CPU cores {', '.join(map(str, self.cores or ()))}"
+
+
+def device_shares(size: int | Literal["auto"], config: EngineConfig) -> list[DeviceShare]:
+    """Divide the devices of this machine between workers: CUDA devices if there are any, else CPU cores.
+
+    Args:
+        size: the number of workers; "auto" for one per CUDA device (or per group of devices, if an engine needs
+            several), and one on a CPU.
+        config: names the device and how many devices an engine needs.
+
+    Raises:
+        ConfigError: there are too few devices, or the device is set to a single one.
+    """
+    device = str(config.engine_options.get("device") or "auto")
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(
+            f"--device {device} is a single device, and --data-parallel-size gives each worker its own; "
+            "use --device cuda, and CUDA_VISIBLE_DEVICES to choose among the devices"
+        )
+    count = 0 if device == "cpu" else cuda_devices()
+    if count or device == "cuda":
+        return _cuda_shares(size, count, config)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    number = 1 if size == "auto" else size
+    if number > len(cores):
+        raise ConfigError(
+            f"--data-parallel-size is {number}, and there is no CUDA device and {len(cores)} CPU cores; "
+            f"it must be at most {len(cores)}"
+        )
+    bounds = [len(cores) * index // number for index in range(number + 1)]
+    return [DeviceShare(cores=tuple(cores[low:high])) for low, high in itertools.pairwise(bounds)]
+
+
+def _cuda_shares(size: int | Literal["auto"], count: int, config: EngineConfig) -> list[DeviceShare]:
+    each = 1
+    for option in _DEVICES_PER_ENGINE:
+        value = config.engine_options.get(option, 1)
+        each *= value if isinstance(value, int) else 1  # the engine refuses a value of another type
+    number = max(count // each, 1) if size == "auto" else size
+    if number * each > count:
+        groups = f" of {each} devices" if each > 1 else ""
+        raise ConfigError(
+            f"--data-parallel-size is {number}: {number} workers{groups} need {number * each} CUDA devices, "
+            f"and PyTorch sees {count}"
+        )
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = listed.split(",") if listed else [str(index) for index in range(count)]
+    return [
+        DeviceShare({"CUDA_VISIBLE_DEVICES": ",".join(names[index * each : (index + 1) * each])})
+        for index in range(number)
+    ]
+
+
+class LocalWorker:
+    """A `Worker` in a process of this machine."""
+
+    def __init__(self, spec: WorkerSpec, share: DeviceShare) -> None:
+        self._process = ActorProcess(WorkerActor, spec, environment=share.environment, cores=share.cores)
+        self.loading = self._process.call("load")
+        self._heartbeat = heartbeat.Heartbeat(
+            lambda: f"the worker on {share}", lambda: asyncio.wrap_future(self.clock())
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.ended is None
+
+    async def load(self) -> float:
+        """See `Worker.load`."""
+        try:
+            loaded(await self._heartbeat.unless_silent(asyncio.wrap_future(self.loading)))
+            return await self._heartbeat.clock_offset()
+        except WorkerDiedError:
+            self.kill()  # it may only be silent, and its device is needed
+            raise
+
+    def clock(self) -> Future[float]:
+        """The worker's `time.monotonic()`, as a health check."""
+        return self._process.call("clock")
+
+    async def work(self, payloads: list[bytes]) -> WorkUnitReply:
+        """See `Worker.work`."""
+        return unpack(await asyncio.wrap_future(self._process.call("work", payloads)))
+
+    async def watch(self) -> NoReturn:
+        """See `Worker.watch`."""
+        await self._heartbeat.watch()
+
+    def kill(self) -> None:
+        """See `Worker.kill`."""
+        self._process.kill()
+
+
+class LocalWorkers:
+    """The workers of one job, one for each share of the machine."""
+
+    def __init__(self, spec: WorkerSpec, shares: list[DeviceShare]) -> None:
+        self._spec = spec
+        self._shares = shares
+        try:
+            pickle.dumps(spec)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
+        self._workers = [LocalWorker(spec, share) for share in shares]
+        self.initial = list(self._workers)
+        try:
+            self.info = self._first_info()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> LocalWorker:
+        """Start a worker on the share of one that is dead."""
+        index = next(index for index, worker in enumerate(self._workers) if not worker.alive)
+        self._workers[index] = LocalWorker(self._spec, self._shares[index])
+        return self._workers[index]
+
+    def close(self) -> None:
+        """Kill all workers."""
+        for worker in self._workers:
+            worker.kill()
+
+    def _first_info(self) -> WorkerInfo:
+        """Wait for the first worker to load.
+
+        Raises:
+            HeadraceError: it cannot load, died, or no worker answers.
+        """
+        silent = 0
+        loads = [worker.loading for worker in self._workers]
+        while not (done := wait(loads, heartbeat.PULSE_S, FIRST_COMPLETED).done):
+            answered = wait([worker.clock() for worker in self._workers], heartbeat.PULSE_S, FIRST_COMPLETED).done
+            silent = 0 if answered else silent + 1
+            if silent >= heartbeat.MISSED_LOADING:
+                raise EngineError("no worker answers any more, and none has loaded the model")
+        try:
+            return loaded(done.pop().result())
+        except WorkerDiedError as error:
+            raise EngineError(f"a worker died while loading the model: {error}") from error
+
+
+def execute(
+    settings: JobSettings, size: int | Literal["auto"], stop: StopRequest, *, progress: bool
+) -> tuple[JobEnd, Report]:
+    """Run a job with workers on this machine. Blocks.
+
+    Args:
+        size: see `device_shares`.
+
+    Raises:
+        ConfigError: like `remote_job.execute`, or there are too few devices.
+        JobError: like `remote_job.execute`.
+    """
+    return remote_job.execute(settings, functools.partial(_workers, size), stop, progress=progress)
+
+
+@contextmanager
+def _workers(size: int | Literal["auto"], spec: WorkerSpec) -> Iterator[LocalWorkers]:
+    workers = LocalWorkers(spec, device_shares(size, spec.config))
+    try:
+        yield workers
+    finally:
+        workers.close()

@@ -1,0 +1,96 @@
+"""A job whose engines and batchers run on workers. The pipeline, ledger and sink run in this process."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Protocol
+
+import headrace
+from headrace.app import job as jobs
+from headrace.app.tuning import settings_to_load
+from headrace.cluster.worker import WorkerInfo, WorkerSpec
+from headrace.cluster.worker_pool import Worker, WorkerPool
+from headrace.engines.base import Prepared
+from headrace.errors import ConfigError, RecordError
+from headrace.jobs.pipeline.job import JobEnd, StopRequest
+from headrace.jobs.settings import JobSettings
+from headrace.observe.report import Report
+
+
+class Workers(Protocol):
+    """The workers of one job."""
+
+    @property
+    def info(self) -> WorkerInfo:
+        """What the first worker reported after loading its model."""
+        ...
+
+    @property
+    def initial(self) -> Sequence[Worker]:
+        """The workers that were started first."""
+        ...
+
+    def start(self) -> Worker:
+        """Start a worker in the place of a dead one."""
+        ...
+
+
+class RemoteEngine:
+    """The engine of a job whose model runs on workers. Only the workers know the cost of a record."""
+
+    def __init__(self, info: WorkerInfo) -> None:
+        self._info = info
+        self.profile = replace(info.profile, cost_unit="records", prepare_rows=None, followable=False, tunable=False)
+
+    def describe(self) -> Mapping[str, object]:
+        """The description of the workers' engine, so that a job can continue locally or on a cluster."""
+        return self._info.engine
+
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[bytes] | Exception]:
+        """Pickle each record."""
+        return [_packed(value) for value in inputs]
+
+    def close(self) -> None:
+        """Do nothing: the workers end with the connection."""
+
+
+def _packed(value: object) -> Prepared[bytes] | Exception:
+    try:
+        return Prepared(pickle.dumps(value, protocol=5), 1)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        return RecordError(f"the record cannot be sent to a worker: {error}")
+
+
+def execute(
+    settings: JobSettings,
+    start_workers: Callable[[WorkerSpec], AbstractContextManager[Workers]],
+    stop: StopRequest,
+    *,
+    progress: bool,
+) -> tuple[JobEnd, Report]:
+    """Run a job on workers. Blocks.
+
+    Args:
+        start_workers: starts all workers and waits until one has loaded the model; they end with the context.
+
+    Raises:
+        ConfigError: like `app.job.execute`, or the engine cannot run on workers, or there are too few devices for them.
+        JobError: like `app.job.execute`, or workers die repeatedly.
+    """
+    if settings.config.engine_process:
+        raise ConfigError(
+            "--engine-process cannot be used with workers: each has its own process already; leave it out"
+        )
+    plan = jobs.check(settings)
+    if (end := jobs.already_finished(plan)) is not None:
+        return end
+    config = settings_to_load(plan).config
+    if not (config.engine is None or isinstance(config.engine, str)):
+        raise ConfigError("workers import a custom engine by name: give it as module:name")
+    with start_workers(WorkerSpec(config, headrace.__version__)) as workers:
+        pool = functools.partial(WorkerPool, workers.initial, workers.start, workers.info.profile.keeps_busy, stop)
+        return jobs.carry_out(plan, RemoteEngine(workers.info), stop, progress=progress, batcher=pool)

@@ -1,0 +1,5 @@
+"""Several models that share the memory of one device.
+
+- `pool.ModelPool`: loads models when they are asked for, and unloads others to make room
+- `policy.decide`: which model to load or unload now; pure
+"""

@@ -1,0 +1,104 @@
+"""A model of a pool: its state, its requests and its counters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.pool.policy import ModelView, Phase
+
+_FIRST_LOAD_S = 1.0
+"""Expected loading time of a model that was never loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStats:
+    """What happened to a model so far."""
+
+    phase: str
+    """unloaded, loading, loaded, draining (it serves its last requests) or unloading."""
+    loads: int
+    failed_loads: int
+    requests: int
+    """Requests that got the model."""
+    in_use: int
+    waiting: int
+    wait_s: float
+    """Seconds that requests have waited for the model, in sum."""
+    longest_wait_s: float
+    load_s: float
+    """Expected loading time in seconds, learned from the last loads."""
+    size: float | None
+    """Measured or given memory in bytes; None if it is not known yet. 1 if the pool counts models."""
+
+
+class PoolEntry:
+    """A model of the pool, and its requests."""
+
+    def __init__(
+        self,
+        name: str,
+        load: Callable[[], Any],
+        size: float | None,
+        limits: tuple[float | None, float | None, float | None],
+    ) -> None:
+        self.name = name
+        self.load = load
+        self.size = size
+        self.max_wait_s, self.idle_timeout_s, self.load_timeout_s = limits
+        self.phase = Phase.UNLOADED
+        self.model: Any = None
+        self.rest: Any = None
+        """A generator that unloads the model when it goes on."""
+        self.in_use = 0
+        self.waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
+        self.loaded_at = self.last_used = 0.0
+        self.load_s = _FIRST_LOAD_S
+        self.retry_at = 0.0
+        self.error = ""
+        self.failures = 0
+        """Failed loads in a row."""
+        self.loads = self.failed_loads = self.requests = 0
+        self.wait_s = self.longest_wait_s = 0.0
+
+    def view(self, budget: float) -> ModelView:
+        """What the policy knows of the model; its size is the whole budget while it is not known."""
+        while self.waiting and self.waiting[0][1].done():
+            self.waiting.popleft()  # cancelled
+        return ModelView(
+            self.name,
+            self.phase,
+            budget if self.size is None else self.size,
+            self.load_s,
+            self.max_wait_s,
+            self.idle_timeout_s,
+            self.in_use,
+            self.waiting[0][0] if self.waiting else None,
+            self.loaded_at,
+            self.last_used,
+        )
+
+    def grant(self, arrived: float, now: float) -> None:
+        """Count a request that gets the model now."""
+        self.in_use += 1
+        self.requests += 1
+        self.wait_s += now - arrived
+        self.longest_wait_s = max(self.longest_wait_s, now - arrived)
+
+    def stats(self) -> ModelStats:
+        """A snapshot of the counters."""
+        return ModelStats(
+            self.phase.value,
+            self.loads,
+            self.failed_loads,
+            self.requests,
+            self.in_use,
+            sum(not future.done() for _, future in self.waiting),
+            self.wait_s,
+            self.longest_wait_s,
+            self.load_s,
+            self.size,
+        )

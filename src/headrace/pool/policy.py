@@ -1,0 +1,153 @@
+"""Which model to load or unload now. Pure: told the time, reads no clock.
+
+The cost of a switch is the time to load a model, so a switch has to be worth it:
+
+* A request for a model that is not loaded waits until room is free, or until its *hold* is over, whichever comes
+  first. The hold is `max_wait_s`, or twice the time that the model takes to load: as in the ski-rental problem (Karlin
+  et al., 1988), waiting for about the price of a switch costs at most a small factor more than knowing the future.
+* Meanwhile the loaded models serve. A model without requests makes room as soon as it has been unused for that hold.
+  A model with requests makes room when the hold is over, but not before it has been loaded for `RESIDENCY` times its
+  own loading time. So under a permanent backlog of all models, at most a share of 1 / (1 + RESIDENCY) of the time goes
+  to loading.
+* Models whose requests have waited longest relative to their hold come first. So a request waits at most for its hold,
+  for the residency, the last requests and the loading of each model before it, and for its own model to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+HOLD = 2.0
+"""Hold of a request without `max_wait_s`, in multiples of the model's loading time."""
+RESIDENCY = 10.0
+"""Minimum time in memory of a model with requests, in multiples of its loading time."""
+
+
+class Phase(Enum):
+    """Where a model is in its life."""
+
+    UNLOADED = "unloaded"
+    LOADING = "loading"
+    LOADED = "loaded"
+    DRAINING = "draining"
+    """It is to be unloaded and serves its last requests; later ones wait."""
+    UNLOADING = "unloading"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """What the policy knows of a model. Times are in seconds, on the caller's clock."""
+
+    name: str
+    phase: Phase
+    size: float
+    """Memory, in the unit of the budget; the whole budget while it is not known."""
+    load_s: float
+    """Expected loading time."""
+    max_wait_s: float | None = None
+    idle_timeout_s: float | None = None
+    in_use: int = 0
+    """Requests that use the model now."""
+    waiting_since: float | None = None
+    """When the oldest waiting request arrived; None if none waits."""
+    loaded_at: float = 0.0
+    last_used: float = 0.0
+
+    @property
+    def hold_s(self) -> float:
+        """Seconds that its requests wait before they take the room of a model with requests."""
+        return HOLD * self.load_s if self.max_wait_s is None else self.max_wait_s
+
+    @property
+    def deadline(self) -> float:
+        """When its oldest request has waited for the hold; inf if none waits."""
+        return float("inf") if self.waiting_since is None else self.waiting_since + self.hold_s
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request uses it or waits for it."""
+        return not self.in_use and self.waiting_since is None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now."""
+
+    load: tuple[str, ...] = ()
+    """Models to load; there is room for them."""
+    unload: tuple[str, ...] = ()
+    """Models to unload once their requests are done."""
+    again_at: float = float("inf")
+    """When to decide again, if nothing happens before."""
+
+
+def decide(now: float, models: Iterable[ModelView], budget: float) -> Decision:
+    """The models to load and to unload at this time.
+
+    Args:
+        now: the time.
+        models: all models of the pool.
+        budget: memory for all models together.
+    """
+    models = list(models)
+    free = budget - sum(model.size for model in models if model.phase is not Phase.UNLOADED)
+    coming = sum(model.size for model in models if model.phase in (Phase.DRAINING, Phase.UNLOADING))
+    candidates = [model for model in models if model.phase is Phase.LOADED]
+    load: list[str] = []
+    unload: list[str] = []
+    again_at = float("inf")
+    for model in sorted(models, key=lambda model: model.deadline):
+        if model.phase is not Phase.UNLOADED or model.waiting_since is None:
+            continue
+        if model.size <= free:
+            load.append(model.name)
+            free -= model.size
+            continue
+        missing = model.size - free
+        victims, at = _victims(model, candidates, missing - coming)
+        if at > now:
+            again_at = min(again_at, at)
+            continue
+        candidates = [other for other in candidates if other not in victims]
+        unload += [other.name for other in victims]
+        coming += sum(other.size for other in victims) - missing  # the rest is room for the next model
+        free = 0.0
+    for model in candidates:
+        if model.is_idle and model.idle_timeout_s is not None:
+            ends = model.last_used + model.idle_timeout_s
+            if ends <= now:
+                unload.append(model.name)
+            else:
+                again_at = min(again_at, ends)
+    return Decision(tuple(load), tuple(unload), again_at)
+
+
+def _victims(model: ModelView, loaded: Sequence[ModelView], missing: float) -> tuple[list[ModelView], float]:
+    """Models to unload for this much memory, and the earliest time for it; inf if all of them would not be enough."""
+    if missing <= 0:
+        return [], float("-inf")
+    order = sorted(loaded, key=lambda other: (_may_go_at(other, model), other.last_used))
+    chosen: list[ModelView] = []
+    total, at = 0.0, float("-inf")
+    for other in order:
+        chosen.append(other)
+        total += other.size
+        at = max(at, _may_go_at(other, model))
+        if total >= missing:
+            break
+    else:
+        return [], float("inf")
+    for other in chosen[:-1]:  # the last one may be large enough without some of the others
+        if total - other.size >= missing:
+            chosen.remove(other)
+            total -= other.size
+    return chosen, at
+
+
+def _may_go_at(loaded: ModelView, waiting: ModelView) -> float:
+    """When a loaded model may be unloaded to make room for another."""
+    if loaded.is_idle:
+        return min(loaded.last_used + waiting.hold_s, waiting.deadline)
+    return max(loaded.loaded_at + RESIDENCY * loaded.load_s, waiting.deadline)

@@ -1,0 +1,320 @@
+"""`ModelPool`: models that share memory, loaded when they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
+
+from headrace.batching.options import number, optional, whole
+from headrace.device.memory import process_bytes
+from headrace.errors import ConfigError, EngineError, NotRunningError, StoppedError, text_of
+from headrace.pool.loading import make, unload
+from headrace.pool.model import ModelStats, PoolEntry
+from headrace.pool.policy import Phase, decide
+
+T = TypeVar("T")
+
+logger = logging.getLogger("headrace")
+
+_LOAD_TIMEOUT_S = 600.0
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
+"""Seconds between tries to load a model that cannot be loaded; they double each time."""
+
+
+class ModelOptions(TypedDict, total=False):
+    """Options of a model in a pool."""
+
+    memory_bytes: float | None
+    """What it takes; None to measure it when it is first loaded. Only for a pool with `memory_bytes`."""
+    max_wait_s: float | None
+    """Seconds that a request waits before this model takes the room of one that has requests too; None for twice the
+    time that it takes to load."""
+    idle_timeout_s: float | None
+    """Unload it when it was not used for so many seconds; None to keep it until others need its room."""
+    load_timeout_s: float | None
+    """Fail its requests if loading takes longer; 600 by default, None for no limit."""
+
+
+class PooledModel(Generic[T]):
+    """A model of a pool. Made by `ModelPool.add`."""
+
+    def __init__(self, pool: ModelPool, name: str) -> None:
+        self._pool = pool
+        self.name = name
+
+    def use(self) -> AbstractAsyncContextManager[T]:
+        """See `ModelPool.use`."""
+        return self._pool.use(self.name)
+
+
+class ModelPool:
+    """Models that share memory: each is loaded when it is asked for, and unloaded when others need its room.
+
+    `headrace.pool.policy` says when a model makes room for another, and how long a request may wait for that. A model
+    is loaded once however many requests wait for it, and never unloaded while a request uses it. A model that cannot be
+    loaded fails its own requests; the next tries wait 1 s, 2 s, ... up to 60 s, and requests in between fail at once.
+
+    All calls come from one event loop.
+
+    Args:
+        max_models: how many models fit into memory together.
+        memory_bytes: or, the memory for all models together, in bytes. What a model takes is measured when it is
+            first loaded, alone, unless `add` gives it.
+        used_memory: the memory in use, in bytes, such as `torch.cuda.memory_allocated`; None for this process's memory.
+
+    Raises:
+        ConfigError: neither or both limits are given, or one is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_models: int | None = None,
+        memory_bytes: float | None = None,
+        used_memory: Callable[[], float] | None = None,
+    ) -> None:
+        if (max_models is None) == (memory_bytes is None):
+            raise ConfigError("a ModelPool needs one limit: give either max_models or memory_bytes")
+        if max_models is not None:
+            self._budget: float = whole("max_models", max_models, 1)
+        else:
+            self._budget = number("memory_bytes", memory_bytes, above=0)
+        self._counts_models = max_models is not None
+        self._used_memory = used_memory or process_bytes
+        self._entries: dict[str, PoolEntry] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @overload
+    def add(self, name: str, load: Callable[[], Iterator[T]], **options: Unpack[ModelOptions]) -> PooledModel[T]: ...
+
+    @overload
+    def add(
+        self, name: str, load: Callable[[], AsyncIterator[T]], **options: Unpack[ModelOptions]
+    ) -> PooledModel[T]: ...
+
+    @overload
+    def add(self, name: str, load: Callable[[], Awaitable[T]], **options: Unpack[ModelOptions]) -> PooledModel[T]: ...
+
+    @overload
+    def add(self, name: str, load: Callable[[], T], **options: Unpack[ModelOptions]) -> PooledModel[T]: ...
+
+    def add(self, name: str, load: Callable[[], Any], **options: Unpack[ModelOptions]) -> PooledModel[Any]:
+        """Add a model; it is not loaded yet.
+
+        Args:
+            name: the name to use it by.
+            load: returns the model, or yields it once and unloads it after the yield. A plain function or generator
+                runs on a thread of its own. Without a yield, the model's `close` is called, if it has one. A batcher is
+                started and stopped by the pool.
+            options: see `ModelOptions`.
+
+        Raises:
+            ConfigError: the name is taken, a parameter is out of range, or the model is larger than the pool.
+        """
+        if name in self._entries:
+            raise ConfigError(f"the pool has a model {name!r} already; choose another name")
+        if unknown := options.keys() - ModelOptions.__annotations__.keys():
+            raise ConfigError(f"a model of a pool has no option {min(unknown)!r}")
+        memory_bytes, max_wait_s = options.get("memory_bytes"), options.get("max_wait_s")
+        if self._counts_models and memory_bytes is not None:
+            raise ConfigError(f"memory_bytes of model {name!r} has no meaning in a pool with max_models; leave it out")
+        size = 1.0 if self._counts_models else optional("memory_bytes", memory_bytes, above=0)
+        limits = (
+            None if max_wait_s is None else number("max_wait_s", max_wait_s, minimum=0),
+            optional("idle_timeout_s", options.get("idle_timeout_s"), above=0),
+            optional("load_timeout_s", options.get("load_timeout_s", _LOAD_TIMEOUT_S), above=0),
+        )
+        entry = PoolEntry(name, load, size, limits)
+        self._check_size(entry)
+        self._entries[name] = entry
+        return PooledModel(self, name)
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._closing = False
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Refuse new requests, fail those that wait, and unload each model when its last request is done."""
+        self._closing = True
+        for entry in self._entries.values():
+            self._fail(entry, StoppedError("the model pool is closing"))
+        self._decide()
+        while self._tasks or any(entry.in_use for entry in self._entries.values()):
+            if self._tasks:
+                await asyncio.wait(set(self._tasks))
+            else:
+                await asyncio.sleep(0.01)  # the last requests
+        self._loop = None
+
+    @asynccontextmanager
+    async def use(self, name: str) -> AsyncIterator[Any]:
+        """Wait until the model is loaded, and keep it loaded within the context. Yields what `load` returned.
+
+        Raises:
+            ConfigError: the pool has no such model, or it turned out to be larger than the pool.
+            EngineError: it cannot be loaded, or could not a moment ago.
+            NotRunningError: the pool was not entered with `async with`.
+            StoppedError: the pool is closing.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            known = ", ".join(sorted(self._entries)) or "none"
+            raise ConfigError(f"the pool has no model {name!r}; it has {known}")
+        await self._acquire(entry)
+        try:
+            yield entry.model
+        finally:
+            self._release(entry)
+
+    def stats(self) -> dict[str, ModelStats]:
+        """A snapshot of each model's counters."""
+        return {name: entry.stats() for name, entry in self._entries.items()}
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    async def _acquire(self, entry: PoolEntry) -> None:
+        if self._closing:
+            raise StoppedError("the model pool is closing")
+        if self._loop is None:
+            raise NotRunningError("the model pool is not running; enter it with `async with`")
+        self._check_size(entry)
+        now = self._loop.time()
+        if entry.phase is Phase.LOADED:
+            entry.grant(now, now)
+            return
+        if now < entry.retry_at:
+            raise EngineError(f"{entry.error}; it is tried again in {entry.retry_at - now:.1f} s")
+        granted: asyncio.Future[None] = self._loop.create_future()
+        entry.waiting.append((now, granted))
+        self._decide()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                self._release(entry)  # it was granted at the same moment
+            raise
+
+    def _release(self, entry: PoolEntry) -> None:
+        assert self._loop is not None, "the pool waits for its requests"
+        entry.in_use -= 1
+        entry.last_used = self._loop.time()
+        if not entry.in_use:
+            if entry.phase is Phase.DRAINING:
+                self._unload_now(entry)
+            self._decide()
+
+    def _check_size(self, entry: PoolEntry) -> None:
+        if entry.size is not None and entry.size > self._budget:
+            raise ConfigError(
+                f"model {entry.name!r} takes {entry.size:,.0f} bytes, and the pool has {self._budget:,.0f}: "
+                "raise memory_bytes of the pool"
+            )
+
+    def _fail(self, entry: PoolEntry, error: Exception) -> None:
+        while entry.waiting:
+            _, granted = entry.waiting.popleft()
+            if not granted.done():
+                granted.set_exception(error)
+
+    # -- loading and unloading --------------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        assert self._loop is not None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._closing:
+            decided = [entry for entry in self._entries.values() if entry.phase is Phase.LOADED]
+        else:
+            views = [entry.view(self._budget) for entry in self._entries.values()]
+            decision = decide(self._loop.time(), views, self._budget)
+            decided = [self._entries[name] for name in decision.unload]
+            for name in decision.load:
+                self._entries[name].phase = Phase.LOADING
+                self._start(self._load(self._entries[name]))
+            if decision.again_at < float("inf"):
+                self._timer = self._loop.call_at(decision.again_at, self._decide)
+        for entry in decided:
+            entry.phase = Phase.DRAINING
+            if not entry.in_use:
+                self._unload_now(entry)
+
+    def _unload_now(self, entry: PoolEntry) -> None:
+        entry.phase = Phase.UNLOADING
+        self._start(self._unload(entry))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, entry: PoolEntry) -> None:
+        assert self._loop is not None
+        started, before = self._loop.time(), self._used_memory()
+        try:
+            async with asyncio.timeout(entry.load_timeout_s):
+                entry.model, entry.rest = await make(entry.load)
+        except TimeoutError:
+            self._not_loaded(entry, f"loading model {entry.name!r} took longer than {entry.load_timeout_s:g} s")
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything: its own requests fail
+            self._not_loaded(entry, f"model {entry.name!r} cannot be loaded: {text_of(error)}", error)
+        else:
+            self._loaded(entry, started, self._used_memory() - before)
+        self._decide()
+
+    def _loaded(self, entry: PoolEntry, started: float, grown: float) -> None:
+        assert self._loop is not None
+        now = self._loop.time()
+        entry.load_s = now - started if not entry.loads else (entry.load_s + now - started) / 2
+        entry.loads += 1
+        entry.failures = 0
+        entry.phase, entry.loaded_at, entry.last_used = Phase.LOADED, now, now
+        if entry.size is None:  # it was loaded alone
+            entry.size = max(grown, 1.0)
+            try:
+                self._check_size(entry)
+            except ConfigError as error:
+                self._fail(entry, error)
+                self._unload_now(entry)
+        while entry.waiting:
+            arrived, granted = entry.waiting.popleft()
+            if not granted.done():
+                granted.set_result(None)
+                entry.grant(arrived, now)
+
+    def _not_loaded(self, entry: PoolEntry, why: str, error: Exception | None = None) -> None:
+        assert self._loop is not None
+        entry.phase = Phase.UNLOADED
+        entry.failed_loads += 1
+        entry.retry_at = self._loop.time() + min(_LEAST_PAUSE_S * 2**entry.failures, _MOST_PAUSE_S)
+        entry.failures += 1
+        entry.error = why
+        failure = EngineError(why)
+        failure.__cause__ = error
+        self._fail(entry, failure)
+
+    async def _unload(self, entry: PoolEntry) -> None:
+        model, rest = entry.model, entry.rest
+        entry.model = entry.rest = None
+        try:
+            await unload(model, rest)
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and others wait for the room
+            kind = type(error).__name__
+            logger.warning("headrace: unloading model %r raised %s: %s", entry.name, kind, text_of(error))
+        del model, rest
+        entry.phase = Phase.UNLOADED
+        self._decide()

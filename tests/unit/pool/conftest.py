@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from tests.unit.virtual_time import virtual
+
+__all__ = ["virtual"]
