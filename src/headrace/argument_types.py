@@ -1,10 +1,11 @@
-"""Checks settings against the declared types of their dataclass."""
+"""Checks settings against the declared types of their dataclass, and reads sizes."""
 
 from __future__ import annotations
 
 import collections.abc
 import functools
 import numbers
+import re
 import types
 from collections.abc import Hashable
 from dataclasses import fields
@@ -83,3 +84,17 @@ def _words(hint: Any) -> str:
         return "a function"
     found = origin or hint
     return _WORDS.get(found, f"a {found.__name__}")
+
+
+def parse_size(text: str) -> int:
+    """A size such as 512MB in bytes; 1 MB is 1,000,000 bytes, 1 MiB 1,048,576.
+
+    Raises:
+        ValueError: it is not a size.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]i?)?b?", text.strip().lower())
+    if found is None:
+        raise ValueError(f"{text!r} is not a size; write 512MB or 2GB, for example")
+    number, unit = found.groups(default="")
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(number) * base ** (" kmgt".index(unit[0]) if unit else 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -11,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 
 from headrace.app.job import JobSettings, execute, rehearse
+from headrace.argument_types import parse_size
 from headrace.cli.cluster_flags import ClusterFlags, Execute
 from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import Command, FlagGroup, with_groups
@@ -325,12 +325,7 @@ def _workers(text: str) -> int | None:
 
 
 def _bytes(text: str) -> int:
-    """A size such as 512MB; 1 MB is 1,000,000 bytes, 1 MiB 1,048,576."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]i?)?b?", text.strip().lower())
-    if found is None:
-        raise typer.BadParameter(
-            f"{text!r} is not a size; write 512MB or 2GB, for example", param_hint="--buffer-memory"
-        )
-    number, unit = found.groups(default="")
-    base = 1024 if unit.endswith("i") else 1000
-    return int(float(number) * base ** (" kmgt".index(unit[0]) if unit else 0))
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--buffer-memory") from error

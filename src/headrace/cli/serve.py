@@ -29,6 +29,8 @@ headrace serve --task embed --port 9000
 headrace serve --engine vllm --model ./qwen --max-num-seqs 64
 
 headrace serve --task embed --state-dir ./batches --latency-target-ms 200
+
+headrace serve --config models.yaml
 """
 
 
@@ -38,6 +40,13 @@ class ServerFlags(FlagGroup):
 
     panel: ClassVar[str] = "Server"
 
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="YAML file of several models that share the device; see docs/pool.md. Default: one model.",
+        ),
+    ] = None
     names: Annotated[
         list[str] | None,
         typer.Option(
@@ -180,8 +189,11 @@ def serve(
     """
 
     def command() -> int:
-        config = engine.config(context.args, "--model {}?").resolved()
+        config = engine.config(context.args, "--model {}?")
         try:
+            if server.config_file is not None:
+                return _serve_pool(server.config_file, config, server, tls, cluster)
+            config = config.resolved()
             if cluster.on is not None:
                 return _serve_on(cluster, config, server, tls)
             return _serve(config, server, tls)
@@ -240,6 +252,29 @@ def _check_address(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
+
+
+def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsFlags, cluster: ReplicaFlags) -> int:
+    """Serve several models until told to stop; returns the exit status."""
+    refused = {
+        "flags of an engine": config != type(config)(),
+        "--served-model-name": bool(server.names),
+        "--state-dir": server.state_dir is not None,
+        "--latency-target-ms": server.latency_target_ms is not None,
+        "--on": cluster != ReplicaFlags(),
+    }
+    if given := [flag for flag, is_given in refused.items() if is_given]:
+        raise ConfigError(f"--config names the models and their settings: leave out {' and '.join(given)}")
+    from headrace.app.pooled_server import build_pooled, read_models
+    from headrace.serving.http.server import Server
+
+    content = read_models(path)
+    app, state = build_pooled(content, _settings(config, server))
+    say(f"serving {', '.join(entry.name for entry in content.models)}; each is loaded when it is asked for")
+    encrypted = tls.for_uvicorn()
+    return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(
+        lambda address, routes: say(f"ready at {address}: {', '.join(routes)}")
+    )
 
 
 def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:

@@ -169,19 +169,35 @@ class ModelPool:
             NotRunningError: the pool was not entered with `async with`.
             StoppedError: the pool is closing.
         """
-        entry = self._entries.get(name)
-        if entry is None:
-            known = ", ".join(sorted(self._entries)) or "none"
-            raise ConfigError(f"the pool has no model {name!r}; it has {known}")
+        entry = self._entry(name)
         await self._acquire(entry)
         try:
             yield entry.model
         finally:
             self._release(entry)
 
+    def unload(self, name: str) -> None:
+        """Unload a model as soon as its requests are done, though no other needs its room; nothing if it is not loaded.
+
+        Raises:
+            ConfigError: the pool has no such model.
+        """
+        entry = self._entry(name)
+        if entry.phase is Phase.LOADED:
+            entry.phase = Phase.DRAINING
+            if not entry.in_use:
+                self._unload_now(entry)
+
     def stats(self) -> dict[str, ModelStats]:
         """A snapshot of each model's counters."""
         return {name: entry.stats() for name, entry in self._entries.items()}
+
+    def _entry(self, name: str) -> PoolEntry:
+        entry = self._entries.get(name)
+        if entry is None:
+            known = ", ".join(sorted(self._entries)) or "none"
+            raise ConfigError(f"the pool has no model {name!r}; it has {known}")
+        return entry
 
     # -- requests ---------------------------------------------------------------------------------------------------
 

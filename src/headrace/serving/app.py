@@ -113,12 +113,17 @@ def create_app(
     documents.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
     for router in (*known, *routers, documents):
         app.router.routes.extend(router.routes)  # include_router would add a layer to each request
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _bad_request)
-    app.add_exception_handler(Exception, _unexpected)
+    add_error_handlers(app)
     direct = {route.path: route for router in known for route in router.routes if isinstance(route, DirectRoute)}
     app.add_middleware(RequestMiddleware, state=state, direct=direct)
     return app
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer errors in OpenAI's format."""
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _bad_request)
+    app.add_exception_handler(Exception, _unexpected)
 
 
 def _routers(state: ServerState, task: str) -> list[APIRouter]:

@@ -28,6 +28,10 @@ class ServerState:
     render_metrics: Callable[[], bytes]
     """Renders `/metrics`."""
     loaded: Service | None = None
+    serving: bool = False
+    """Whether it serves the models of `parts`, which are loaded when they are asked for."""
+    parts: Sequence[ServerState] = ()
+    """The states of several models, if it serves a pool of them."""
     draining: bool = False
     dead: bool = False
     """Whether the engine has died."""
@@ -39,7 +43,13 @@ class ServerState:
     @property
     def ready(self) -> bool:
         """Whether the server accepts requests."""
-        return self.loaded is not None and not self.draining and not self.dead
+        return (self.loaded is not None or self.serving) and not self.draining and not self.dead
+
+    async def abandon(self) -> None:
+        """Fail all unfinished requests with 503."""
+        for state in (self, *self.parts):
+            if state.loaded is not None:
+                await state.loaded.batcher.stop(timeout=0.1, drain=False)
 
     @property
     def service(self) -> Service:

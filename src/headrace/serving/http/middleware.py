@@ -48,7 +48,10 @@ class RequestMiddleware:
         began = time.monotonic()
         status = 500
         method = scope["method"]
-        identity = scope["headrace_request_id"] = request_id(scope["headers"])
+        inner = "headrace_request_id" in scope  # the app of one of several models: the outer app answers for the id
+        identity = scope["headrace_request_id"] = (
+            scope["headrace_request_id"] if inner else request_id(scope["headers"])
+        )
         if method == "HEAD":  # answered like GET, without the body
             scope = {**scope, "method": "GET", "headrace_head": True}
 
@@ -56,7 +59,8 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (HEADER, identity.encode())]
+                if not inner:
+                    message["headers"] = [*message.get("headers", ()), (HEADER, identity.encode())]
             elif method == "HEAD" and "body" in message:
                 message["body"] = b""
             await send(message)

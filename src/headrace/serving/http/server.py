@@ -140,13 +140,12 @@ class Server(uvicorn.Server):
             return True
         if not self._drain_until:
             return False
-        service = self._state.loaded
         left_s = self._drain_until - time.monotonic()
-        if service is None or not self._state.in_progress:
+        if not self._state.in_progress:
             # Slow clients may still be reading their answers.
             self.config.timeout_graceful_shutdown = max(_CLOSE_TIMEOUT_S, math.ceil(left_s))
             return True
         if left_s > 0:
             return False
-        await service.batcher.stop(timeout=0.1, drain=False)  # unfinished requests get 503
+        await self._state.abandon()
         return True

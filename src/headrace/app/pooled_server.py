@@ -1,0 +1,173 @@
+"""Build a server of several models from a file: `headrace serve --config models.yaml`."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import headrace
+from headrace.app.job import Broadcast
+from headrace.app.server import ServerSettings, build, checked
+from headrace.argument_types import parse_size
+from headrace.engines.config import EngineConfig
+from headrace.errors import ConfigError
+from headrace.observe.prometheus import PrometheusListener, merged
+from headrace.pool.pool import ModelPool
+from headrace.serving.auth import Keys
+from headrace.serving.pooled import ServedModel, create_pooled_app
+from headrace.serving.state import ServerState
+
+_MOST_BYTES = 1024 * 1024
+"""Maximum size of the file."""
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class PoolEntry(_Entry):
+    """The room for models."""
+
+    max_models: Annotated[int, Field(ge=1)] | None = None
+    memory: str | None = None
+    """Such as 16GB."""
+
+
+class ModelEntry(_Entry):
+    """One model of the file."""
+
+    name: str
+    aliases: list[str] = []
+    task: str | None = None
+    model: str | None = None
+    engine: str | None = None
+    engine_options: dict[str, Any] = {}
+    engine_process: bool = False
+    engine_timeout_s: Seconds | None = None
+    batch_tokens: Annotated[int, Field(ge=1)] | None = None
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    memory: str | None = None
+    max_wait_s: Annotated[float, Field(ge=0)] | None = None
+    idle_timeout_s: Seconds | None = None
+    load_timeout_s: Seconds | None = 600.0
+    keys: list[str] | None = None
+    """Names of the API keys that may use it; none for all."""
+
+
+class ModelsFile(_Entry):
+    """The whole file."""
+
+    pool: PoolEntry = PoolEntry(max_models=1)
+    models: Annotated[list[ModelEntry], Field(min_length=1)]
+
+
+def read_models(path: Path) -> ModelsFile:
+    """The models in a YAML file.
+
+    Raises:
+        ConfigError: the file cannot be read, is no YAML, or an entry is unknown, missing or of the wrong type.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"{path} is larger than {_MOST_BYTES:,} bytes; it must be a list of models")
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    try:
+        found = ModelsFile.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first(error)}") from error
+    names = [name for entry in found.models for name in (entry.name, *entry.aliases)]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"{path}: the name {doubled!r} is given to two models; names and aliases must be unique")
+    if not all(names):
+        raise ConfigError(f"{path}: a name is empty")
+    return found
+
+
+def _first(error: ValidationError) -> str:
+    """The first problem of the file, in words."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(str(part) for part in first["loc"]) or "the file"
+    if first["type"] != "extra_forbidden":
+        return f"{place}: {first['msg']}"
+    kind = PoolEntry if first["loc"][0] == "pool" else ModelEntry if len(first["loc"]) > 1 else ModelsFile
+    close = difflib.get_close_matches(str(first["loc"][-1]), list(kind.model_fields), 1)
+    meant = f"did you mean {close[0]}?" if close else f"known: {', '.join(kind.model_fields)}"
+    return f"{place} is unknown; {meant}"
+
+
+def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, ServerState]:
+    """The app of a server of several models, and its state.
+
+    Args:
+        content: the models.
+        shared: settings of all models: limits, keys and `batch_timeout_s`; the rest is not used.
+
+    Raises:
+        ConfigError: a task, engine, option or folder of a model does not exist, or it is larger than the pool.
+    """
+    keys = Keys(shared.keys)
+    known_keys = {key.name for key in shared.keys}
+    memory = None if content.pool.memory is None else _bytes(content.pool.memory, "pool.memory")
+    pool = ModelPool(max_models=content.pool.max_models, memory_bytes=memory)
+    models: list[ServedModel] = []
+    for entry in content.models:
+        if missing := sorted(set(entry.keys or ()) - known_keys):
+            raise ConfigError(f"model {entry.name!r}: there is no API key named {missing[0]!r} (--api-key-file)")
+        try:
+            models.append(_served(entry, shared))
+        except ConfigError as error:
+            raise ConfigError(f"model {entry.name!r}: {error}") from error
+        pool.add(
+            entry.name,
+            models[-1].load,
+            memory_bytes=None if entry.memory is None else _bytes(entry.memory, f"memory of model {entry.name!r}"),
+            max_wait_s=entry.max_wait_s,
+            idle_timeout_s=entry.idle_timeout_s,
+            load_timeout_s=entry.load_timeout_s,
+        )
+    most_body = max(model.state.limits.max_body_bytes for model in models)
+    limits = replace(shared.limits, max_body_bytes=most_body)
+    metrics = PrometheusListener(lambda: (), headrace.__version__)
+    parts = [model.state for model in models]
+    state = ServerState(limits, keys, Broadcast([metrics]), metrics.render, parts=parts)
+    return create_pooled_app(
+        pool, models, state, lambda pages: merged(pages, "model"), version=headrace.__version__
+    ), state
+
+
+def _served(entry: ModelEntry, shared: ServerSettings) -> ServedModel:
+    config = EngineConfig(
+        task=entry.task,
+        model=entry.model,
+        engine=entry.engine,
+        engine_options=entry.engine_options,
+        batch_tokens=entry.batch_tokens,
+        batch_size=entry.batch_size,
+        engine_process=entry.engine_process,
+        engine_timeout_s=entry.engine_timeout_s,
+    )
+    names = (entry.name, *entry.aliases)
+    settings = checked(replace(shared, config=config, name=names, keys=(), state=None))
+    settings.config.check()  # folders too, before the first request
+    app, state = build(settings)
+    allowed = None if entry.keys is None else frozenset(entry.keys)
+    return ServedModel(names, settings.config.task or "", app, state, allowed)
+
+
+def _bytes(text: str, what: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"{what}: {error}") from error

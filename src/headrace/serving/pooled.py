@@ -1,0 +1,356 @@
+"""A server of several models: the `model` of a request chooses the app that answers it, and a pool loads it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.routing import Mount
+from starlette.types import Message, Receive, Scope, Send
+
+from headrace.errors import ConfigError, EngineError, HeadraceError, StoppedError
+from headrace.pool.pool import ModelPool
+from headrace.records import JsonObject
+from headrace.serving.app import add_error_handlers
+from headrace.serving.errors import ApiError, ClientGoneError
+from headrace.serving.http.docs_page import documents_page
+from headrace.serving.http.middleware import RequestMiddleware
+from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.routes.status import METRICS_TYPE, described
+from headrace.serving.state import ServerState, no_such_model
+
+logger = logging.getLogger("headrace")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model of the server."""
+
+    names: tuple[str, ...]
+    """In requests; the first is the name in the pool and in answers."""
+    task: str
+    app: FastAPI
+    """Answers the requests of this model. Its lifespan loads and closes the model."""
+    state: ServerState
+    """That of `app`."""
+    keys: frozenset[str] | None = None
+    """Names of the API keys that may use it; None for all."""
+    paths: frozenset[str] = field(init=False)
+    """Its routes that take a request body."""
+
+    def __post_init__(self) -> None:
+        found = (route for route in self.app.routes if "POST" in (getattr(route, "methods", None) or ()))
+        object.__setattr__(self, "paths", frozenset(getattr(route, "path", "") for route in found))
+
+    @contextlib.asynccontextmanager
+    async def loaded(self) -> AsyncIterator[FastAPI]:
+        """The app while its model is loaded."""
+        async with self.app.router.lifespan_context(self.app):
+            yield self.app
+
+    async def load(self) -> AsyncIterator[FastAPI]:
+        """The same as a generator, for `ModelPool.add`."""
+        async with self.loaded() as app:
+            yield app
+
+
+class ModelRouter:
+    """ASGI app that gives each request to the app of its model.
+
+    Args:
+        pool: loads the models; it has one for each of `models`, by its first name.
+        models: all models of the server.
+        state: the state of the server of all models.
+    """
+
+    def __init__(self, pool: ModelPool, models: Sequence[ServedModel], state: ServerState) -> None:
+        self._pool = pool
+        self._models = models
+        self._by_name = {name: model for model in models for name in model.names}
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request.
+
+        Raises:
+            ApiError: the request names no model or an unknown one, its key may not use the model, or the model cannot
+                be loaded.
+            ClientGoneError: the client left while it waited for the model.
+        """
+        path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+        offering = [model for model in self._models if path in model.paths]
+        if not offering:
+            raise ApiError(
+                404, f"there is no route {path!r:.200} on this server; /docs lists all routes", code="not_found"
+            )
+        if scope["method"] != "POST":
+            raise ApiError(405, f"{path} accepts POST, not {scope['method']}", code="method_not_allowed")
+        body = await _read(receive)
+        model = self._chosen(_model_field(body), offering, path)
+        caller = scope.get("headrace_caller")
+        if model.keys is not None and caller not in model.keys:
+            raise ApiError(
+                403, f"this API key may not use model {model.names[0]!r}", code="model_not_allowed", param="model"
+            )
+        await self._use(model, scope, receive, _Replay(body, receive), send)
+
+    async def _use(self, model: ServedModel, scope: Scope, receive: Receive, replay: _Replay, send: Send) -> None:
+        name = model.names[0]
+        using = self._pool.use(name)
+        app = await self._entered(using, name, receive)
+        try:
+            await app({**scope, "root_path": "", "app_root_path": ""}, replay, send)
+        finally:
+            await using.__aexit__(None, None, None)
+            if model.state.dead:
+                logger.error("the engine of model %r died; the model is loaded again for the next request", name)
+                self._pool.unload(name)
+
+    async def _entered(
+        self, using: contextlib.AbstractAsyncContextManager[FastAPI], name: str, receive: Receive
+    ) -> FastAPI:
+        """Wait until the model is loaded, unless the client leaves or the request times out before."""
+        timeout_s = self._state.limits.timeout_s
+        entering = asyncio.ensure_future(using.__aenter__())
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({entering, leaving}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if entering.done():
+                return entering.result()
+            if leaving.done():
+                raise ClientGoneError
+            raise ApiError(
+                503, f"model {name!r} was not loaded within {timeout_s:g} s", code="not_ready", retry_after_s=5
+            )
+        except StoppedError:
+            raise ApiError(503, "the server is stopping", code="stopping", retry_after_s=5) from None
+        except (EngineError, ConfigError) as error:
+            raise ApiError(503, _line(error), code="model_not_loaded", retry_after_s=5) from error
+        finally:
+            leaving.cancel()
+            if not entering.done():
+                entering.cancel()
+            await asyncio.gather(entering, leaving, return_exceptions=True)
+
+    def _chosen(self, name: object, offering: Sequence[ServedModel], path: str) -> ServedModel:
+        if name is None:
+            if len(offering) == 1:
+                return offering[0]
+            names = ", ".join(repr(model.names[0]) for model in offering)
+            raise ApiError(400, f"model is missing; {path} has {names}", code="missing_model", param="model")
+        model = self.named(name)
+        if model not in offering:
+            raise ApiError(
+                404,
+                f"model {name!r:.200} ({model.task}) has no route {path}; it has {', '.join(sorted(model.paths))}",
+                code="wrong_task",
+                param="model",
+            )
+        return model
+
+    def named(self, name: object) -> ServedModel:
+        """The model of this name.
+
+        Raises:
+            ApiError: 404 if there is none.
+        """
+        model = self._by_name.get(name) if isinstance(name, str) else None
+        if model is None:
+            raise ApiError(404, no_such_model(name, tuple(self._by_name)), code="model_not_found", param="model")
+        return model
+
+
+class _Replay:
+    """An ASGI receive function that gives a body that was read before, then what comes after it."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        """The next message."""
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await self._receive()
+
+
+async def _read(receive: Receive) -> bytes:
+    """The whole body of a request. The middleware bounds its size and time."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _model_field(body: bytes) -> object:
+    """The field `model` of a JSON object; None if there is none. The model's app reports malformed bodies."""
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="json_invalid") from error
+    return content.get("model") if isinstance(content, dict) else None
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+def create_pooled_app(
+    pool: ModelPool,
+    models: Sequence[ServedModel],
+    state: ServerState,
+    merge: Callable[[Mapping[str, bytes]], bytes],
+    *,
+    version: str = "",
+) -> FastAPI:
+    """Build the app that serves all models.
+
+    Args:
+        pool: has each of `models`, by its first name.
+        models: the models.
+        state: of this app; each model's app has its own.
+        merge: makes one page of the metrics of several models, by name; "" is this app.
+        version: Headrace's version, shown in the API documentation.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with pool:
+            state.draining = False
+            state.serving = True
+            try:
+                yield
+            finally:
+                state.draining, state.serving = True, False
+
+    app = FastAPI(
+        title="Headrace",
+        version=version,
+        summary="Dynamic batching for several models on one device.",
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    router = ModelRouter(pool, models, state)
+    for routes in (_status_routes(pool, models, router, state, merge), _admin_routes(pool, router, state)):
+        app.router.routes.extend(routes.routes)
+    own = app.openapi
+    app.openapi = lambda: _documents(own(), models)  # type: ignore[method-assign]
+    app.add_api_route("/docs", lambda: documents_page(app.openapi()), include_in_schema=False)
+    app.router.routes.append(Mount("/", router))
+    add_error_handlers(app)
+    app.add_middleware(RequestMiddleware, state=state, direct={})
+    return app
+
+
+def _status_routes(
+    pool: ModelPool,
+    models: Sequence[ServedModel],
+    router: ModelRouter,
+    state: ServerState,
+    merge: Callable[[Mapping[str, bytes]], bytes],
+) -> APIRouter:
+    routes = APIRouter(tags=["status"])
+
+    @routes.get("/health")
+    async def health() -> Response:
+        """Liveness: 200 while the process runs."""
+        return JsonReply({"status": "ok"})
+
+    @routes.get("/ready")
+    async def ready() -> Response:
+        """Readiness: 503 while the server drains. Models are loaded when they are asked for."""
+        return JsonReply({"status": "ready" if state.ready else "draining"}, 200 if state.ready else 503)
+
+    @routes.get("/ready/{model:path}")
+    async def ready_model(model: str) -> Response:
+        """Readiness of one model: 503 unless it is loaded."""
+        phase = pool.stats()[router.named(model).names[0]].phase
+        return JsonReply({"status": phase}, 200 if phase == "loaded" else 503)
+
+    @routes.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        """Metrics for Prometheus. Those of a model have its name as the label `model`."""
+        state.keys.check_metrics(request.scope["headers"])
+        pages = {model.names[0]: model.state.render_metrics() for model in models}
+        return Response(merge({"": state.render_metrics(), **pages}), media_type=METRICS_TYPE)
+
+    @routes.get("/v1/models", tags=["OpenAI"])
+    async def list_all() -> Response:
+        """List all models and whether they are loaded."""
+        stats = pool.stats()
+        listed = [_entry(name, model, stats[model.names[0]].phase) for model in models for name in model.names]
+        return JsonReply({"object": "list", "data": listed})
+
+    @routes.get("/v1/models/{model:path}", tags=["OpenAI"])
+    async def describe(model: str) -> Response:
+        """Describe a model."""
+        found = router.named(model)
+        return JsonReply(_entry(model, found, pool.stats()[found.names[0]].phase))
+
+    return routes
+
+
+def _admin_routes(pool: ModelPool, router: ModelRouter, state: ServerState) -> APIRouter:
+    routes = APIRouter(tags=["models"])
+
+    async def asked(request: Request) -> ServedModel:
+        account = state.keys.account(request.scope["headers"])
+        if account is not None and not account.settings.admin:
+            raise ApiError(403, "loading and unloading need an admin key", code="admin_only")
+        return router.named(_model_field(await request.body()))
+
+    @routes.post("/models/load")
+    async def load(request: Request) -> Response:
+        """Load a model now: `{"model": NAME}`. Needs an admin key if there are keys."""
+        model = await asked(request)
+        try:
+            async with asyncio.timeout(state.limits.timeout_s), pool.use(model.names[0]):
+                pass
+        except (HeadraceError, TimeoutError) as error:
+            raise ApiError(
+                503, _line(error) or "it takes too long", code="model_not_loaded", retry_after_s=5
+            ) from error
+        return JsonReply(_entry(model.names[0], model, pool.stats()[model.names[0]].phase))
+
+    @routes.post("/models/unload")
+    async def unload(request: Request) -> Response:
+        """Unload a model when its requests are done: `{"model": NAME}`. Needs an admin key if there are keys."""
+        model = await asked(request)
+        pool.unload(model.names[0])
+        return JsonReply(_entry(model.names[0], model, pool.stats()[model.names[0]].phase))
+
+    return routes
+
+
+def _entry(name: str, model: ServedModel, phase: str) -> JsonObject:
+    return {**described(name, model.task), "status": phase}
+
+
+def _documents(document: dict[str, Any], models: Iterable[ServedModel]) -> dict[str, Any]:
+    """The OpenAPI document with the routes of all models."""
+    paths, schemas = dict(document["paths"]), dict(document.get("components", {}).get("schemas", {}))
+    for model in models:
+        theirs = model.app.openapi()
+        for path, operations in theirs["paths"].items():
+            if path in model.paths:
+                paths.setdefault(path, operations)
+        schemas = {**theirs.get("components", {}).get("schemas", {}), **schemas}
+    return {**document, "paths": paths, "components": {"schemas": schemas}}

@@ -1,0 +1,225 @@
+"""A server of several models: which answers, when each is loaded, and what goes wrong with one of them alone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.integration.serving.running import until
+
+from headrace.app.pooled_server import build_pooled, read_models
+from headrace.app.server import ServerSettings
+from headrace.errors import ConfigError
+from headrace.serving.auth import read_keys
+from headrace.serving.http.server import Server
+from headrace.serving.limits import ServeLimits
+
+MODELS = """
+pool: {max_models: 1}
+models:
+  - {name: small, aliases: [text-embedding-3-small], task: embed, engine: headrace.testing:FakeEngine,
+     engine_options: {dimension: 4}, max_wait_s: 0.05}
+  - {name: org/large, task: embed, engine: headrace.testing:FakeEngine, engine_options: {dimension: 16},
+     max_wait_s: 0.05}
+  - {name: talker, task: generate, engine: "tests.integration.serving.engines:Talker", max_wait_s: 0.05}
+"""
+
+
+@contextlib.contextmanager
+def serving(path: Path, text: str = MODELS, **settings: Any) -> Iterator[httpx.Client]:
+    file = path / "models.yaml"
+    file.write_text(text)
+    app, state = build_pooled(read_models(file), ServerSettings(**settings))
+    server = Server(app, state, {"host": "127.0.0.1", "port": 0, "log_level": "warning"})
+    thread = threading.Thread(target=server.run_app, name="server-under-test")
+    thread.start()
+    try:
+        until(lambda: server.started or not thread.is_alive(), 60)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def embed(client: httpx.Client, model: str | None, **more: Any) -> httpx.Response:
+    body = {"input": "some words", **({} if model is None else {"model": model})}
+    return client.post("/v1/embeddings", json=body, **more)
+
+
+def phases(client: httpx.Client) -> dict[str, str]:
+    return {entry["id"]: entry["status"] for entry in client.get("/v1/models").json()["data"]}
+
+
+def refusal(response: httpx.Response) -> tuple[int, str, str]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["message"]
+
+
+def test_the_model_of_a_request_answers_it_and_is_loaded_for_it(tmp_path: Path) -> None:
+    with serving(tmp_path) as client:
+        assert set(phases(client).values()) == {"unloaded"}
+        for model, length in (("small", 4), ("org/large", 16), ("text-embedding-3-small", 4)):
+            answer = embed(client, model).json()
+            assert len(answer["data"][0]["embedding"]) == length
+        assert answer["model"] == "small"
+        assert phases(client) == {
+            "small": "loaded", "text-embedding-3-small": "loaded", "org/large": "unloaded", "talker": "unloaded",
+        }  # fmt: skip
+        assert client.get("/ready/small").status_code == 200
+        assert client.get("/ready/org/large").status_code == 503
+        assert client.get("/v1/models/org/large").json()["task"] == "embed"
+        assert (client.get("/health").status_code, client.get("/ready").status_code) == (200, 200)
+
+
+def test_openais_client_uses_all_models_at_its_defaults(tmp_path: Path) -> None:
+    with serving(tmp_path) as client, openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none") as user:
+        assert len(user.embeddings.create(model="org/large", input=["a", "b"]).data[1].embedding) == 16
+        chat = user.chat.completions.create(model="talker", messages=[{"role": "user", "content": "hello there"}])
+        assert chat.choices[0].message.content == "hello there"
+        stream = user.chat.completions.create(
+            model="talker", messages=[{"role": "user", "content": "one by one"}], stream=True
+        )
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == "one by one"
+        assert [model.id for model in user.models.list()][:2] == ["small", "text-embedding-3-small"]
+
+
+def test_requests_that_no_model_can_answer_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    with serving(tmp_path) as client:
+        assert refusal(embed(client, "nobody"))[:2] == (404, "model_not_found")
+        status, code, message = refusal(embed(client, None))
+        assert (status, code) == (400, "missing_model")
+        assert "'small', 'org/large'" in message
+        status, code, message = refusal(embed(client, "talker"))
+        assert (status, code) == (404, "wrong_task")
+        assert "'talker' (generate) has no route /v1/embeddings" in message
+        assert refusal(client.post("/v1/embeddings", content=b"{"))[:2] == (400, "json_invalid")
+        assert refusal(embed(client, 7))[:2] == (404, "model_not_found")  # type: ignore[arg-type]
+        assert refusal(client.post("/nowhere", json={}))[:2] == (404, "not_found")
+        assert refusal(client.get("/v1/embeddings"))[:2] == (405, "method_not_allowed")
+        assert set(phases(client).values()) == {"unloaded"}
+        # With one model of a route, the name may be left out.
+        assert client.post("/v1/completions", json={"prompt": "a b"}).json()["choices"][0]["text"] == "a b"
+
+
+def test_one_model_that_cannot_be_loaded_fails_alone(tmp_path: Path) -> None:
+    engine = "tests.integration.cluster.engines:broken"
+    text = f"{MODELS}  - {{name: broken, task: embed, engine: '{engine}', model: /nowhere}}\n"
+    with serving(tmp_path, text) as client:
+        status, code, message = refusal(embed(client, "broken"))
+        assert (status, code) == (503, "model_not_loaded")
+        assert "model 'broken' cannot be loaded" in message
+        assert "no weights in /nowhere" in message
+        assert embed(client, "small").status_code == 200
+        assert "it is tried again in" in refusal(embed(client, "broken"))[2]
+
+
+def test_no_request_is_lost_while_models_take_turns(tmp_path: Path) -> None:
+    with serving(tmp_path) as client, ThreadPoolExecutor(12) as threads:
+
+        def ask(number: int) -> tuple[int, int]:
+            model, length = (("small", 4), ("org/large", 16))[number % 2]
+            answer = embed(client, model)
+            return answer.status_code, len(answer.json()["data"][0]["embedding"]) - length
+
+        assert set(threads.map(ask, range(300))) == {(200, 0)}
+        page = client.get("/metrics").text
+        assert 'headrace_requests_total{model="small",route="/v1/embeddings",status="200"} 150.0' in page
+        assert 'headrace_requests_total{model="org/large",route="/v1/embeddings",status="200"} 150.0' in page
+
+
+def test_models_are_loaded_and_unloaded_by_hand(tmp_path: Path) -> None:
+    with serving(tmp_path) as client:
+        assert client.post("/models/load", json={"model": "small"}).json()["status"] == "loaded"
+        assert phases(client)["small"] == "loaded"
+        client.post("/models/unload", json={"model": "small"})
+        until(lambda: phases(client)["small"] == "unloaded")
+        assert refusal(client.post("/models/load", json={"model": "x"}))[:2] == (404, "model_not_found")
+
+
+def test_keys_decide_who_may_use_which_model(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("alice k-alice\nbob k-bob\nroot k-root admin\n")
+    keys = read_keys(tmp_path / "keys", None)
+    text = MODELS.replace("name: small,", "name: small, keys: [alice],")
+    with serving(tmp_path, text, keys=keys) as client:
+
+        def header(key: str) -> dict[str, str]:
+            return {"authorization": f"Bearer {key}"}
+
+        assert embed(client, "small").status_code == 401
+        assert set(phases_of(client, header("k-alice")).values()) == {"unloaded"}
+        assert refusal(embed(client, "small", headers=header("k-bob")))[:2] == (403, "model_not_allowed")
+        assert embed(client, "small", headers=header("k-alice")).status_code == 200
+        assert embed(client, "org/large", headers=header("k-bob")).status_code == 200
+        unload = {"json": {"model": "small"}}
+        assert client.post("/models/unload", **unload, headers=header("k-alice")).status_code == 403
+        assert client.post("/models/unload", **unload, headers=header("k-root")).status_code == 200
+        assert client.get("/metrics", headers=header("k-bob")).status_code == 403
+
+
+def phases_of(client: httpx.Client, headers: dict[str, str]) -> dict[str, str]:
+    return {entry["id"]: entry["status"] for entry in client.get("/v1/models", headers=headers).json()["data"]}
+
+
+def test_a_request_that_waits_too_long_for_its_model_is_told(tmp_path: Path) -> None:
+    text = MODELS.replace("max_wait_s: 0.05}", "max_wait_s: 60}")
+    with serving(tmp_path, text, limits=ServeLimits(timeout_s=0.5, drain_s=1)) as client:
+        assert embed(client, "small").status_code == 200
+        status, code, message = refusal(embed(client, "org/large"))
+        assert (status, code) == (503, "not_ready")
+        assert "'org/large' was not loaded within 0.5 s" in message
+        assert embed(client, "small").status_code == 200
+
+
+def test_each_answer_has_one_request_id_and_documents_name_all_routes(tmp_path: Path) -> None:
+    with serving(tmp_path) as client:
+        answer = embed(client, "small", headers={"x-request-id": "mine"})
+        assert answer.headers.get_list("x-request-id") == ["mine"]
+        assert {"/v1/embeddings", "/v1/chat/completions", "/models/load"} <= client.get("/openapi.json").json()[
+            "paths"
+        ].keys()
+        assert "/v1/chat/completions" in client.get("/docs").text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file: Input should be"),
+        ("models: []", "models: List should have at least 1 item"),
+        ("models: [{name: a}, {name: b, aliases: [a]}]", "the name 'a' is given to two models"),
+        ("models: [{name: a, tsk: embed}]", "models.0.tsk is unknown; did you mean task?"),
+        ("pol: {}\nmodels: [{name: a}]", "pol is unknown; did you mean pool?"),
+        ("models: [{name: a, task: dance}]", "model 'a': unknown task 'dance'"),
+        ("models: [{name: a, task: embed, model: /nowhere}]", "model 'a': .*nowhere"),
+        ("models: [{name: a, task: embed, engine_options: {dimnsion: 3}}]", "model 'a': .*dimnsion"),
+        ("models: [{name: a, keys: [eve]}]", "model 'a': there is no API key named 'eve'"),
+        ("models: [{name: a, memory: big}]\npool: {memory: 8GB}", "memory of model 'a': 'big' is not a size"),
+        ("models: [{name: a, memory: 9GB}]\npool: {memory: 8GB}", "takes 9,000,000,000 bytes, and the pool has"),
+        ("models: [{name: a}]\npool: {max_models: 1, memory: 8GB}", "either max_models or memory_bytes"),
+        ("models: [{name: a}]\npool: {max_models: 0}", "pool.max_models: Input should be greater"),
+        ("models: [", "is not YAML"),
+        ("a: &a [*a]\nmodels: *a", "unknown|Input should be"),
+        ("models: !!python/object/apply:os.system [id]", "is not YAML"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_pooled(read_models(file), ServerSettings())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [lambda path: path, lambda path: path / "nothing.yaml"])
+def test_a_file_that_cannot_be_read_is_named(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_models(make(tmp_path))
