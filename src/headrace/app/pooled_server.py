@@ -20,6 +20,7 @@ from headrace.errors import ConfigError
 from headrace.observe.prometheus import PrometheusListener, merged
 from headrace.pool.pool import ModelPool
 from headrace.serving.auth import Keys
+from headrace.serving.metrics import families_of_pool
 from headrace.serving.pooled import ServedModel, create_pooled_app
 from headrace.serving.state import ServerState
 
@@ -139,7 +140,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
         )
     most_body = max(model.state.limits.max_body_bytes for model in models)
     limits = replace(shared.limits, max_body_bytes=most_body)
-    metrics = PrometheusListener(lambda: (), headrace.__version__)
+    metrics = PrometheusListener(lambda: families_of_pool(state, pool), headrace.__version__)
     parts = [model.state for model in models]
     state = ServerState(limits, keys, Broadcast([metrics]), metrics.render, parts=parts)
     return create_pooled_app(

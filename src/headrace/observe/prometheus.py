@@ -123,10 +123,10 @@ class _Pulled(Collector):
 
 
 def merged(pages: Mapping[str, bytes], label: str) -> bytes:
-    """Merge the pages of several servers: each sample gets a label, and a gauge counts the servers.
+    """Merge the pages of several servers: each sample without the label gets it, and a gauge counts the servers.
 
     Args:
-        pages: in Prometheus' text format, by label value.
+        pages: in Prometheus' text format, by label value; "" is a page of none of them.
         label: the label's name; the gauge is `headrace_{label}s`.
     """
     families: dict[str, Metric] = {}
@@ -134,8 +134,8 @@ def merged(pages: Mapping[str, bytes], label: str) -> bytes:
         for family in text_string_to_metric_families(page.decode("utf-8")):
             into = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             for sample in family.samples:
-                into.samples.append(sample._replace(labels={**sample.labels, label: whose}))
-    there = GaugeMetricFamily(f"headrace_{label}s", f"{label.capitalize()}s that answered.", len(pages))
+                into.samples.append(sample._replace(labels={label: whose, **sample.labels}))
+    there = GaugeMetricFamily(f"headrace_{label}s", f"{label.capitalize()}s that answered.", len(pages.keys() - {""}))
     registry = CollectorRegistry()
     registry.register(_Fixed([there, *families.values()]))
     return generate_latest(registry)

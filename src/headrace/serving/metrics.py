@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from headrace.pool.pool import ModelPool
 from headrace.serving.auth import Keys
 from headrace.serving.batches.batch import ENDED
 from headrace.serving.batches.store import Batches
@@ -37,6 +38,23 @@ def families(state: ServerState, bulk: Callable[[], BulkState | None]) -> Iterat
     bulk_state = bulk()
     if bulk_state is not None:
         yield from _of_batches(bulk_state)
+
+
+def families_of_pool(state: ServerState, pool: ModelPool) -> Iterator[Metric]:
+    """The metric families of a server of several models that no single model has."""
+    yield from families(state, lambda: None)
+    loads = CounterMetricFamily("headrace_model_loads", "Times that a model was loaded.", labels=("model",))
+    failed = CounterMetricFamily("headrace_model_failed_loads", "Loads of a model that failed.", labels=("model",))
+    waits = CounterMetricFamily(
+        "headrace_model_wait_seconds", "Time that requests waited for a model to be loaded.", labels=("model",)
+    )
+    loaded = GaugeMetricFamily("headrace_model_loaded", "Whether a model is loaded.", labels=("model",))
+    for name, stats in pool.stats().items():
+        loads.add_metric((name,), stats.loads)
+        failed.add_metric((name,), stats.failed_loads)
+        waits.add_metric((name,), stats.wait_s)
+        loaded.add_metric((name,), float(stats.phase == "loaded"))
+    yield from (loads, failed, waits, loaded)
 
 
 def _of_service(service: Service) -> Iterator[Metric]:

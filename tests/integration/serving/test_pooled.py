@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ from headrace.errors import ConfigError
 from headrace.serving.auth import read_keys
 from headrace.serving.http.server import Server
 from headrace.serving.limits import ServeLimits
+from headrace.serving.state import ServerState
 
 MODELS = """
 pool: {max_models: 1}
@@ -34,6 +37,12 @@ models:
 
 @contextlib.contextmanager
 def serving(path: Path, text: str = MODELS, **settings: Any) -> Iterator[httpx.Client]:
+    with server_of(path, text, **settings) as (_, _, client):
+        yield client
+
+
+@contextlib.contextmanager
+def server_of(path: Path, text: str, **settings: Any) -> Iterator[tuple[Server, ServerState, httpx.Client]]:
     file = path / "models.yaml"
     file.write_text(text)
     app, state = build_pooled(read_models(file), ServerSettings(**settings))
@@ -44,7 +53,7 @@ def serving(path: Path, text: str = MODELS, **settings: Any) -> Iterator[httpx.C
         until(lambda: server.started or not thread.is_alive(), 60)
         port = server.servers[0].sockets[0].getsockname()[1]
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-            yield client
+            yield server, state, client
     finally:
         server.should_exit = True
         thread.join(20)
@@ -133,8 +142,15 @@ def test_no_request_is_lost_while_models_take_turns(tmp_path: Path) -> None:
 
         assert set(threads.map(ask, range(300))) == {(200, 0)}
         page = client.get("/metrics").text
+        loads = {model: stats["loads"] for model, stats in loads_of(page).items()}
+        assert loads["small"] >= 1 and loads["org/large"] >= 1 and loads["talker"] == 0
         assert 'headrace_requests_total{model="small",route="/v1/embeddings",status="200"} 150.0' in page
         assert 'headrace_requests_total{model="org/large",route="/v1/embeddings",status="200"} 150.0' in page
+
+
+def loads_of(page: str) -> dict[str, dict[str, float]]:
+    found = re.findall(r'^headrace_model_(loads)_total\{model="(.+)"\} (.+)$', page, re.MULTILINE)
+    return {model: {kind: float(value)} for kind, model, value in found}
 
 
 def test_models_are_loaded_and_unloaded_by_hand(tmp_path: Path) -> None:
@@ -223,3 +239,36 @@ def test_a_file_that_makes_no_sense_is_one_line(text: str, message: str, tmp_pat
 def test_a_file_that_cannot_be_read_is_named(make: Callable[[Path], Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         read_models(make(tmp_path))
+
+
+def test_an_engine_that_dies_is_loaded_again_and_the_server_goes_on(tmp_path: Path) -> None:
+    text = f"{MODELS}  - {{name: mortal, task: embed, engine: 'tests.integration.serving.engines:Mortal'}}\n"
+    with serving(tmp_path, text) as client:
+        dying = client.post("/v1/embeddings", json={"model": "mortal", "input": "die"})
+        assert refusal(dying)[:2] == (503, "engine")
+        assert embed(client, "mortal").status_code == 200
+        assert client.get("/health").status_code == 200
+
+
+def test_a_client_that_leaves_while_it_waits_leaves_no_trace(tmp_path: Path) -> None:
+    text = MODELS.replace("max_wait_s: 0.05}", "max_wait_s: 60}")
+    with serving(tmp_path, text) as client:
+        assert embed(client, "small").status_code == 200
+        with pytest.raises(httpx.ReadTimeout):
+            embed(client, "org/large", timeout=0.3)
+        until(lambda: 'route="other",status="499"' in client.get("/metrics").text)
+        assert phases(client)["small"] == "loaded"
+        assert embed(client, "small").status_code == 200
+
+
+def test_accepted_requests_are_answered_when_the_server_stops(tmp_path: Path) -> None:
+    slow = "engine: headrace.testing:FakeEngine, engine_options: {seconds_per_batch: 1.0}"
+    text = f"models: [{{name: slow, task: embed, {slow}}}]"
+    with server_of(tmp_path, text) as (server, state, client), ThreadPoolExecutor(4) as threads:
+        url = f"{client.base_url}/v1/embeddings"
+        asked = [threads.submit(httpx.post, url, json={"input": "a"}, timeout=20) for _ in range(4)]
+        until(lambda: state.in_progress == 4)
+        server.handle_exit(signal.SIGTERM, None)
+        until(lambda: client.get("/ready").status_code == 503)
+        assert embed(client, "slow").status_code == 503
+        assert [future.result().status_code for future in asked] == [200] * 4
