@@ -21,7 +21,7 @@ from headrace.observe.prometheus import PrometheusListener, merged
 from headrace.pool.pool import ModelPool
 from headrace.serving.auth import Keys
 from headrace.serving.metrics import families_of_pool
-from headrace.serving.pooled import ServedModel, create_pooled_app
+from headrace.serving.pooled import ModelApp, create_pooled_app
 from headrace.serving.state import ServerState
 
 _MOST_BYTES = 1024 * 1024
@@ -122,7 +122,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     known_keys = {key.name for key in shared.keys}
     memory = None if content.pool.memory is None else _bytes(content.pool.memory, "pool.memory")
     pool = ModelPool(max_models=content.pool.max_models, memory_bytes=memory)
-    models: list[ServedModel] = []
+    models: list[ModelApp] = []
     for entry in content.models:
         if missing := sorted(set(entry.keys or ()) - known_keys):
             raise ConfigError(f"model {entry.name!r}: there is no API key named {missing[0]!r} (--api-key-file)")
@@ -148,7 +148,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     ), state
 
 
-def _served(entry: ModelEntry, shared: ServerSettings) -> ServedModel:
+def _served(entry: ModelEntry, shared: ServerSettings) -> ModelApp:
     config = EngineConfig(
         task=entry.task,
         model=entry.model,
@@ -164,7 +164,7 @@ def _served(entry: ModelEntry, shared: ServerSettings) -> ServedModel:
     settings.config.check()  # folders too, before the first request
     app, state = build(settings)
     allowed = None if entry.keys is None else frozenset(entry.keys)
-    return ServedModel(names, settings.config.task or "", app, state, allowed)
+    return ModelApp(names, settings.config.task or "", app, state, allowed)
 
 
 def _bytes(text: str, what: str) -> int:

@@ -29,7 +29,7 @@ logger = logging.getLogger("headrace")
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ModelApp:
     """One model of the server."""
 
     names: tuple[str, ...]
@@ -69,7 +69,7 @@ class ModelRouter:
         state: the state of the server of all models.
     """
 
-    def __init__(self, pool: ModelPool, models: Sequence[ServedModel], state: ServerState) -> None:
+    def __init__(self, pool: ModelPool, models: Sequence[ModelApp], state: ServerState) -> None:
         self._pool = pool
         self._models = models
         self._by_name = {name: model for model in models for name in model.names}
@@ -100,7 +100,7 @@ class ModelRouter:
             )
         await self._use(model, scope, receive, _Replay(body, receive), send)
 
-    async def _use(self, model: ServedModel, scope: Scope, receive: Receive, replay: _Replay, send: Send) -> None:
+    async def _use(self, model: ModelApp, scope: Scope, receive: Receive, replay: _Replay, send: Send) -> None:
         name = model.names[0]
         using = self._pool.use(name)
         app = await self._entered(using, name, receive)
@@ -138,7 +138,7 @@ class ModelRouter:
                 entering.cancel()
             await asyncio.gather(entering, leaving, return_exceptions=True)
 
-    def _chosen(self, name: object, offering: Sequence[ServedModel], path: str) -> ServedModel:
+    def _chosen(self, name: object, offering: Sequence[ModelApp], path: str) -> ModelApp:
         if name is None:
             if len(offering) == 1:
                 return offering[0]
@@ -154,7 +154,7 @@ class ModelRouter:
             )
         return model
 
-    def named(self, name: object) -> ServedModel:
+    def named(self, name: object) -> ModelApp:
         """The model of this name.
 
         Raises:
@@ -213,7 +213,7 @@ def _line(error: BaseException) -> str:
 
 def create_pooled_app(
     pool: ModelPool,
-    models: Sequence[ServedModel],
+    models: Sequence[ModelApp],
     state: ServerState,
     merge: Callable[[Mapping[str, bytes]], bytes],
     *,
@@ -262,7 +262,7 @@ def create_pooled_app(
 
 def _status_routes(
     pool: ModelPool,
-    models: Sequence[ServedModel],
+    models: Sequence[ModelApp],
     router: ModelRouter,
     state: ServerState,
     merge: Callable[[Mapping[str, bytes]], bytes],
@@ -311,7 +311,7 @@ def _status_routes(
 def _admin_routes(pool: ModelPool, router: ModelRouter, state: ServerState) -> APIRouter:
     routes = APIRouter(tags=["models"])
 
-    async def asked(request: Request) -> ServedModel:
+    async def asked(request: Request) -> ModelApp:
         account = state.keys.account(request.scope["headers"])
         if account is not None and not account.settings.admin:
             raise ApiError(403, "loading and unloading need an admin key", code="admin_only")
@@ -340,11 +340,11 @@ def _admin_routes(pool: ModelPool, router: ModelRouter, state: ServerState) -> A
     return routes
 
 
-def _entry(name: str, model: ServedModel, phase: str) -> JsonObject:
+def _entry(name: str, model: ModelApp, phase: str) -> JsonObject:
     return {**described(name, model.task), "status": phase}
 
 
-def _documents(document: dict[str, Any], models: Iterable[ServedModel]) -> dict[str, Any]:
+def _documents(document: dict[str, Any], models: Iterable[ModelApp]) -> dict[str, Any]:
     """The OpenAPI document with the routes of all models."""
     paths, schemas = dict(document["paths"]), dict(document.get("components", {}).get("schemas", {}))
     for model in models:
