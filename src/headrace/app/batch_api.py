@@ -105,7 +105,7 @@ class BatchApi:
         limits = self._server.limits
 
         def look(path: Path, url: str, stopped: Callable[[], bool]) -> ValidatedFile:
-            return validate(path, LineRules(url, service.name, limits.max_body_bytes), stopped)
+            return validate(path, LineRules(url, service.name, service.model.names, limits.max_body_bytes), stopped)
 
         def make_run(source: Path, folder: Path, url: str, owner: str | None) -> _Run:
             # All batches of a key share one turn.

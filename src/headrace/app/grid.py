@@ -23,6 +23,7 @@ from headrace.engines import registry
 from headrace.engines.base import AnyBatchEngine, can_be_tuned
 from headrace.engines.loading import load_engine
 from headrace.engines.profile import profile_of
+from headrace.engines.resolving import resolve
 from headrace.errors import ConfigError, EngineOutOfMemoryError
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.work import Work
@@ -191,8 +192,10 @@ class _Way:
 
 
 def _engines(settings: JobSettings) -> tuple[str, ...]:
+    config = replace(settings.config, engine="onnx")
     try:
-        registry.folder_of(settings.config.task or "", settings.config.model, "onnx")
+        registry.folder_of(config.task or "", config.model, "onnx")
+        resolve(config)  # of a model that is downloaded
     except ConfigError:
         return ("torch",)
     return ("torch", "onnx")

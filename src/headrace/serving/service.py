@@ -131,11 +131,23 @@ class Answers:
     """Indices of the records that were truncated."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model of a server, as requests name it."""
+
+    name: str
+    """In answers."""
+    names: frozenset[str]
+    """In requests."""
+    commit: str | None = None
+    """The version of a downloaded model."""
+
+
 class Service:
     """Runs the records of requests.
 
     Args:
-        name: the model's name in requests and answers.
+        model: the model, as requests name it.
         task: the model's task, such as "embed", "generate" or "classify".
         engine: prepares records. Closed with the service.
         batcher: runs prepared records. Started and stopped with the service.
@@ -145,14 +157,15 @@ class Service:
 
     def __init__(
         self,
-        name: str,
+        model: ServedModel,
         task: str,
         engine: AnyEngine,
         batcher: Batcher[object, object],
         limits: ServeLimits,
         on_dead: Callable[[], None],
     ) -> None:
-        self.name = name
+        self.model = model
+        self.name = model.name
         self.task = task
         self.engine = engine
         self.batcher = batcher

@@ -71,11 +71,11 @@ class ServerState:
 
     def check_model(self, name: str | None) -> None:
         """Raise 404 if `name` is not the served model."""
-        served = self.service.name
-        if name is not None and name != served:
+        served = self.service.model
+        if name is not None and name not in served.names:
             raise ApiError(
                 404,
-                f"there is no model {name!r:.200}; this server serves {served!r}",
+                f"there is no model {name!r:.200}; this server serves {served.name!r}",
                 code="model_not_found",
                 param="model",
             )

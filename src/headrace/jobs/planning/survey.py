@@ -45,6 +45,8 @@ class Survey:
     """Per record, on one worker."""
     left_out: tuple[LeftOut, ...] = ()
     """What the input holds that is not read, as far as it was met."""
+    model: str | None = None
+    """The model with its commit, if it was downloaded."""
     numbers: NumbersChosen | None = None
     """Which the model computes with, where the sample decided that."""
 

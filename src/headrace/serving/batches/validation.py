@@ -28,7 +28,9 @@ class LineRules:
     url: str
     """The batch's endpoint."""
     model: str
-    """The served model. A line may omit it."""
+    """The served model, for messages."""
+    models: frozenset[str]
+    """Names of it that a line may give. It may omit them."""
     max_line_bytes: int
     """The same limit as for an HTTP request body."""
 
@@ -118,7 +120,7 @@ def _problem(row: Mapping[str, object], rules: LineRules) -> tuple[str, str, str
     if not isinstance(body, dict):
         return "invalid_body", f"body is of type {type(body).__name__}: it must be an object", "body"
     model = body.get("model")
-    if model is not None and model != rules.model:
+    if model is not None and model not in rules.models:
         return "model_not_found", f"there is no model {model!r:.200}; this server serves {rules.model!r}", "body.model"
     return None
 

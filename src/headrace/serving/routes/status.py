@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from headrace.serving.errors import ApiError
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.protocol.schemas import ERRORS, Health, Model, ModelList
+from headrace.serving.service import ServedModel
 from headrace.serving.state import ServerState
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -36,22 +36,17 @@ def router(state: ServerState, task: str) -> APIRouter:
     @routes.get("/v1/models", response_model=ModelList, tags=["OpenAI"])
     async def models() -> Response:
         """List the served model."""
-        return JsonReply({"object": "list", "data": [_described(state.service.name, task)]})
+        return JsonReply({"object": "list", "data": [_described(state.service.model, task)]})
 
     @routes.get("/v1/models/{model:path}", response_model=Model, tags=["OpenAI"])
     async def model(model: str) -> Response:
         """Describe the served model."""
-        if model != state.service.name:
-            raise ApiError(
-                404,
-                f"there is no model {model!r:.200}; this server serves {state.service.name!r}",
-                code="model_not_found",
-                param="model",
-            )
-        return JsonReply(_described(model, task))
+        state.check_model(model)
+        return JsonReply(_described(state.service.model, task))
 
     return routes
 
 
-def _described(name: str, task: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "headrace", "task": task}
+def _described(model: ServedModel, task: str) -> dict[str, object]:
+    known = {"id": model.name, "object": "model", "created": 0, "owned_by": "headrace", "task": task}
+    return known if model.commit is None else {**known, "commit": model.commit}
