@@ -229,8 +229,8 @@ def resolved_for(settings: JobSettings, output: JobOutput) -> EngineConfig:
     config = resolve(config)
     if (newest := moved(config)) is not None:
         logger.warning(
-            "headrace: %s has moved to commit %s since this job was begun: the job continues with %s (--overwrite begins "
-            "anew with the new commit)",
+            "headrace: %s has moved to commit %s since this job was begun: the job continues with %s (--overwrite "
+            "starts again with the new commit)",
             config.model,
             newest,
             config.commit,

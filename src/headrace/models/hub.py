@@ -164,9 +164,10 @@ class HubModel:
                 "commit, or leave out @ and what follows for the default branch"
             )
         if isinstance(error, hub.errors.RepositoryNotFoundError):
-            how = "your token may not see it" if has_token else log_in
+            how = "use a token that may read it" if has_token else log_in
             return ConfigError(
-                f"{model}: {self._no_folder}{endpoint} has no such model; check the spelling, or if it is private, {how}"
+                f"{model}: {self._no_folder}{endpoint} has no such model; check the spelling, or, for a private model, "
+                f"{how}"
             )
         if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code in (401, 403):
             return ConfigError(
@@ -198,8 +199,8 @@ class HubModel:
             )
         if isinstance(error, hub.errors.HTTPError):
             return EngineError(
-                f"{model}: {self._no_folder}{endpoint} cannot be reached ({_line(error)}): check the network, the proxy "
-                "and HF_ENDPOINT, or give a local folder"
+                f"{model}: {self._no_folder}{endpoint} cannot be reached ({_line(error)}): check network, proxy and "
+                "HF_ENDPOINT, or give a local folder"
             )
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return EngineError(

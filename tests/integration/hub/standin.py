@@ -78,8 +78,8 @@ class Hub(ThreadingHTTPServer):
         """Method and path of each request."""
         self.sent: Counter[str] = Counter()
         """Bytes sent of each file, by its digest."""
-        self.whole: Counter[str] = Counter()
-        """How often each file was sent to its end."""
+        self.asked: Counter[str] = Counter()
+        """How often the content of each file was asked for, by its path."""
         self.lock = threading.Lock()
 
     @property
@@ -199,15 +199,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, path: str, data: bytes, start: int) -> None:
         hub, faults = self.server, self.server.faults
+        with hub.lock:
+            hub.asked[path] += 1
         for place in range(start, len(data), _BLOCK):
             block = data[place : place + _BLOCK]
             if faults.cuts > 0 and faults.cut_after is not None and place + len(block) > faults.cut_after:
                 faults.cuts -= 1
                 self.close_connection = True
-                return self.connection.close()
+                self.connection.close()
+                return
             if faults.gone_after is not None and hub.sent.total() >= faults.gone_after:
                 self.close_connection = True
-                return self.connection.close()
+                self.connection.close()
+                return
             self.wfile.write(block)
             with hub.lock:
                 hub.sent[_etag(data)] += len(block)
@@ -215,9 +219,6 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(faults.block_s)
         if faults.longer and _is_large(path):
             self.close_connection = True
-        with hub.lock:
-            hub.whole[path] += 1
-        return None
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         body = json.dumps({"error": message}).encode()
