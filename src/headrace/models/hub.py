@@ -25,8 +25,9 @@ logger = logging.getLogger("headrace")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NEWEST_S = 5.0
 """Maximum seconds to ask whether a revision has moved; the answer is only a notice."""
-_SERVER_ERROR = 500
+_NO_PERMISSION = (401, 403)
 _TOO_MANY = 429
+_AGAIN = "complete files are kept: run the same command again to continue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,18 @@ class HubModel:
         try:
             yield
         except (hub.errors.HTTPError, OSError, ValueError, RuntimeError) as error:
-            raise self._translated(error) from error
+            raise self._broken_off(error) from error
+
+    def _broken_off(self, error: Exception) -> HeadraceError:
+        """What a failure means in the middle of a download, of a model that was there a moment ago."""
+        errors, cause = _library().errors, error.__cause__
+        if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(cause, Exception):
+            return self._broken_off(cause)
+        lost = isinstance(error, errors.HTTPError) and not isinstance(error, errors.GatedRepoError)
+        if not lost or (isinstance(error, errors.HfHubHTTPError) and error.response.status_code in _NO_PERMISSION):
+            return self._translated(error)
+        endpoint = _library().constants.ENDPOINT
+        return EngineError(f"model {self.typed!r}: the download from {endpoint} broke off ({_line(error)}); {_AGAIN}")
 
     def _translated(self, error: Exception) -> HeadraceError:
         """What a failure means to the user, and the way out."""
@@ -169,7 +181,7 @@ class HubModel:
                 f"{model}: {self._no_folder}{endpoint} has no such model; check the spelling, or, for a private model, "
                 f"{how}"
             )
-        if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code in (401, 403):
+        if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code in _NO_PERMISSION:
             return ConfigError(
                 f"{model}: {endpoint} refuses the request ({error.response.status_code}): {log_in} with a token that "
                 "may read it"
@@ -181,7 +193,6 @@ class HubModel:
         hub = _library()
         endpoint, model = hub.constants.ENDPOINT, f"model {self.typed!r}"
         web = importlib.import_module(hub.errors.HTTPError.__module__.partition(".")[0])  # the client that it uses
-        again = "files that are complete are kept; run the same command again to continue"
         if isinstance(error, hub.errors.OfflineModeIsEnabled):
             cache = hub.constants.HF_HUB_CACHE
             return EngineError(
@@ -191,11 +202,10 @@ class HubModel:
         if isinstance(error, hub.errors.HfHubHTTPError):
             status = error.response.status_code
             what = "limits requests" if status == _TOO_MANY else "answers"
-            return EngineError(f"{model}: {endpoint} {what} ({status}); try again later; {again}")
+            return EngineError(f"{model}: {endpoint} {what} ({status}); try again later")
         if isinstance(error, web.TimeoutException):
             return EngineError(
-                f"{model}: {endpoint} did not answer in time; {again}, or allow more seconds (HF_HUB_ETAG_TIMEOUT, "
-                "HF_HUB_DOWNLOAD_TIMEOUT)"
+                f"{model}: {endpoint} did not answer in time; try again, or allow more seconds (HF_HUB_ETAG_TIMEOUT)"
             )
         if isinstance(error, hub.errors.HTTPError):
             return EngineError(
@@ -209,7 +219,7 @@ class HubModel:
             )
         if isinstance(error, PermissionError):
             return EngineError(f"{model}: cannot write the cache: {_line(error)}; set HF_HOME to a folder of yours")
-        return EngineError(f"{model}: the download failed: {_line(error)}; {again}")
+        return EngineError(f"{model}: the download failed: {_line(error)}; {_AGAIN}")
 
 
 def _library() -> types.ModuleType:

@@ -1,4 +1,4 @@
-"""What a model's name means: a model on the hub, or None for a local path. Pure."""
+"""What a model's name means: a model on the hub or in an object store, or None for a local path. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from headrace.errors import ConfigError
 from headrace.models.base import RemoteModel
 from headrace.models.hub import HubModel
+from headrace.models.stores import SCHEMES, StoredModel
 
 _ID = r"\b[\w\-.]+\b/\b[\w\-.]{1,96}\b"
 _HUB = re.compile(rf"({_ID})(?:@([^\s@]+))?")
@@ -22,6 +23,8 @@ def remote_model(model: str) -> RemoteModel | None:
     Raises:
         ConfigError: an address that begins with hf:// and names no model.
     """
+    if model.startswith(SCHEMES):
+        return StoredModel(model)
     found = _HUB.fullmatch(model.removeprefix("hf://models/").removeprefix(_HF))
     if model.startswith(_HF):
         kind = next((kind for kind in _OTHER_REPOSITORIES if model.startswith(_HF + kind)), None)

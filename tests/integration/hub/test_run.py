@@ -68,9 +68,7 @@ def test_a_finished_job_asks_nothing_and_needs_no_files(
     assert not (tmp_path / "hf").exists()
 
 
-def test_a_full_cache_needs_no_network(
-    hub: Hub, encoder: Path, work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_cache_needs_no_network(hub: Hub, encoder: Path, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = hub.repository("acme/encoder").commit_folder(encoder)
     assert headrace(*RUN, "--model", "acme/encoder", "-o", "a.jsonl", folder=work)[0] == 0
     asked = len(hub.requests)
