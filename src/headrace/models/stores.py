@@ -42,8 +42,8 @@ class StoredModel:
         found = self._listed()
         if commit is not None and found.commit != commit:
             raise ConfigError(
-                f"model {self.typed!r} has changed: {commit} is neither there nor in the cache any more; restore it, or "
-                "begin anew with the present one (--overwrite)"
+                f"model {self.typed!r} has changed, and version {commit} is not in the cache; restore it, or start "
+                "again with the present version (--overwrite)"
             )
         note = self._folder(found.commit) / _NOTE
         with self._as_own_errors():
@@ -120,7 +120,7 @@ class StoredModel:
             raise ConfigError(f"model {self.typed!r}: there is no such folder in the store ({_line(error)})") from error
         except PermissionError as error:
             raise ConfigError(f"model {self.typed!r}: the store denies access ({_line(error)})") from error
-        except Exception as error:  # noqa: BLE001 - the clients of stores raise errors of their own
+        except Exception as error:  # the clients of stores raise errors of their own
             raise EngineError(f"model {self.typed!r} cannot be read from the store: {_line(error)}") from error
 
 
