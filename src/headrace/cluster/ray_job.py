@@ -25,7 +25,7 @@ class RemoteEngine:
 
     def __init__(self, info: WorkerInfo) -> None:
         self._info = info
-        self.profile = replace(info.profile, cost_unit="records", prepare_rows=None, followable=False)
+        self.profile = replace(info.profile, cost_unit="records", prepare_rows=None, followable=False, tunable=False)
 
     def describe(self) -> Mapping[str, object]:
         """The description of the workers' engine, so that a job can continue locally or on a cluster."""
