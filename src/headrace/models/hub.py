@@ -8,8 +8,9 @@ import importlib
 import logging
 import re
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace")
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SMALL = ("config.json", "modules.json")
+_LISTING_S = 60.0
+"""The library tries again after errors for up to 23 seconds."""
 _NEWEST_S = 5.0
 """Maximum seconds to ask whether a revision has moved; the answer is only a notice."""
 _NO_PERMISSION = (401, 403)
@@ -71,6 +75,7 @@ class HubModel:
         hub = _library()
         cached = [hub.try_to_load_from_cache(self.name, name, revision=commit) for name in files]
         if not (cached and all(isinstance(path, str) for path in cached)):
+            self._list_files(commit, next((name for name in files if name in _SMALL), files[0]))
             shown = progress and sys.stderr.isatty()
             with self._as_own_errors():
                 hub.snapshot_download(
@@ -106,12 +111,26 @@ class HubModel:
     def _known_files(self, commit: str) -> tuple[str, ...]:
         """All files of a commit, as an earlier download has noted them; empty if unknown."""
         hub = _library()
-        if not hasattr(hub, "get_cached_repo_tree"):  # before version 2
-            return ()
         try:
             return tuple(file.path for file in hub.get_cached_repo_tree(self.name, revision=commit))
         except (hub.errors.CachedRepoTreeNotFoundError, OSError):
             return ()
+
+    def _list_files(self, commit: str, small: str) -> None:
+        """Note all files of a commit in the cache, with a small one. For this alone, the library sets no time limit."""
+        if self._known_files(commit):
+            return
+        thread = threading.Thread(target=self._listed, args=(commit, small), name="headrace-hub", daemon=True)
+        thread.start()
+        thread.join(_LISTING_S)
+        if thread.is_alive():
+            endpoint = _library().constants.ENDPOINT
+            raise EngineError(f"model {self.typed!r}: {endpoint} did not list its files in {_LISTING_S:g} s; try again")
+
+    def _listed(self, commit: str, small: str) -> None:
+        hub = _library()
+        with suppress(hub.errors.HTTPError, OSError, ValueError):  # the download will meet it again
+            hub.snapshot_download(self.name, revision=commit, allow_patterns=[glob.escape(small)], tqdm_class=_no_bar())
 
     def _cached(self, commit: str | None) -> Listing | None:
         """What the cache holds of this commit, or of the one that the revision was when it was last asked for."""

@@ -24,6 +24,8 @@ class Faults:
 
     wait_s: float = 0.0
     """Before each answer."""
+    tree_wait_s: float = 0.0
+    """Before each listing of files."""
     block_s: float = 0.0
     """After each 64 kB of a file."""
     cut_after: int | None = None
@@ -153,6 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         files = found.commits[commit]
         if rest and rest[0] == "tree":
+            time.sleep(self.server.faults.tree_wait_s)
             return self._json([self._entry(path, data) for path, data in files.items()])
         siblings = [{"rfilename": path} for path in files]
         gated = "manual" if found.gated else False
