@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.hub.killing import sharded_model
 from tests.integration.hub.standin import Hub, running_hub
 from tests.small_models import text_model
 
@@ -39,20 +40,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An encoder whose weights are in many files: 20 MB in all."""
-    import torch
-    from transformers import AutoTokenizer, BertConfig, BertModel
-
-    from headrace.engines.model_folder import find_folder
-
-    folder = tmp_path_factory.mktemp("sharded")
-    tokenizer = AutoTokenizer.from_pretrained(str(find_folder(None)), model_max_length=128)
-    tokenizer.save_pretrained(str(folder))
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 4096}
-    model = BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **sizes))
-    model.save_pretrained(str(folder), max_shard_size="2MB")
-    assert len(list(folder.glob("*.safetensors"))) > 5
-    return folder
+    return sharded_model(tmp_path_factory.mktemp("sharded"))
 
 
 @pytest.fixture

@@ -70,25 +70,37 @@ def check(folder: Path, source: Path) -> None:
         assert (folder / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def main(kills: int) -> None:
-    """Kill downloads of an included model, again and again from an empty cache."""
+def sharded_model(folder: Path) -> Path:
+    """An encoder whose weights are in many files: 20 MB in all."""
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
     from headrace.engines.model_folder import find_folder
 
-    source, left = find_folder(None), kills
-    while left > 0:
-        with tempfile.TemporaryDirectory() as home, running_hub() as hub:
-            os.environ |= {"HF_HOME": home, "HF_ENDPOINT": hub.url}
-            flat = Path(home) / "flat"
-            flat.mkdir()
-            for path in source.iterdir():
-                if path.is_file() and path.name != "modules.json":
-                    (flat / path.name).write_bytes(path.read_bytes())
-            count = min(left, 5)
-            folder, again = kill_downloads(hub, flat, count, seed=left)
-            check(folder, flat)
+    tokenizer = AutoTokenizer.from_pretrained(str(find_folder(None)), model_max_length=128)
+    tokenizer.save_pretrained(str(folder))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 4096}
+    model = BertModel(BertConfig(vocab_size=len(tokenizer), max_position_embeddings=128, **sizes))
+    model.save_pretrained(str(folder), max_shard_size="2MB")
+    assert len(list(folder.glob("*.safetensors"))) > 5
+    return folder
+
+
+def main(kills: int) -> None:
+    """Kill downloads, again and again from an empty cache."""
+    with tempfile.TemporaryDirectory() as place:
+        source, left = sharded_model(Path(place)), kills
+        while left > 0:
+            count = min(left, 8)
+            with tempfile.TemporaryDirectory() as home, running_hub() as hub:
+                os.environ |= {"HF_HOME": home, "HF_ENDPOINT": hub.url}
+                folder, again = kill_downloads(hub, source, count, seed=left)
+                check(folder, source)
             assert not again, again
             left -= count
             sys.stdout.write(f"{kills - left} downloads killed: no corrupt file, no complete file downloaded again\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,17 @@ COPIES = {
     "README.md": b"r",
     "modeling_own.py": b"raise SystemExit",
 }
+OWN_CONFIG = b"""
+from transformers import BertConfig
+class OwnConfig(BertConfig):
+    model_type = "own"
+"""
+OWN_MODEL = b"""
+from transformers import BertModel
+from .own_config import OwnConfig
+class OwnModel(BertModel):
+    config_class = OwnConfig
+"""
 RUN = ("run", "--task", "embed", "-i", "x.jsonl")
 
 
@@ -137,3 +148,19 @@ def test_pickled_weights_are_loaded_only_if_allowed(hub: Hub, encoder: Path, wor
     assert "--allow-pickled-weights" in said
     assert "pytorch_model.bin" not in hub.asked
     assert headrace(*command, "--allow-pickled-weights", folder=work)[0] == 0
+
+
+def test_code_of_a_model_is_run_only_if_allowed(hub: Hub, encoder: Path, work: Path) -> None:
+    own = {"own_config.py": OWN_CONFIG, "own.py": OWN_MODEL}
+    facts = json.loads((encoder / "config.json").read_text())
+    facts |= {"model_type": "own", "auto_map": {"AutoConfig": "own_config.OwnConfig", "AutoModel": "own.OwnModel"}}
+    repository = hub.repository("acme/own")
+    repository.commit_folder(encoder, **{**own, "config.json": json.dumps(facts).encode()})
+    command = (*RUN, "--model", "acme/own", "-o", "y.jsonl")
+    status, said = headrace(*command, folder=work)
+    assert status == 2
+    assert "pass --trust-remote-code if you trust it" in said
+    assert not [name for name in hub.asked if name.endswith(".py")]
+    status, said = headrace(*command, "--trust-remote-code", folder=work)
+    assert status == 0, said
+    assert "own.py" in hub.asked
