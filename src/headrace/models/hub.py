@@ -66,6 +66,8 @@ class HubModel:
                 why = f"{hub.constants.ENDPOINT} gave no answer about {self.typed} ({_line(error)})"
                 logger.warning("headrace: %s: using commit %s from the cache", why, found.commit)
             return found
+        if _COMMIT.fullmatch(info.sha or "") is None:
+            raise EngineError(f"model {self.typed!r}: {hub.constants.ENDPOINT} names {info.sha!r:.80} as its commit")
         if commit is None:
             self._remember(info.sha)
         return Listing(info.sha, tuple(entry.rfilename for entry in info.siblings or ()))
@@ -148,6 +150,8 @@ class HubModel:
     def _remember(self, commit: str) -> None:
         """Note in the hub's cache which commit the revision is, for later use without a network."""
         ref = self._cache() / "refs" / (self.revision or _library().constants.DEFAULT_REVISION)
+        if ".." in ref.parts:
+            return
         try:
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(commit)

@@ -93,6 +93,8 @@ class StoredModel:
         names = []
         for path, facts in sorted(found.items()):
             names.append(path.removeprefix(place).lstrip("/"))
+            if ".." in names[-1].split("/"):
+                raise ConfigError(f"model {self.typed!r} holds {names[-1]!r}, which would lie outside of its folder")
             tags = [str(facts.get(name)) for name in _TAGS]
             total.update(json.dumps([names[-1], facts.get("size"), tags]).encode())
         if not names:

@@ -95,3 +95,15 @@ def test_killed_downloads_leave_nothing_corrupt_and_repeat_nothing_complete(hub:
     folder, again = kill_downloads(hub, sharded, kills=8)
     check(folder, sharded)
     assert not again
+
+
+def test_a_commit_that_is_none_is_refused(hub: Hub, work: Path, tmp_path: Path) -> None:
+    """It would be a path in the cache."""
+    repository = hub.repository("acme/encoder")
+    repository.commits["../../../evil"] = {"config.json": b"{}"}
+    repository.branches["main"] = "../../../evil"
+    command = ("run", "--model", "acme/encoder", "-i", "x.jsonl", "-o", "y.jsonl")
+    status, said = run_command(*command, folder=work)
+    assert status == 2
+    assert "names '../../../evil' as its commit" in said
+    assert not list(tmp_path.rglob("evil"))

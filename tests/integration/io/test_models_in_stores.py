@@ -96,3 +96,12 @@ def test_an_address_without_files_is_refused(stored: Any) -> None:
     for address in ("s3://rows/models/none", "s3://no-such-bucket/model"):
         with pytest.raises(ConfigError, match=f"model '{address}'"):
             resolve(EngineConfig("embed", address))
+
+
+def test_a_file_outside_of_the_model_is_refused(stored: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = stored.find("rows/models/mini", detail=True)
+    outside = {"rows/models/mini/../../evil.json": {"size": 1}}
+    monkeypatch.setattr(stored, "find", lambda place, detail: {**found, **outside})
+    with pytest.raises(ConfigError, match="would lie outside of its folder"):
+        resolve(CONFIG)
+    assert not (tmp_path / "cache").exists()
