@@ -49,4 +49,4 @@ def test_a_room_says_what_it_offers_and_has_it(room: str) -> None:
 
 def test_an_engine_s_configuration_has_these_fields() -> None:
     fields = ("task", "model", "engine", "engine_options", "batch_tokens", "batch_size")
-    assert EngineConfig.__slots__ == (*fields, "engine_process", "engine_timeout_s")
+    assert EngineConfig.__slots__ == (*fields, "engine_process", "engine_timeout_s", "pickled_weights", "commit")

@@ -120,7 +120,7 @@ class BatchApi:
         limits = self._server.limits
 
         def look(path: Path, url: str, stopped: Callable[[], bool]) -> ValidatedFile:
-            return validate(path, LineRules(url, service.names, limits.max_body_bytes), stopped)
+            return validate(path, LineRules(url, service.model.accepted, limits.max_body_bytes), stopped)
 
         def make_run(source: Path, folder: Path, url: str, owner: str | None) -> _Run:
             # All batches of a key share one turn.

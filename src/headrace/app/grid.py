@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.app.budgets import find_key
 from headrace.app.job import Broadcast, build, check
-from headrace.app.plan import Plan
+from headrace.app.plan import Plan, downloaded_model
 from headrace.app.tuning import in_dtype
 from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
@@ -102,6 +102,8 @@ def measure(settings: JobSettings, options: GridOptions, say: Callable[[str], No
         EngineError: a model cannot be loaded.
     """
     plan = check(settings)
+    if (model := downloaded_model(plan.settings)) is not None:
+        say(f"measuring {model}")
     measuring = _Measuring(plan, options)
     try:
         for name in options.engines or _engines(plan.settings):
@@ -191,6 +193,8 @@ class _Way:
 
 
 def _engines(settings: JobSettings) -> tuple[str, ...]:
+    if settings.config.commit is not None:  # an ONNX copy is downloaded only if asked for
+        return ("torch",)
     try:
         registry.folder_of(settings.config.task or "", settings.config.model, "onnx")
     except ConfigError:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, Unpack
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.budgets import follow, starting_budget
 from headrace.app.plan import Plan as Plan
-from headrace.app.plan import changes, engine_identity, fingerprint, finished_before
+from headrace.app.plan import changes, downloaded_model, engine_identity, fingerprint, finished_before, model_state
 from headrace.app.plan import check as check
 from headrace.app.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
@@ -64,6 +64,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     engine_options: Mapping[str, object] | None = None,
     engine_process: bool = False,
     engine_timeout_s: float | None = None,
+    pickled_weights: bool = False,
     batch_tokens: int | None = None,
     batch_size: int | None = None,
     keep_columns: Sequence[str] = (),
@@ -80,12 +81,14 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     Args:
         source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
             returns one, a `datasets.Dataset`, a table of pandas, polars, Arrow or DuckDB (docs/formats.md).
-        model: a local folder; None for the task's default model.
+        model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
+            the task's default model.
         sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
             Or a function that is called with lists of rows.
         engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
             outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
         engine_options: the engine's options as a mapping, for an engine whose options no type checker knows.
+        pickled_weights: allow pickled weights, which can run code, in a downloaded model.
         shard, sample, sample_seed, limit: which rows, as `Selection` has them.
         progress: show a progress bar on stderr.
         options: of the job, as `JobSettings` has them, and of the engine, such as `max_model_len`.
@@ -97,7 +100,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     job, known = split_options(options)
     config = EngineConfig(
         task, model_name(model), engine, merged_options(engine_options, known), batch_tokens, batch_size,
-        engine_process, engine_timeout_s,
+        engine_process, engine_timeout_s, pickled_weights,
     )  # fmt: skip
     selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
     settings = JobSettings(
@@ -190,7 +193,7 @@ def carry_out(
         _close(engine)
         if isinstance(plan.output.writer, CallbackWriter):
             plan.output.writer.close()
-    return end, report.build()
+    return end, replace(report.build(), model=downloaded_model(plan.settings))
 
 
 def _close(engine: AnyEngine) -> None:
@@ -212,7 +215,8 @@ def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
     report = ReportBuilder()
     report(JobStarted(plan.source.total_bytes, plan.source.total_records, ended.records, started, ended.failed))
     report(JobDone("finished", time.monotonic()))
-    return JobEnd("already_finished", ended.records, ended.failed), report.build()
+    found = replace(report.build(), model=downloaded_model(plan.settings))
+    return JobEnd("already_finished", ended.records, ended.failed), found
 
 
 def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
@@ -231,7 +235,7 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, StopRequest(), Broadcast(()))
-        found = replace(found, precision=tuned.precision)
+        found = replace(found, precision=tuned.precision, model=downloaded_model(plan.settings))
         profile = tuned_profile(plan.settings, engine)
         if profile.batching == "batches":
             profile = replace(profile, batch_cost=starting_budget(plan.settings.config, engine, profile))
@@ -265,7 +269,11 @@ def build(
         batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
         output=plan.output,
         start=StartMode(
-            fingerprint(plan, _description(engine)), as_json(settings), changes(settings), engine_identity(settings)
+            fingerprint(plan, _description(engine)),
+            as_json(settings),
+            changes(settings),
+            engine_identity(settings),
+            model_state(settings),
         ),
         listener=listener,
         limits=settings.limits,

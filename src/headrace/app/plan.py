@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import datetime
 import decimal
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from headrace.engines.config import EngineConfig
 from headrace.engines.custom import load_factory
 from headrace.engines.identity import identity
+from headrace.engines.resolving import moved, remote_model_of, resolve
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
@@ -27,9 +30,12 @@ from headrace.jobs.pipeline import columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, Task, as_json, check_values
+from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Finished
 from headrace.records import LeftOut
+
+logger = logging.getLogger("headrace")
 
 _TRIED_ROWS = 64
 _NOT_IN_JSON = (bytes, bytearray, memoryview, datetime.timedelta, decimal.Decimal)
@@ -115,6 +121,8 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     if target.format == "jsonl" and url is None and settings.prepare is None:
         _check_kept(source, found.keep)
     _check_output(settings, output)
+    if own_engine:
+        settings = replace(settings, config=resolved_for(settings, output))
     return Plan(settings, source, found, output, user, left_out)
 
 
@@ -196,7 +204,7 @@ def finished_before(plan: Plan) -> Finished | None:
     facts = state["fingerprint"].get("engine")
     if made_of is None or made_of != state.get("made_of") or not isinstance(facts, dict):
         return None
-    start = StartMode(fingerprint(plan, facts), as_json(settings), made_of=made_of)
+    start = StartMode(fingerprint(plan, facts), as_json(settings), made_of=made_of, model=model_state(settings))
     if settings.retry and state["finished"]["failed"]:
         return None
     with output.locked():
@@ -207,14 +215,64 @@ def finished_before(plan: Plan) -> Finished | None:
     return ended
 
 
+def resolved_for(settings: JobSettings, output: JobOutput) -> EngineConfig:
+    """The configuration with the commit of a model that must be downloaded: the one that the job was begun with.
+
+    A finished job asks no hub: nothing may be left to do.
+
+    Raises:
+        ConfigError, EngineError: see `engines.resolving.resolve`.
+        ResumeMismatchError: the job was begun with another commit.
+    """
+    config = settings.config
+    if remote_model_of(config) is None:
+        return config
+    begun = None if settings.overwrite else output.begun_with_model()
+    if begun is None:
+        return resolve(config)
+    if begun["name"] != config.model:
+        config = resolve(config)
+        if not settings.ignore_changes:
+            check_same(output.target, {"engine.commit": begun["commit"]}, {"engine.commit": config.commit})
+        return config
+    config = replace(config, commit=begun["commit"])
+    if output.is_finished:
+        return config
+    config = resolve(config)
+    if (newest := moved(config)) is not None:
+        logger.warning(
+            "headrace: %s has moved to commit %s since this job was begun: the job continues with %s (--overwrite "
+            "starts again with the new commit)",
+            config.model,
+            newest,
+            config.commit,
+        )
+    return config
+
+
+def model_state(settings: JobSettings) -> dict[str, str] | None:
+    """The name and commit of a downloaded model, which a resume asks for again; None for a local one."""
+    config = settings.config
+    return None if config.commit is None else {"name": str(config.model), "commit": config.commit}
+
+
+def downloaded_model(settings: JobSettings) -> str | None:
+    """A downloaded model and its commit, for people; None for a local one."""
+    return settings.config.label if settings.config.commit is not None else None
+
+
 def engine_identity(settings: JobSettings) -> str | None:
     """See `engines.identity`."""
     config = settings.config
-    return identity(config.task or "", config.model, config.engine, config.engine_options)
+    return identity(config.task or "", config.model, config.engine, config.engine_options, config.commit)
 
 
 def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
-    """The facts that determine the output."""
+    """The facts that determine the output. A commit stands for the digest of a downloaded model's files."""
+    commit = plan.settings.config.commit
+    if commit is not None:
+        digests = ("model", "model_digest")  # vLLM's name, and that of all others
+        engine = {name: value for name, value in engine.items() if name not in digests} | {"commit": commit}
     return {
         "source": plan.source.describe(),
         "engine": engine,

@@ -21,6 +21,7 @@ from headrace.engines.config import EngineConfig, merged_options, model_name
 from headrace.engines.model_folder import pickled_weights
 from headrace.engines.options import EngineOptions, LocalOptions
 from headrace.engines.profile import profile_of
+from headrace.engines.resolving import resolve, served_names
 from headrace.errors import ConfigError
 from headrace.events import Listener
 from headrace.observe.prometheus import PrometheusListener
@@ -29,7 +30,7 @@ from headrace.serving.auth import Keys, KeySettings
 from headrace.serving.limits import ServeLimits
 from headrace.serving.metrics import families
 from headrace.serving.routes.batches import batches_router, files_router
-from headrace.serving.service import Service
+from headrace.serving.service import ServedModel, Service
 from headrace.serving.state import ServerState
 
 logger = logging.getLogger("headrace")
@@ -44,7 +45,8 @@ class ServerSettings:
     config: EngineConfig = field(default_factory=EngineConfig)
     """The model; its task defaults to that of the engine, else "embed"."""
     name: str | Sequence[str] | None = None
-    """One or more names of the model in requests; the first is its name in answers. None for the folder name."""
+    """One or more names of the model in requests; the first is its name in answers. None for `org/name`, or the name of
+    a local folder."""
     batch_timeout_s: float = 0.002
     """Maximum seconds that a request waits for others while the engine is free."""
     limits: ServeLimits = field(default_factory=ServeLimits)
@@ -54,8 +56,6 @@ class ServerSettings:
     """Folder for files and jobs of the Batch API; None for no Batch API."""
     latency_target_s: float | None = None
     """Maximum seconds of a request during bulk work; None for no target."""
-    pickled_weights: bool = False
-    """Allow pickled weights, which can run code; otherwise only safetensors."""
 
 
 SERVER_SETTINGS = tuple(one.name for kind in (ServerSettings, ServeLimits) for one in fields(kind))
@@ -106,8 +106,10 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
     Args:
         task: what the model does: "embed", "generate", "classify" and so on; None for "embed", or for "custom" with a
             function or handler of your own.
-        model: a local folder; None for the task's default model.
-        name: one or more names of the model in requests; the first is its name in answers. None for the folder name.
+        model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
+            the task's default model.
+        name: one or more names of the model in requests; the first is its name in answers. None for `org/name`, or the
+            name of a local folder.
         options: options of the engine, such as `max_model_len`.
         engine_options: the same as a mapping: for an engine of your own, whose options no type checker knows.
 
@@ -126,6 +128,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
         batch_size=batch_size,
         engine_process=engine_process,
         engine_timeout_s=engine_timeout_s,
+        pickled_weights=pickled_weights,
     )
     return build(
         ServerSettings(
@@ -136,7 +139,6 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
             keys=keys,
             state=None if state is None else Path(state),
             latency_target_s=latency_target_s,
-            pickled_weights=pickled_weights,
         )
     )[0]
 
@@ -183,20 +185,22 @@ def checked(settings: ServerSettings) -> ServerSettings:
     if (config.task or "").startswith("image-"):
         limits = replace(limits, max_body_bytes=limits.max_image_body_bytes)
     settings = replace(settings, config=config, limits=limits)
-    _names(settings)
+    _served_model(settings.name, config)
     return settings
 
 
 def _service(settings: ServerSettings, server: ServerState) -> Service:
     """Load the model. Blocks."""
-    if not settings.pickled_weights:
+    if not settings.config.pickled_weights:
         _refuse_pickles(settings.config.model)
     config, task = settings.config, settings.config.task or ""
+    if config.commit is None:
+        config = resolve(config)
     # Batches continue in the same dtype after a restart, so the choice is kept beside them.
     cache = None if settings.state is None else TuningCache(settings.state / "tuning")
     ready = warm_up(config, settings.latency_target_s, cache)
     if ready.detail:
-        logger.info("%s runs in %s", config.model or task, ready.detail)
+        logger.info("%s runs in %s", config.label or task, ready.detail)
     engine = ready.engine
     batching = BatcherSettings(
         listener=server.listener,
@@ -208,7 +212,7 @@ def _service(settings: ServerSettings, server: ServerState) -> Service:
     )
     profile = profile_of(engine).tuned(config.batch_tokens or ready.tokens, config.batch_size)
     return Service(
-        _names(settings),
+        _served_model(settings.name, config),
         task,
         engine,
         make_batcher(profile, engine_process(engine), batching),
@@ -217,19 +221,20 @@ def _service(settings: ServerSettings, server: ServerState) -> Service:
     )
 
 
-def _names(settings: ServerSettings) -> tuple[str, ...]:
-    """The names of the model.
+def _served_model(given: str | Sequence[str] | None, config: EngineConfig) -> ServedModel:
+    """The names of the model, and its version.
 
     Raises:
         ConfigError: a name is empty.
     """
-    given, model, task = settings.name, settings.config.model, settings.config.task or ""
     if given is None:
-        return ((Path(model).name if model else _DEFAULT_NAMES.get(task)) or task,)
+        task = config.task or ""
+        name, *others = served_names(config) or (_DEFAULT_NAMES.get(task, task),)
+        return ServedModel((name,), config.commit, tuple(others))
     names = (given,) if isinstance(given, str) else tuple(given)
     if not names or not all(names):
         raise ConfigError(f"the name of the served model is {given!r}; it must not be empty (--served-model-name)")
-    return tuple(dict.fromkeys(names))
+    return ServedModel(tuple(dict.fromkeys(names)), config.commit)
 
 
 def _refuse_pickles(model: str | None) -> None:

@@ -36,8 +36,9 @@ class EngineFlags(FlagGroup):
     model: Annotated[
         str | None,
         typer.Option(
-            help="Local model folder, or an included model: all-MiniLM-L6-v2 (default for embed), arithmetic (default "
-            "for generate), docstrings, digits."
+            help="Model of the Hugging Face Hub (org/name or org/name@revision), a folder (local or s3://...), or an "
+            "included model: all-MiniLM-L6-v2 (default for embed), arithmetic (default for generate), docstrings, "
+            "digits."
         ),
     ] = None
     engine: Annotated[
@@ -95,6 +96,14 @@ class EngineFlags(FlagGroup):
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Allow Python code from the model folder to run.")
     ] = False
+    allow_pickled_weights: Annotated[
+        bool,
+        typer.Option(
+            "--allow-pickled-weights",
+            help="Load weights in formats other than safetensors, which can run code, from a downloaded model, or in a "
+            "server.",
+        ),
+    ] = False
     engine_process: Annotated[
         bool,
         typer.Option(
@@ -129,6 +138,7 @@ class EngineFlags(FlagGroup):
             batch_size=self.batch_size,
             engine_process=self.engine_process,
             engine_timeout_s=self.engine_timeout,
+            pickled_weights=self.allow_pickled_weights,
         )
 
     def _options(self) -> dict[str, object]:
@@ -152,6 +162,8 @@ def changed(config: EngineConfig, given: EngineConfig) -> EngineConfig:
         for name in EngineConfig.__slots__
         if name != "engine_options" and getattr(given, name) != getattr(default, name)
     }
+    if given.model is not None:
+        config = replace(config, commit=None)  # of the job's model
     return replace(config, engine_options={**config.engine_options, **given.engine_options}, **new)
 
 

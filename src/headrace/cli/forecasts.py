@@ -24,6 +24,8 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
     """Print survey and forecast to stdout."""
     print(f"records     {_records(survey)}")
     print(f"sample      {survey.sampled:,} records: {_lengths(survey)}")
+    if survey.model is not None:
+        print(f"model       {survey.model}")
     if survey.precision is not None:
         print(f"precision   {survey.precision.dtype}: {survey.precision.detail}")
     for left_out in survey.left_out:

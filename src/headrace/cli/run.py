@@ -264,7 +264,7 @@ def _run(settings: JobSettings, stopper: Stopper, execute_job: Execute) -> int:
 
 def _print_loading(settings: JobSettings) -> None:
     config = settings.config
-    chosen = " ".join(str(name) for name in (config.engine, config.model) if name) or "the default model"
+    chosen = " ".join(str(name) for name in (config.engine, config.label) if name) or "the default model"
     say(f"loading {chosen} for {config.task} ...")
 
 

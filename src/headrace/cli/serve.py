@@ -16,6 +16,7 @@ from headrace.cli.cluster_flags import ray_address
 from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import FlagGroup, with_groups
 from headrace.cli.outcome import guarded, say
+from headrace.engines.resolving import resolve
 from headrace.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -82,12 +83,6 @@ class ServerFlags(FlagGroup):
             min=0.001, help="Milliseconds that requests may take while the Batch API runs. Default: no target."
         ),
     ] = None
-    allow_pickled_weights: Annotated[
-        bool,
-        typer.Option(
-            "--allow-pickled-weights", help="Load weights in formats other than safetensors, which can run code."
-        ),
-    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +213,6 @@ def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
         limits=limits,
         state=server.state_dir,
         latency_target_s=None if target is None else target / 1000,
-        pickled_weights=server.allow_pickled_weights,
         keys=read_keys(server.api_key_file, os.environ.get("HEADRACE_API_KEYS")),
     )
     return checked(settings)
@@ -228,7 +222,8 @@ def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
     """Serve in this process until told to stop; returns the exit status."""
     config.check()  # before the server's libraries are imported
     _check_address(server.host, server.port)
-    say(f"loading {config.model or config.engine or 'the default model'} to serve {config.task} ...")
+    config = resolve(config)
+    say(f"loading {config.label or config.engine or 'the default model'} to serve {config.task} ...")
     settings = _settings(config, server)
     from headrace.app.server import build
     from headrace.serving.http.server import Server
@@ -282,7 +277,7 @@ def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, 
     address = ray_address(cluster.on or "")
     if tls.ssl_certfile is not None:
         raise ConfigError("Ray Serve's proxy receives the requests: leave out --ssl-certfile, or --on")
-    settings = _settings(config, server)
+    settings = _settings(resolve(config), server)  # so that all replicas load the same commit
     from headrace.cluster.ray_serve import Replicas, serve_until_stopped
     from headrace.cluster.ray_workers import ClusterResources
 

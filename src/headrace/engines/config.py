@@ -20,7 +20,8 @@ class EngineConfig:
     task: str | None = None
     """None to use the input's task, else the engine's, else "embed"."""
     model: str | None = None
-    """A folder or a known name; None for the task's default."""
+    """As the user wrote it: a folder, an included model, `org/name[@revision]` or `hf://...` on the hub, or a folder in
+    an object store; None for the task's default."""
     engine: str | Callable[..., object] | object | None = None
     """Replaces the task's default engine: a name such as "onnx" or "vllm", or a custom engine (`module:name`, a
     function, or any other object that `headrace.engines.custom.load` takes)."""
@@ -35,6 +36,15 @@ class EngineConfig:
     engine_timeout_s: float | None = None
     """Maximum seconds for a batch, step or request, and for a call of `prepare` or `finish` in a process; None for no
     limit."""
+    pickled_weights: bool = False
+    """Allow pickled weights, which can run code, in downloaded models and in servers; otherwise only safetensors."""
+    commit: str | None = None
+    """The version of a model that is downloaded, set by `engines.resolving.resolve`; None for a local model."""
+
+    @property
+    def label(self) -> str | None:
+        """The model with its version, for people; None for the task's default model."""
+        return self.model if self.commit is None else f"{self.model} at commit {self.commit}"
 
     def resolved(self, asked: str | None = None) -> EngineConfig:
         """A copy with task and engine filled in from the options and the input's task (`asked`).
@@ -56,7 +66,8 @@ class EngineConfig:
 
         Args:
             settings: names of the caller's other settings, suggested when an option is unknown.
-            model: whether to check the model's folder; False if it is on another machine.
+            model: whether to check the model's folder; False if it is on another machine. A model that is downloaded
+                is checked by `engines.resolving.resolve`.
 
         Raises:
             ConfigError: one of them does not exist, or a number is out of range.

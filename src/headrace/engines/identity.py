@@ -21,14 +21,24 @@ _MOST_FILES = 20_000
 """Limit for a named folder; a larger one is not searched."""
 
 
-def identity(task: str, model: str | Path | None, engine: object, options: Mapping[str, object]) -> str | None:
+def identity(
+    task: str,
+    model: str | Path | None,
+    engine: object,
+    options: Mapping[str, object],
+    commit: str | None = None,
+) -> str | None:
     """A digest of the engine's name, its options and the files they name; None if it cannot be determined.
 
     The files are the model, the source file of a custom engine, and every option that is a path. They count by size and
     modification time, not content: equal digests mean the same engine; after a difference the engine must be loaded.
+    A model that is downloaded counts by its name and `commit`, so that its files need not be there.
     """
     try:
-        files: list[object] = [model, registry.folder_of(task, model, engine), *map(_file_part, options.values())]
+        local = [] if commit is not None else [model, registry.folder_of(task, model, engine)]
+        if commit is None and registry.is_remote(task, model, engine):
+            return None
+        files: list[object] = [*local, *map(_file_part, options.values())]
         name = engine
         if engine is not None and (not isinstance(engine, str) or ":" in engine):
             name, code = _own_code(engine)
@@ -38,6 +48,7 @@ def identity(task: str, model: str | Path | None, engine: object, options: Mappi
             "engine": name,
             "model": None if model is None else str(model),
             "options": {key: str(value) if isinstance(value, Path) else value for key, value in options.items()},
+            **({} if commit is None else {"commit": commit}),
             "version": importlib.metadata.version("vllm") if engine == "vllm" else None,
             "files": [stats for path in files if _exists(path) for stats in _file_stats(Path(path).resolve())],
         }

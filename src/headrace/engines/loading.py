@@ -6,21 +6,23 @@ from headrace.engines import registry
 from headrace.engines.base import AnyEngine
 from headrace.engines.config import EngineConfig
 from headrace.engines.process import ProcessEngine
+from headrace.engines.resolving import fetch
 from headrace.errors import EngineError, HeadraceError, StoppedEarly, text_of
 
 
 def load_engine(config: EngineConfig) -> AnyEngine:
-    """Load the model. Blocks.
+    """Load the model, which is downloaded first if need be. Blocks.
 
     Raises:
         ConfigError: no such task, engine, model or option.
         EngineError: the model cannot be loaded, or the code of a custom engine raised.
     """
     task, name, options = config.task or "", config.engine, config.engine_options
+    model = fetch(config)
     if config.engine_process:
-        return ProcessEngine(task, config.model, engine=name, options=options, timeout_s=config.engine_timeout_s)
+        return ProcessEngine(task, model, engine=name, options=options, timeout_s=config.engine_timeout_s)
     try:
-        engine: AnyEngine = registry.create(task, config.model, engine=name, **options)
+        engine: AnyEngine = registry.create(task, model, engine=name, **options)
     except (HeadraceError, OSError, KeyboardInterrupt, StoppedEarly):
         raise
     except BaseException as error:

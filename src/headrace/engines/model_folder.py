@@ -1,4 +1,4 @@
-"""Find and check local model folders. Nothing is downloaded."""
+"""Find and check local model folders. For models that are downloaded, see `engines.resolving`."""
 
 from __future__ import annotations
 
@@ -45,18 +45,27 @@ def find_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) -> 
     if not folder.exists():
         raise ConfigError(
             f"model {str(model)!r}: no such folder; give a local model folder, or one of "
-            f"{', '.join([DEFAULT_MODEL, *own_models()])}"
+            f"{', '.join([DEFAULT_MODEL, *own_models()])}, or a model of the Hugging Face Hub as org/name"
         )
     if not folder.is_dir():
         raise ConfigError(f"model {str(model)!r} is a file; give the folder that holds config.json and the weights")
     if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
         raise ConfigError(
             f"model {str(model)!r} holds no config.json; give a transformers or sentence-transformers folder"
+            + _hub_way_out(model)
         )
     if not any(path.suffix in weights for path in folder.rglob("*")):
         kinds = ", ".join(f"*{suffix}" for suffix in sorted(weights, reverse=True))
         raise ConfigError(f"model {str(model)!r} holds no weights ({kinds}); {_weights_way_out(folder, weights)}")
     return folder.resolve()
+
+
+def is_local(model: str | Path) -> bool:
+    """Whether `find_folder` would look on this machine: the path exists, or the name is that of an included model."""
+    name = str(model).removeprefix("sentence-transformers/")
+    if name in _PACKAGED and "/" in str(model):
+        return importlib.util.find_spec(_PACKAGED[name]) is not None or Path(model).exists()
+    return isinstance(model, Path) or name in (*_PACKAGED, *own_models()) or Path(model).expanduser().exists()
 
 
 def named_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) -> Path:
@@ -66,7 +75,7 @@ def named_folder(model: str | Path | None, weights: frozenset[str] = WEIGHTS) ->
         ConfigError: no model is named, or as `find_folder`.
     """
     if model is None:
-        raise ConfigError("this task has no default model; set one: --model FOLDER")
+        raise ConfigError("this task has no default model; set one: --model FOLDER or org/name")
     return find_folder(model, weights)
 
 
@@ -109,6 +118,13 @@ def pickled_weights(folder: Path) -> list[Path]:
         and path.stem.rpartition("_")[0] not in _NOTWEIGHTS
         and path.stem not in _NOTWEIGHTS
         and not any(path.parent.glob("*.safetensors"))
+    )
+
+
+def _hub_way_out(model: str | Path) -> str:
+    """What to write for the model of the hub whose name a folder has taken."""
+    return (
+        "" if Path(model).is_absolute() or str(model).count("/") != 1 else f"; for the model of the hub, hf://{model}"
     )
 
 

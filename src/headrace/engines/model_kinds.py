@@ -104,10 +104,15 @@ _SENTENCE_TRANSFORMERS = {
 }
 
 
-def check_kind(task: str, model: str | Path | None) -> None:
+def check_kind(task: str, model: str | Path | None, named: str = "") -> None:
     """Check that the model's files do not name a kind that the task cannot use.
 
     A model without such files, such as a name that is not a local folder, is not checked.
+
+    Args:
+        task: the task.
+        model: the folder.
+        named: the model in the message; empty for the folder.
 
     Raises:
         ConfigError: the model is of another kind; the message says what to use instead.
@@ -119,7 +124,8 @@ def check_kind(task: str, model: str | Path | None) -> None:
     if kind is None or kind in _SUITS[task]:
         return
     name, way_out = _KINDS[kind]
-    raise ConfigError(f"the model in {folder} is {name} ({sign}), which the task {task} cannot use; {way_out}")
+    whose = f"model {named!r}" if named else f"the model in {folder}"
+    raise ConfigError(f"{whose} is {name} ({sign}), which the task {task} cannot use; {way_out}")
 
 
 def warn_unused_head(task: str, model: str | Path | None) -> None:
@@ -199,7 +205,10 @@ def _transformers_kind(folder: Path, config: ModelConfig) -> tuple[str | None, s
 
 def _named_splade(folder: Path, config: ModelConfig) -> str:
     """Where the name of a masked language model contains SPLADE, the only sign of one in a plain folder; else ""."""
-    names = {"its folder's name": folder.resolve().name, "_name_or_path in config.json": config.get("_name_or_path")}
+    place = folder.resolve()
+    if place.parent.name == "snapshots":  # the hub's cache: models--org--name/snapshots/commit
+        place = place.parent.parent
+    names = {"its folder's name": place.name, "_name_or_path in config.json": config.get("_name_or_path")}
     return next((place for place, name in names.items() if "splade" in str(name).lower()), "")
 
 

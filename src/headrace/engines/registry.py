@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from headrace.engines.custom import load
-from headrace.engines.model_folder import DEFAULT_MODEL, ONNX_WEIGHTS, WEIGHTS, named_folder
+from headrace.engines.model_folder import DEFAULT_MODEL, ONNX_WEIGHTS, WEIGHTS, is_local, named_folder
 from headrace.engines.model_kinds import check_kind, warn_unused_head
 from headrace.engines.options import VLLM_OPTIONS
 from headrace.engines.requests import Sampling
 from headrace.engines.task_names import unknown_task
 from headrace.errors import ConfigError, MissingExtraError, UnknownOptionError
+from headrace.models.names import remote_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +120,32 @@ def folder_of(task: str, model: str | Path | None, engine: object) -> Path | Non
         ConfigError: the folder does not exist, or no model is named.
     """
     entry = _entry(task, engine)
-    if entry is None or entry.weights is None:
+    if entry is None or entry.weights is None or is_remote(task, model, engine):
         return None
     _check_named(task, model, entry)
     return named_folder(entry.default if model is None else model, entry.weights)
+
+
+def is_remote(task: str, model: str | Path | None, engine: object) -> bool:
+    """Whether the model must be downloaded: it is neither a local folder nor an included model.
+
+    The model of a custom engine and of a server elsewhere is a name of their own.
+
+    Raises:
+        ConfigError: the task or engine does not exist, or the name has a wrong form.
+    """
+    return _needs_folder(task, engine) and model is not None and not is_local(model) and bool(remote_model(str(model)))
+
+
+def loads_onnx(task: str, engine: object) -> bool:
+    """Whether the engine reads ONNX files."""
+    entry = _entry(task, engine)
+    return entry is not None and entry.weights == ONNX_WEIGHTS
+
+
+def _needs_folder(task: str, engine: object) -> bool:
+    entry = _entry(task, engine)
+    return entry is not None and entry.weights is not None
 
 
 def has_option(task: str | None, engine: object, option: str) -> bool:
@@ -177,7 +200,7 @@ def _entry(task: str, engine: object) -> _Entry | None:
 
 def _check_named(task: str, model: str | Path | None, entry: _Entry) -> None:
     if model is None and entry.default is None and entry.weights is not None:
-        raise ConfigError(f"task {task!r} has no default model; set one: --model FOLDER")
+        raise ConfigError(f"task {task!r} has no default model; set one: --model FOLDER or org/name")
 
 
 def _check_kind(task: str, model: str | Path | None, entry: _Entry) -> None:

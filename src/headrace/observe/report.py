@@ -104,6 +104,8 @@ class Report:
     """NaN and infinite values, which JSON lacks, written as null."""
     skipped_failed: int = 0
     """Number of skipped records that are dead letters."""
+    model: str | None = None
+    """The model as the user wrote it, with its commit, if it was downloaded."""
     numbers: NumbersChosen | None = None
     """The dtype that the model computed in, and why; None if the engine does not say."""
     budget: float | None = None

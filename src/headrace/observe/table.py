@@ -68,7 +68,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
 
 
 def _tuning(report: Report) -> list[tuple[str, str]]:
-    lines = []
+    lines = [] if report.model is None else [("model", report.model)]
     if (numbers := report.numbers) is not None:
         lines.append(("numbers", f"{numbers.dtype}: {numbers.detail}"))
     if report.budget is not None:

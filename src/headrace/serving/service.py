@@ -134,11 +134,33 @@ class Answers:
     """Indices of the records that were truncated."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model of a server, as requests name it."""
+
+    names: tuple[str, ...]
+    """Names that `/v1/models` lists; the first is the name in answers."""
+    commit: str | None = None
+    """The version of a downloaded model."""
+    unlisted: tuple[str, ...] = ()
+    """Other names that requests may give."""
+
+    @property
+    def name(self) -> str:
+        """The name in answers."""
+        return self.names[0]
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """All names that requests may give."""
+        return (*self.names, *self.unlisted)
+
+
 class Service:
     """Runs the records of requests.
 
     Args:
-        names: the model's names in requests; the first is the name in answers.
+        model: the model, as requests name it.
         task: the model's task, such as "embed", "generate" or "classify".
         engine: prepares records. Closed with the service.
         batcher: runs prepared records. Started and stopped with the service.
@@ -148,15 +170,15 @@ class Service:
 
     def __init__(
         self,
-        names: Sequence[str],
+        model: ServedModel,
         task: str,
         engine: AnyEngine,
         batcher: Batcher[object, object],
         limits: ServeLimits,
         on_dead: Callable[[], None],
     ) -> None:
-        self.names = tuple(names)
-        self.name = self.names[0]
+        self.model = model
+        self.name = model.name
         self.task = task
         self.engine = engine
         self.batcher = batcher

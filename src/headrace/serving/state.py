@@ -82,9 +82,9 @@ class ServerState:
 
     def check_model(self, name: str | None) -> None:
         """Raise 404 if `name` is not a name of the served model."""
-        names = self.service.names
-        if name is not None and name not in names:
-            raise ApiError(404, no_such_model(name, names), code="model_not_found", param="model")
+        served = self.service.model
+        if name is not None and name not in served.accepted:
+            raise ApiError(404, no_such_model(name, served.names), code="model_not_found", param="model")
 
     def check_task(self, *tasks: str) -> None:
         """Raise 404 if the model's task is not one of these."""

@@ -12,7 +12,7 @@ from tests.unit.virtual_time import VirtualTime
 from headrace.errors import QueueFullError
 from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.limits import ServeLimits
-from headrace.serving.service import Call, InFlight, Service
+from headrace.serving.service import Call, InFlight, ServedModel, Service
 from headrace.testing import FakeEngine
 
 
@@ -36,7 +36,14 @@ async def receive() -> MutableMapping[str, Any]:
 
 
 def service(batcher: Room) -> Service:
-    return Service(("fake",), "embed", FakeEngine(max_model_len=2), batcher, ServeLimits(), lambda: None)  # type: ignore[arg-type]
+    return Service(
+        ServedModel(("fake",)),
+        "embed",
+        FakeEngine(max_model_len=2),
+        batcher,  # type: ignore[arg-type]
+        ServeLimits(),
+        lambda: None,
+    )
 
 
 def call(*, may_cut: bool = True) -> Call:

@@ -45,6 +45,8 @@ class Survey:
     """Seconds per record on one worker."""
     left_out: tuple[LeftOut, ...] = ()
     """Parts of the input that are not read, as far as known."""
+    model: str | None = None
+    """The model with its commit, if it was downloaded."""
     precision: PrecisionChosen | None = None
     """The model's dtype, if the sample decided it."""
 

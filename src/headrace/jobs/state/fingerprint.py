@@ -16,6 +16,7 @@ _FLAGS = {
     "engine.dtype": "--dtype",
     "engine.max_model_len": "--max-model-len",
     "engine.on_too_long": "--on-too-long",
+    "engine.commit": "--model",
     "engine.model_digest": "--model",
     "id_column": "--id-column",
     "keep_columns": "--keep-columns",

@@ -30,7 +30,7 @@ from headrace.io.storage.parts import PartFolder, atomic_file, listed
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import exclusive
-from headrace.jobs.state.passes import Finished, JobState, Pass
+from headrace.jobs.state.passes import Finished, JobState, ModelState, Pass
 from headrace.jobs.state.retrying import Retrying
 from headrace.jobs.state.run_time import RunTimeLog
 from headrace.jobs.state.stalls import StallDetector
@@ -48,6 +48,8 @@ class StartMode:
     """What to do if the output was started with other settings."""
     made_of: str | None = None
     """Identity of the engine: see `engines.identity`; None if unknown."""
+    model: Mapping[str, str] | None = None
+    """Name and commit of the model, if it was downloaded."""
 
 
 class JobOutput:
@@ -310,11 +312,21 @@ class JobOutput:
         """
         return read_state(self._state)
 
+    def begun_with_model(self) -> ModelState | None:
+        """The downloaded model that the job here was begun with; None without such a job, or with a local model."""
+        try:
+            state = self.read_state()
+        except JobError:
+            return None  # whoever begins the job will say so
+        begun = state.get("model") if state is not None else None
+        return begun if isinstance(begun, dict) and {"name", "commit"} <= begun.keys() else None
+
     def _write_state(self, start: StartMode, finished: Finished | None, *, swap: bool = False) -> None:
         state = {
             "fingerprint": start.fingerprint,
             "settings": start.settings,
             "made_of": start.made_of,
+            "model": start.model,
             "finished": asdict(finished) if finished else None,
             "swap": swap,
         }

@@ -36,6 +36,14 @@ class FinishedState(TypedDict):
     errors_digest: NotRequired[str]
 
 
+class ModelState(TypedDict):
+    """A downloaded model in `job.json`."""
+
+    name: str
+    """As the user wrote it."""
+    commit: str
+
+
 class JobState(TypedDict):
     """The content of `job.json`."""
 
@@ -45,6 +53,8 @@ class JobState(TypedDict):
     """See `jobs.settings.as_json`."""
     made_of: NotRequired[str | None]
     """See `engines.identity`."""
+    model: NotRequired[ModelState | None]
+    """The model that the job was begun with, if it was downloaded."""
     finished: FinishedState | None
     """None while records are left to do."""
     swap: NotRequired[bool]

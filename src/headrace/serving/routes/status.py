@@ -35,17 +35,19 @@ def router(state: ServerState, task: str) -> APIRouter:
     @routes.get("/v1/models", response_model=ModelList, tags=["OpenAI"])
     async def models() -> Response:
         """List the names of the served model."""
-        return JsonReply({"object": "list", "data": [described(name, task) for name in state.service.names]})
+        served = state.service.model
+        return JsonReply({"object": "list", "data": [described(name, task, served.commit) for name in served.names]})
 
     @routes.get("/v1/models/{model:path}", response_model=Model, tags=["OpenAI"])
     async def model(model: str) -> Response:
         """Describe the served model."""
         state.check_model(model)
-        return JsonReply(described(model, task))
+        return JsonReply(described(model, task, state.service.model.commit))
 
     return routes
 
 
-def described(name: str, task: str) -> dict[str, object]:
+def described(name: str, task: str, commit: str | None = None) -> dict[str, object]:
     """An entry of `/v1/models`."""
-    return {"id": name, "object": "model", "created": 0, "owned_by": "headrace", "task": task}
+    known = {"id": name, "object": "model", "created": 0, "owned_by": "headrace", "task": task}
+    return known if commit is None else {**known, "commit": commit}
