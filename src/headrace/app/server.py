@@ -104,12 +104,9 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
     `app.router.lifespan_context(app)` in its own lifespan.
 
     Args:
-        task: what the model does: "embed", "generate", "classify" and so on; None for "embed", or for "custom" with a
-            function or handler of your own.
+        task: such as "embed" or "generate"; None for "embed", or for "custom" with a function or handler of your own.
         model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
             the task's default model.
-        name: one or more names of the model in requests; the first is its name in answers. None for `org/name`, or the
-            name of a local folder.
         options: options of the engine, such as `max_model_len`.
         engine_options: the same as a mapping: for an engine of your own, whose options no type checker knows.
 

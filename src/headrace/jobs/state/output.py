@@ -16,16 +16,16 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeGuard, cast
+from typing import BinaryIO, Literal, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
 from headrace.io.sinks.targets import Target
 from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest_of
 from headrace.io.storage.lease import Lease
-from headrace.io.storage.locations import as_os_errors, drop_uploads, exists, file_names, is_remote
+from headrace.io.storage.locations import drop_uploads, exists, file_names, is_remote
 from headrace.io.storage.parts import PartFolder, atomic_file, listed
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.ledger import Ledger
@@ -34,6 +34,7 @@ from headrace.jobs.state.passes import Finished, JobState, ModelState, Pass
 from headrace.jobs.state.retrying import Retrying
 from headrace.jobs.state.run_time import RunTimeLog
 from headrace.jobs.state.stalls import StallDetector
+from headrace.jobs.state.state_file import read_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +319,7 @@ class JobOutput:
             state = self.read_state()
         except JobError:
             return None  # whoever begins the job will say so
-        begun = state.get("model") if state is not None else None
+        begun = state and state.get("model")
         return begun if isinstance(begun, dict) and {"name", "commit"} <= begun.keys() else None
 
     def _write_state(self, start: StartMode, finished: Finished | None, *, swap: bool = False) -> None:
@@ -361,42 +362,3 @@ def _file_change(path: Path, digest: str, size: int | None = None) -> list[str]:
     if digest and digest_of(path) != digest:
         return [f"{path} (its content has changed: another checksum)"]
     return []
-
-
-def read_state(path: Path) -> JobState | None:
-    """The state that a job has stored; None if there is none.
-
-    Raises:
-        JobError: it cannot be read.
-    """
-    try:
-        state = json.loads(as_os_errors(path.read_text)(encoding="utf-8"))
-        if not _is_state(state):
-            raise ValueError("it lacks fields of a job's state")
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError) as error:
-        raise JobError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    return state
-
-
-def _is_state(state: object) -> TypeGuard[JobState]:
-    if not isinstance(state, dict) or not {"fingerprint", "finished"} <= state.keys():
-        return False
-    finished, settings = state["finished"], state.get("settings")
-    return (
-        isinstance(state["fingerprint"], dict)
-        and (settings is None or (isinstance(settings, dict) and {"source", "selection"} <= settings.keys()))
-        and (finished is None or (isinstance(finished, dict) and _is_an_end(finished)))
-    )
-
-
-def _is_an_end(finished: Mapping[str, object]) -> bool:
-    """Whether all fields of a `Finished` without a default are there, and all are of the right type."""
-    known = {field.name: field.type for field in fields(Finished)}
-    needed = {field.name for field in fields(Finished) if field.default is MISSING}
-    if not needed <= finished.keys() <= known.keys():
-        return False
-    texts = [value for name, value in finished.items() if known[name] == "str"]
-    counts = [value for name, value in finished.items() if known[name] == "int"]
-    return all(type(text) is str for text in texts) and all(type(count) is int and count >= 0 for count in counts)
