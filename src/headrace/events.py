@@ -41,6 +41,10 @@ class BatchFormed:
     starved_s: float
     """How long the slot was free before this batch."""
     at: float
+    company_s: float = 0.0
+    """How much of that the batcher held records back, to let more join them."""
+    waited_s: float = 0.0
+    """How long the oldest record of the batch waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class BatchSplit:
     cause: BaseException
     out_of_memory: bool
     at: float
+    duration_s: float = 0.0
+    """How long the call that failed took; its records run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,16 @@ class StageDone:
     """Records cut to the model's maximum length (prepare)."""
     nulled: int = 0
     """NaN and infinities written as null (write)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineWaited:
+    """A job could not go on, although its stages were ready."""
+
+    on: Literal["sink", "retry"]
+    """What it waited for: finished records that wait for the disk, or records whose next try is not due yet."""
+    duration_s: float
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +282,7 @@ Event: TypeAlias = (
     | RecordFailed
     | InputLeftOut
     | StageDone
+    | PipelineWaited
     | JobStarted
     | PartCommitted
     | PartDamaged
