@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from headrace.events import (
@@ -28,8 +28,10 @@ from headrace.events import (
     WorkerLost,
     WorkUnitDone,
 )
-from headrace.observe.advice import AdviceInputs, advise
+from headrace.observe.accountant import Account, Accountant
+from headrace.observe.advice import Advice, AdviceInputs, Host, advices, advise
 from headrace.observe.batches import BusyTime, successful_cost
+from headrace.observe.timeline import Cause
 from headrace.records import LeftOut
 
 State: TypeAlias = Literal["finished", "interrupted", "failed"]
@@ -110,6 +112,10 @@ class Report:
     """The last batch budget, in the engine's unit, if the job chose it; otherwise None."""
     memory: MemoryUsed | None = None
     """Peak memory of the process, if measured; otherwise None."""
+    causes: Mapping[Cause, float] = field(default_factory=dict)
+    """Seconds of the device by cause, the starting time included: see `headrace.observe.timeline.Cause`."""
+    advices: tuple[Advice, ...] = ()
+    """Everything worth changing, what gains most first."""
 
 
 class _WorkerRow:
@@ -132,11 +138,19 @@ class _WorkerRow:
 
 
 class ReportBuilder:
-    """A thread-safe event listener that aggregates a report."""
+    """A thread-safe event listener that aggregates a report.
 
-    def __init__(self) -> None:
+    Args:
+        began: when the time begins, on the events' clock; None for the first event.
+        host: what the run has for its host stages.
+    """
+
+    def __init__(self, began: float | None = None, host: Host | None = None) -> None:
         self._lock = threading.Lock()
+        self._accountant = None if began is None else Accountant(began)
+        self._host = host or Host()
         self._start: float | None = None
+        self._started = False
         self._last = 0.0
         self._state: State = "interrupted"
         self._skipped = self._skipped_failed = 0
@@ -163,7 +177,12 @@ class ReportBuilder:
             else:
                 self._add_event(event)
             if not isinstance(event, RecordFailed):
-                self._start = event.at if self._start is None else self._start
+                if self._accountant is None:
+                    self._accountant = Accountant(event.at)
+                self._accountant.add(event)
+                if self._start is None or (isinstance(event, JobStarted) and not self._started):
+                    self._start = event.at  # what comes before belongs to loading the model
+                self._started = self._started or isinstance(event, JobStarted)
                 self._last = max(self._last, event.at)
 
     def _add_event(self, event: Event) -> None:
@@ -237,9 +256,25 @@ class ReportBuilder:
     def build(self) -> Report:
         """The report of all events so far."""
         with self._lock:
-            return self._build()
+            return self._build(self._account(self._last))
 
-    def _build(self) -> Report:
+    def note_memory(self, now: float, held: int) -> None:
+        """Note how many bytes the process holds."""
+        with self._lock:
+            if self._accountant is not None:
+                self._accountant.memory(now, held)
+
+    def snapshot(self, now: float) -> tuple[Report, Account]:
+        """The report and the account at the moment `now`."""
+        with self._lock:
+            account = self._account(now)
+            return self._build(account), account
+
+    def _account(self, now: float) -> Account:
+        accountant = self._accountant or Accountant(now)
+        return accountant.account(now)
+
+    def _build(self, account: Account) -> Report:
         wall = self._last - self._start if self._start is not None else 0.0
         failed = self._failures.total()
         records = self._ok + failed
@@ -264,9 +299,15 @@ class ReportBuilder:
             batches=self._batches,
             wall_s=wall,
             busy=busy,
-            starved_s=times.starved,
             padding_efficiency=padding_efficiency,
             host_s=dict(self._stages),
+            causes=account.causes,
+            fixed_s=account.fixed_s,
+            limited=(self._reasons["full_size"] + self._reasons["full_cost"]) / max(self._reasons.total(), 1),
+            splits=self._splits,
+            tuning_s=self._numbers.duration_s if self._numbers is not None else 0.0,
+            dtype=self._numbers.dtype if self._numbers is not None else "",
+            host=self._host,
         )
         return Report(
             state=self._state,
@@ -295,4 +336,6 @@ class ReportBuilder:
             numbers=self._numbers,
             budget=self._budget,
             memory=self._memory,
+            causes=account.causes,
+            advices=tuple(advices(numbers)),
         )

@@ -172,12 +172,16 @@ class DeviceTimeline:
             self._push(segment._replace(end=left))
             self._push(_Segment(left, segment.end, segment.rank, ((cause, 1.0),)))
 
+    def copy(self) -> DeviceTimeline:
+        """An independent copy."""
+        other = DeviceTimeline(self.began, self.bins.copy())
+        other.end, other._settled, other._segments = self.end, self._settled, list(self._segments)
+        return other
+
     def settled(self) -> TimeBins:
-        """The bins with all time in them, under the names of the causes."""
-        whole = DeviceTimeline(self.began, self.bins.copy())
-        whole._segments = list(self._segments)
-        whole._settle(len(whole._segments))
-        return whole.bins
+        """Settle everything, for good; the bins hold the seconds of each cause under its name."""
+        self._settle(len(self._segments))
+        return self.bins
 
     def _push(self, segment: _Segment) -> None:
         if segment.end <= segment.start:

@@ -1,0 +1,283 @@
+"""Gives every second of a job's device one cause, from the job's events. Pure: told the times, reads no clock."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from headrace.events import (
+    BatchDone,
+    BatchFormed,
+    BatchSplit,
+    Event,
+    JobDone,
+    JobStarted,
+    PipelineWaited,
+    RecordFailed,
+    StageDone,
+    StepDone,
+)
+from headrace.observe.histogram import Buckets, Histogram
+from headrace.observe.timeline import CAUSES, Cause, DeviceTimeline, Shares, TimeBins, totals
+
+# What outranks what, at one moment: see `timeline.Cause`.
+_READ, _PREPARE, _WAITING, _COMPANY, _COMPUTING, _STARTING = range(1, 7)
+_KEPT = 300
+"""The first and the last batches, and chunks of each stage, that are kept one by one."""
+_RECENT = 64
+"""Chunks of the sink that may explain why a job waited for it."""
+_IDLE_OF_THE_END: frozenset[Cause] = frozenset({"other", "finish", "write"})
+
+BatchBox: TypeAlias = tuple[float, float, int, float, float, int, str]
+"""Start and duration in seconds, records, cost, padded cost, failed records, close reason."""
+StageBox: TypeAlias = tuple[str, float, float, int]
+"""Stage, start and duration in seconds, records."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where the time of a device went, up to a moment. Times are in seconds since the beginning."""
+
+    wall_s: float
+    causes: Mapping[Cause, float]
+    """Seconds of each cause; they add up to `wall_s`."""
+    bin_s: float
+    """Width of a bin."""
+    bins: Mapping[str, list[float]]
+    """Sums of each bin: seconds by cause; "stage ..." (seconds of work of a stage), "records", "failed", "cost"; the
+    most bytes held, as "max memory"."""
+    histograms: Mapping[str, Buckets]
+    """Of batches: "size", "cost", "duration" (seconds), and "waited" (seconds that the oldest record waited)."""
+    batches: tuple[BatchBox, ...]
+    """The first and the last ones."""
+    chunks: tuple[StageBox, ...]
+    """The first and the last ones of the host stages."""
+    fixed_s: float | None = None
+    """What a batch takes beside what grows with its cost, in seconds; None if batches are too few or too equal."""
+
+
+class _Ends(NamedTuple):
+    """The first entries and the last ones of a sequence of any length."""
+
+    first: list[BatchBox | StageBox]
+    last: deque[BatchBox | StageBox]
+
+    def add(self, entry: BatchBox | StageBox) -> None:
+        if len(self.first) < _KEPT:
+            self.first.append(entry)
+        else:
+            self.last.append(entry)
+
+
+def _ends() -> _Ends:
+    return _Ends([], deque(maxlen=_KEPT))
+
+
+@dataclass(slots=True)
+class _Line:
+    """A straight line through (cost, duration) of batches, by least squares."""
+
+    count: int = 0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        self.count += 1
+        self.x += x
+        self.y += y
+        self.xx += x * x
+        self.xy += x * y
+
+    def intercept(self) -> float | None:
+        """Where it begins; None if the points are too few or too close together to tell."""
+        if self.count < 10 or not self.x:
+            return None
+        mean = self.x / self.count
+        spread = self.xx / self.count - mean * mean
+        if spread < (0.1 * mean) ** 2:
+            return None
+        slope = (self.xy / self.count - mean * self.y / self.count) / spread
+        return max(self.y / self.count - slope * mean, 0.0)
+
+
+@dataclass(slots=True)
+class _Histograms:
+    size: Histogram = field(default_factory=Histogram)
+    cost: Histogram = field(default_factory=Histogram)
+    duration: Histogram = field(default_factory=Histogram)
+    waited: Histogram = field(default_factory=Histogram)
+
+    def buckets(self) -> dict[str, Buckets]:
+        return {name: getattr(self, name).buckets() for name in ("size", "cost", "duration", "waited")}
+
+
+class Accountant:
+    """Sorts the time of one device into causes.
+
+    Where several batches run at the same time, a moment counts once. A moment at which no batch runs has the cause that
+    is closest to the device: the batcher's own delay, then the sink or a retry, then preparing, then reading.
+
+    Args:
+        began: when the time begins, on the events' clock: before the model is loaded.
+    """
+
+    def __init__(self, began: float) -> None:
+        self._bins = TimeBins(began)
+        self._timeline = DeviceTimeline(began, self._bins)
+        self._began = began
+        self._started = False
+        self._busy_until: float | None = None
+        self._formed: dict[tuple[int, int], BatchFormed] = {}
+        self._wasted: defaultdict[int, float] = defaultdict(float)
+        """Seconds of failed calls of running batches."""
+        self._sink: deque[StageDone] = deque(maxlen=_RECENT)
+        self._histograms = _Histograms()
+        self._line = _Line()
+        self._batches = _ends()
+        self._chunks: dict[str, _Ends] = {}
+
+    def add(self, event: Event) -> None:
+        """Take in one event."""
+        if isinstance(event, RecordFailed):
+            return
+        match event:
+            case BatchFormed():
+                self._form(event)
+            case BatchSplit():
+                self._wasted[event.batch] += event.duration_s
+            case BatchDone():
+                self._batch(event)
+            case StepDone():
+                self._step(event)
+            case StageDone():
+                self._stage(event)
+            case PipelineWaited():
+                self._wait(event)
+            case JobStarted():
+                self._start(event.at)
+            case JobDone():
+                self._end(event.at)
+            case _:
+                pass
+        self._timeline.extend(event.at)
+
+    def memory(self, at: float, held: int) -> None:
+        """Note how many bytes the process holds."""
+        self._bins.highest("max memory", at, held)
+
+    def account(self, now: float) -> Account:
+        """Where the time went up to `now`. Batches that run count as far as they have come."""
+        timeline = self._timeline.copy()
+        for formed in self._formed.values():
+            timeline.paint(formed.at, now, _COMPUTING, (("real", 1.0),))
+        timeline.extend(now)
+        bins = timeline.settled()
+        every = [chunk for ends in self._chunks.values() for chunk in (*ends.first, *ends.last)]
+        return Account(
+            timeline.end - self._began,
+            totals(bins.sums),
+            bins.width_s,
+            {name: bins.sums[name] for name in (*CAUSES, *sorted(bins.sums.keys() - set(CAUSES))) if name in bins.sums},
+            self._histograms.buckets(),
+            tuple([*self._batches.first, *self._batches.last]),  # type: ignore[arg-type]  # only these are added
+            tuple(every),  # type: ignore[arg-type]
+            self._line.intercept(),
+        )
+
+    def _form(self, event: BatchFormed) -> None:
+        self._formed[event.batch, event.size] = event
+        if event.company_s:
+            self._timeline.paint(event.at - event.company_s, event.at, _COMPANY, (("company", 1.0),))
+
+    def _batch(self, event: BatchDone) -> None:
+        formed = self._formed.pop((event.batch, event.size), None)
+        wasted = self._wasted.pop(event.batch, 0.0)
+        if event.stopped >= event.size:  # it did not run
+            return
+        self._compute(event.at, event.duration_s, _shares(event, wasted))
+        self._count(event.at, event.size - event.failed, event.failed - event.stopped, event.cost)
+        computed = event.padded_cost or event.cost
+        self._record(event.size, computed, event.duration_s)
+        if formed is not None:
+            self._histograms.waited.add(formed.waited_s)
+        if not wasted and not event.failed:
+            self._line.add(computed, event.duration_s)
+        reason = formed.reason if formed is not None else ""
+        start = event.at - event.duration_s - self._began
+        self._batches.add(
+            (start, event.duration_s, event.size, event.cost, event.padded_cost, event.failed, str(reason))
+        )
+
+    def _step(self, event: StepDone) -> None:
+        failed = event.size > 0 and event.failed == event.size
+        wasted = self._wasted.pop(event.step, 0.0) > 0
+        self._compute(event.at, event.duration_s, (("retry" if failed or wasted else "real", 1.0),))
+        self._count(event.at, event.finished - event.failed, event.failed, event.cost)
+        self._record(event.size, event.size, event.duration_s)
+        start = event.at - event.duration_s - self._began
+        self._batches.add((start, event.duration_s, event.size, event.cost, event.cost, event.failed, "step"))
+
+    def _compute(self, at: float, duration_s: float, shares: Shares) -> None:
+        self._timeline.paint(at - duration_s, at, _COMPUTING, shares)
+        self._busy_until = at if self._busy_until is None else max(self._busy_until, at)
+
+    def _count(self, at: float, done: int, failed: int, cost: float) -> None:
+        self._bins.add("records", at, done)
+        self._bins.add("cost", at, cost)
+        if failed:
+            self._bins.add("failed", at, failed)
+
+    def _record(self, size: int, cost: float, duration_s: float) -> None:
+        histograms = self._histograms
+        histograms.size.add(size)
+        histograms.cost.add(cost)
+        histograms.duration.add(duration_s)
+
+    def _stage(self, event: StageDone) -> None:
+        start = max(event.at - event.duration_s, self._began)
+        self._bins.spread(f"stage {event.stage}", start, max(event.at, start), max(event.at - start, 0.0))
+        ends = self._chunks.setdefault(event.stage, _ends())
+        ends.add((event.stage, start - self._began, event.duration_s, event.records))
+        if event.stage == "load":
+            self._timeline.paint(start, event.at, _READ, (("read", 1.0),))
+        elif event.stage == "prepare":
+            self._timeline.paint(start, event.at, _PREPARE, (("prepare", 1.0),))
+        else:
+            self._sink.append(event)
+
+    def _wait(self, event: PipelineWaited) -> None:
+        start = event.at - event.duration_s
+        shares: Shares = (("retry", 1.0),) if event.on == "retry" else self._sink_shares(start, event.at)
+        self._timeline.paint(start, event.at, _WAITING, shares)
+
+    def _sink_shares(self, start: float, end: float) -> Shares:
+        """Whether finishing or writing kept the sink from taking more."""
+        spent = {"finish": 0.0, "write": 0.0}
+        for chunk in self._sink:
+            spent[chunk.stage] += max(min(chunk.at, end) - max(chunk.at - chunk.duration_s, start), 0.0)
+        both = spent["finish"] + spent["write"]
+        finish = spent["finish"] / both if both > 0 else 0.0
+        return ("finish", finish), ("write", 1.0 - finish)
+
+    def _start(self, at: float) -> None:
+        if not self._started:
+            self._started = True
+            self._timeline.paint(self._began, at, _STARTING, (("starting", 1.0),))
+
+    def _end(self, at: float) -> None:
+        self._formed.clear()
+        self._timeline.extend(at)
+        if self._busy_until is not None:
+            self._timeline.replace(self._busy_until, _IDLE_OF_THE_END, "draining")
+
+
+def _shares(event: BatchDone, wasted_s: float) -> Shares:
+    """What the time of a batch went into: failed calls and failed records, padding, and records."""
+    lost = min(wasted_s / event.duration_s, 1.0) if event.duration_s > 0 else 0.0
+    lost += (1 - lost) * max(event.failed - event.stopped, 0) / event.size
+    padded = max(1 - event.cost / event.padded_cost, 0.0) if event.padded_cost > 0 else 0.0
+    return ("real", (1 - lost) * (1 - padded)), ("padding", (1 - lost) * padded), ("retry", lost)

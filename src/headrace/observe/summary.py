@@ -1,0 +1,147 @@
+"""What a job leaves for `headrace report`: a small file beside its state, with the figures of each of its runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from headrace.errors import ConfigError
+from headrace.io.storage.locations import as_os_errors
+from headrace.io.storage.parts import atomic_file
+from headrace.observe.accountant import Account
+from headrace.observe.report import Report
+
+VERSION = 1
+_FORMAT = "headrace-report"
+_MOST_RUNS = 8
+"""Runs that are kept; older ones are left out."""
+_MOST_REASONS = 40
+_OF_REPORT = (
+    "ok",
+    "failed",
+    "skipped",
+    "failures",
+    "truncated",
+    "wall_s",
+    "tokens",
+    "busy",
+    "padding_efficiency",
+    "batches",
+    "splits",
+    "close_reasons",
+    "times",
+    "advice",
+    "advices",
+    "lanes",
+    "numbers",
+    "budget",
+    "memory",
+)
+
+RunState: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The figures of one run."""
+
+    started_at: float
+    """Seconds since 1970."""
+    state: RunState
+    """"running" until the run has ended, also of a run that was killed."""
+    figures: Mapping[str, Any]
+    """Fields of `Report`."""
+    account: Account
+    settings: Mapping[str, str]
+    versions: Mapping[str, str]
+
+    def as_json(self) -> str:
+        """The summary as JSON text."""
+        return json.dumps({**{one.name: getattr(self, one.name) for one in fields(self)}, "account": _brief(self)})
+
+
+def figures_of(report: Report) -> dict[str, Any]:
+    """The fields of a report that are kept, as JSON."""
+    found: dict[str, Any] = {}
+    for name in _OF_REPORT:
+        value = getattr(report, name)
+        if isinstance(value, tuple):
+            value = [asdict(one) for one in value]
+        found[name] = asdict(value) if hasattr(value, "__dataclass_fields__") else value
+    reasons = list(report.failures.items())
+    rest = sum(count for _, count in reasons[_MOST_REASONS:])
+    found["failures"] = dict(reasons[:_MOST_REASONS]) | ({"other reasons": rest} if rest else {})
+    return found
+
+
+def _brief(summary: RunSummary) -> dict[str, Any]:
+    account = asdict(summary.account)
+    account["bins"] = {name: list(map(_round, row)) for name, row in summary.account.bins.items()}
+    for name in ("batches", "chunks"):
+        account[name] = [[_round(value) for value in box] for box in account[name]]
+    return account
+
+
+def _round(value: float | str) -> float | str:
+    """Six digits after the point are microseconds."""
+    return round(value, 6) if type(value) is float else value
+
+
+def read(path: Path, name: object = None) -> list[RunSummary]:
+    """The runs of a job, in order; `name` is what the user calls the job.
+
+    Raises:
+        ConfigError: there is no such file, it cannot be read, or it is not as a job writes it.
+    """
+    try:
+        text = as_os_errors(path.read_text)(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no report of {name or path}: {path.name} is missing in {path.parent}. Jobs of earlier versions "
+            "do not write one, and a new job writes it after some seconds"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    try:
+        return parsed(json.loads(text))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ConfigError(f"{path} is not as a job writes it ({error}); run the job again to replace it") from error
+
+
+def parsed(content: Any) -> list[RunSummary]:
+    """The runs in a parsed file.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is not as a job writes it.
+    """
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise ValueError("it is no report")
+    if content.get("version") != VERSION:
+        raise ValueError(f"its version is {content.get('version')!r}, this headrace reads version {VERSION}")
+    return [_run(run) for run in content["runs"]]
+
+
+def _run(run: Mapping[str, Any]) -> RunSummary:
+    account = Account(**run["account"])
+    summary = RunSummary(**{**run, "account": account})
+    if missing := [name for name in _OF_REPORT if name not in summary.figures]:
+        raise ValueError(f"it lacks {', '.join(missing)}")
+    numbers = [account.wall_s, account.bin_s, *account.causes.values(), *(n for row in account.bins.values() for n in row)]
+    if not all(math.isfinite(number) and number >= 0 for number in numbers) or account.bin_s <= 0:
+        raise ValueError("it has a time that is none")
+    return summary
+
+
+def write(path: Path, runs: Sequence[str]) -> None:
+    """Replace the file by one with these runs, each as JSON text; at most the last eight.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    head = f'{{"format": "{_FORMAT}", "version": {VERSION}, "runs": ['
+    with atomic_file(path) as file:
+        file.write((head + ",\n".join(runs[-_MOST_RUNS:]) + "]}\n").encode())
