@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from headrace.events import (
     BatchDone,
@@ -21,6 +22,8 @@ from headrace.events import (
 )
 from headrace.observe.histogram import Buckets, Histogram
 from headrace.observe.timeline import CAUSES, Cause, DeviceTimeline, Shares, TimeBins, totals
+
+T = TypeVar("T")
 
 # What outranks what, at one moment: see `timeline.Cause`.
 _READ, _PREPARE, _WAITING, _COMPANY, _COMPUTING, _STARTING = range(1, 7)
@@ -56,23 +59,26 @@ class Account:
     """The first and the last ones of the host stages."""
     fixed_s: float | None = None
     """What a batch takes beside what grows with its cost, in seconds; None if batches are too few or too equal."""
+    fill_s: float = 0.0
+    """From the start of the job to its first batch."""
 
 
-class _Ends(NamedTuple):
+class _Ends(Generic[T]):
     """The first entries and the last ones of a sequence of any length."""
 
-    first: list[BatchBox | StageBox]
-    last: deque[BatchBox | StageBox]
+    def __init__(self) -> None:
+        self._first: list[T] = []
+        self._last: deque[T] = deque(maxlen=_KEPT)
 
-    def add(self, entry: BatchBox | StageBox) -> None:
-        if len(self.first) < _KEPT:
-            self.first.append(entry)
+    def add(self, entry: T) -> None:
+        if len(self._first) < _KEPT:
+            self._first.append(entry)
         else:
-            self.last.append(entry)
+            self._last.append(entry)
 
-
-def _ends() -> _Ends:
-    return _Ends([], deque(maxlen=_KEPT))
+    def __iter__(self) -> Iterator[T]:
+        yield from self._first
+        yield from self._last
 
 
 @dataclass(slots=True)
@@ -129,7 +135,8 @@ class Accountant:
         self._bins = TimeBins(began)
         self._timeline = DeviceTimeline(began, self._bins)
         self._began = began
-        self._started = False
+        self._started: float | None = None
+        self._fill_s = 0.0
         self._busy_until: float | None = None
         self._formed: dict[tuple[int, int], BatchFormed] = {}
         self._wasted: defaultdict[int, float] = defaultdict(float)
@@ -137,8 +144,8 @@ class Accountant:
         self._sink: deque[StageDone] = deque(maxlen=_RECENT)
         self._histograms = _Histograms()
         self._line = _Line()
-        self._batches = _ends()
-        self._chunks: dict[str, _Ends] = {}
+        self._batches: _Ends[BatchBox] = _Ends()
+        self._chunks: defaultdict[str, _Ends[StageBox]] = defaultdict(_Ends)
 
     def add(self, event: Event) -> None:
         """Take in one event."""
@@ -176,16 +183,16 @@ class Accountant:
             timeline.paint(formed.at, now, _COMPUTING, (("real", 1.0),))
         timeline.extend(now)
         bins = timeline.settled()
-        every = [chunk for ends in self._chunks.values() for chunk in (*ends.first, *ends.last)]
         return Account(
             timeline.end - self._began,
             totals(bins.sums),
             bins.width_s,
             {name: bins.sums[name] for name in (*CAUSES, *sorted(bins.sums.keys() - set(CAUSES))) if name in bins.sums},
             self._histograms.buckets(),
-            tuple([*self._batches.first, *self._batches.last]),  # type: ignore[arg-type]  # only these are added
-            tuple(every),  # type: ignore[arg-type]
+            tuple(self._batches),
+            tuple(itertools.chain(*self._chunks.values())),
             self._line.intercept(),
+            self._fill_s,
         )
 
     def _form(self, event: BatchFormed) -> None:
@@ -199,7 +206,8 @@ class Accountant:
         if event.stopped >= event.size:  # it did not run
             return
         self._compute(event.at, event.duration_s, _shares(event, wasted))
-        self._count(event.at, event.size - event.failed, event.failed - event.stopped, event.cost)
+        done = event.size - event.failed
+        self._count(event, done, event.failed - event.stopped, event.cost * done / event.size)
         computed = event.padded_cost or event.cost
         self._record(event.size, computed, event.duration_s)
         if formed is not None:
@@ -216,20 +224,24 @@ class Accountant:
         failed = event.size > 0 and event.failed == event.size
         wasted = self._wasted.pop(event.step, 0.0) > 0
         self._compute(event.at, event.duration_s, (("retry" if failed or wasted else "real", 1.0),))
-        self._count(event.at, event.finished - event.failed, event.failed, event.cost)
+        self._count(event, event.finished - event.failed, event.failed, event.cost)
         self._record(event.size, event.size, event.duration_s)
         start = event.at - event.duration_s - self._began
         self._batches.add((start, event.duration_s, event.size, event.cost, event.cost, event.failed, "step"))
 
     def _compute(self, at: float, duration_s: float, shares: Shares) -> None:
         self._timeline.paint(at - duration_s, at, _COMPUTING, shares)
+        if self._busy_until is None and self._started is not None:
+            self._fill_s = max(at - duration_s - self._started, 0.0)
         self._busy_until = at if self._busy_until is None else max(self._busy_until, at)
 
-    def _count(self, at: float, done: int, failed: int, cost: float) -> None:
-        self._bins.add("records", at, done)
-        self._bins.add("cost", at, cost)
+    def _count(self, event: BatchDone | StepDone, done: int, failed: int, cost: float) -> None:
+        """Count what a batch has finished, evenly over its time."""
+        start, end = max(event.at - event.duration_s, self._began), max(event.at, self._began)
+        self._bins.spread("records", start, end, done)
+        self._bins.spread("cost", start, end, cost)
         if failed:
-            self._bins.add("failed", at, failed)
+            self._bins.spread("failed", start, end, failed)
 
     def _record(self, size: int, cost: float, duration_s: float) -> None:
         histograms = self._histograms
@@ -240,8 +252,7 @@ class Accountant:
     def _stage(self, event: StageDone) -> None:
         start = max(event.at - event.duration_s, self._began)
         self._bins.spread(f"stage {event.stage}", start, max(event.at, start), max(event.at - start, 0.0))
-        ends = self._chunks.setdefault(event.stage, _ends())
-        ends.add((event.stage, start - self._began, event.duration_s, event.records))
+        self._chunks[event.stage].add((event.stage, start - self._began, event.duration_s, event.records))
         if event.stage == "load":
             self._timeline.paint(start, event.at, _READ, (("read", 1.0),))
         elif event.stage == "prepare":
@@ -264,8 +275,8 @@ class Accountant:
         return ("finish", finish), ("write", 1.0 - finish)
 
     def _start(self, at: float) -> None:
-        if not self._started:
-            self._started = True
+        if self._started is None:
+            self._started = at
             self._timeline.paint(self._began, at, _STARTING, (("starting", 1.0),))
 
     def _end(self, at: float) -> None:

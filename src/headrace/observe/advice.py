@@ -51,8 +51,10 @@ class AdviceInputs:
     """What a batch takes beside what grows with its cost."""
     limited: float = 0.0
     """Fraction of the batches that were closed because they were full."""
-    splits: int = 0
-    """Batches that failed and ran again in halves."""
+    fill_s: float = 0.0
+    """From the start of the job to its first batch, in which the device waits whatever is done."""
+    out_of_memory: int = 0
+    """Batches that ran out of memory and ran again in halves."""
     tuning_s: float = 0.0
     """What it took to choose a data type, before the job started."""
     dtype: str = ""
@@ -72,15 +74,23 @@ class AdviceInputs:
         """Chunks that are prepared at once."""
         return self.host.workers or self.host.cores
 
-    def floor(self, without: str) -> float:
-        """What the run takes at least, whatever is done about one stage."""
+    def host_floor(self, without: str = "") -> float:
+        """What the host's stages take at least, one of them left out."""
         host = self.host_s
         each = {
             "load": host.get("load", 0.0),
             "prepare": host.get("prepare", 0.0) / self.at_once,
             "sink": host.get("finish", 0.0) + host.get("write", 0.0),
         }
-        return max(self.device_s, *(seconds for stage, seconds in each.items() if stage != without))
+        return max(seconds for stage, seconds in each.items() if stage != without)
+
+    def gain(self, lost: float, floor: float) -> float:
+        """What is won of `lost` seconds, in a run that takes at least `floor` after its first batch."""
+        return max(min(lost, self.wall_s - self.fill_s - floor), 0.0)
+
+    def device_gain(self, saved: float) -> float:
+        """What is won if the device computes so much less: nothing where the host would not keep up."""
+        return max(min(saved, self.device_s - self.host_floor()), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +124,7 @@ def advise(numbers: AdviceInputs) -> str:
         )
     if numbers.lost("draining") >= (1 - numbers.busy) * numbers.wall_s / 2:
         return f"{_free(numbers)}, most of it after the last batch: a longer run will be busier."
-    return f"{_free(numbers)}, and no single setting explains it: see the causes in headrace report."
+    return f"{_free(numbers)}, and no single setting explains it: look at what it waited for over time."
 
 
 def advices(numbers: AdviceInputs) -> list[Advice]:
@@ -132,7 +142,12 @@ def _free(numbers: AdviceInputs) -> str:
 
 def _would_be(numbers: AdviceInputs, gain_s: float) -> str:
     busy = min(numbers.device_s / max(numbers.wall_s - gain_s, numbers.device_s, 1e-9), 1.0)
-    return f"bring busy to about {busy:.0%} and save {gain_s:,.0f} s of {numbers.wall_s:,.0f} s"
+    return f"bring busy to about {busy:.0%} and save {_of(numbers, gain_s)}"
+
+
+def _of(numbers: AdviceInputs, gain_s: float) -> str:
+    digits = 0 if numbers.wall_s >= 20 else 1
+    return f"{gain_s:,.{digits}f} s of {numbers.wall_s:,.{digits}f} s"
 
 
 def _rate(numbers: AdviceInputs, seconds: float) -> str:
@@ -145,7 +160,7 @@ def _prepare(numbers: AdviceInputs) -> Advice | None:
     lost, work, at_once = numbers.lost("prepare", "company"), numbers.host_s.get("prepare", 0.0), numbers.at_once
     if not numbers.lost("prepare") or work / at_once < _BOTTLENECK * (numbers.device_s + lost):
         return None
-    floor = numbers.floor("prepare")
+    floor = max(numbers.device_s, numbers.host_floor("prepare"))
     wanted = max(math.ceil(work / max(floor, 1e-9)), 1)
     words = (
         f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for records to be prepared: {at_once} at once give "
@@ -153,9 +168,9 @@ def _prepare(numbers: AdviceInputs) -> Advice | None:
     )
     usable = min(wanted, numbers.host.cores)
     if usable > at_once:
-        gain = min(lost, numbers.wall_s - max(floor, work / usable))
+        gain = numbers.gain(lost, max(floor, work / usable))
         return Advice("--workers", f"{words}; --workers {usable} would {_would_be(numbers, gain)}.", gain)
-    gain = min(lost, numbers.wall_s - floor)
+    gain = numbers.gain(lost, floor)
     return Advice("cores", f"{words}; a machine with {wanted} cores would {_would_be(numbers, gain)}.", gain)
 
 
@@ -164,7 +179,7 @@ def _read(numbers: AdviceInputs) -> Advice | None:
     lost, work = numbers.lost("read", "company"), numbers.host_s.get("load", 0.0)
     if not numbers.lost("read") or work < _BOTTLENECK * (numbers.device_s + lost):
         return None
-    gain = min(lost, numbers.wall_s - numbers.floor("load"))
+    gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor("load")))
     return Advice(
         "input",
         f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for the input: reading gives {_rate(numbers, work)} "
@@ -192,7 +207,7 @@ def _finish(numbers: AdviceInputs) -> Advice | None:
     lost = numbers.lost("finish")
     if lost < numbers.lost("write"):
         return None
-    gain = min(lost, numbers.wall_s - numbers.floor("sink"))
+    gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor("sink")))
     return Advice(
         "--worker-kind",
         f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for results to be finished and encoded: a cheaper "
@@ -206,7 +221,7 @@ def _write(numbers: AdviceInputs) -> Advice | None:
     lost = numbers.lost("write")
     if lost < numbers.lost("finish"):
         return None
-    gain = min(lost, numbers.wall_s - numbers.floor("sink"))
+    gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor("sink")))
     return Advice(
         "output",
         f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for the output to be written: faster storage or a "
@@ -219,13 +234,13 @@ def _padding(numbers: AdviceInputs) -> Advice | None:
     """Too much of what is computed is padding."""
     if numbers.padding_efficiency >= _PADDING_ENOUGH:
         return None
-    lost = numbers.lost("padding")
+    gain = numbers.device_gain(numbers.lost("padding"))
     return Advice(
         "length bucketing",
         f"The engine was busy {numbers.busy:.0%} of the time, but {1 - numbers.padding_efficiency:.0%} of what it "
         "computed was padding: batch records of similar length together (length bucketing), which would save up to "
-        f"{lost:,.0f} s of {numbers.wall_s:,.0f} s.",
-        lost,
+        f"{_of(numbers, gain)}.",
+        gain,
     )
 
 
@@ -235,27 +250,27 @@ def _batches(numbers: AdviceInputs) -> Advice | None:
         return None
     fixed = min(numbers.fixed_s * numbers.batches, numbers.device_s)
     times = 4 if fixed > numbers.device_s / 4 else 2
-    gain = fixed * (1 - 1 / times)
+    gain = numbers.device_gain(fixed * (1 - 1 / times))
     return Advice(
         numbers.host.batch_flag,
         f"Each of {numbers.batches:,} batches of {numbers.records / numbers.batches:,.0f} records takes "
         f"{numbers.fixed_s * 1000:,.1f} ms whatever is in it, {fixed / numbers.wall_s:.0%} of the time: "
-        f"{times} times the {numbers.host.batch_flag} would save about {gain:,.0f} s of {numbers.wall_s:,.0f} s.",
+        f"{times} times the {numbers.host.batch_flag} would save about {_of(numbers, gain)}.",
         gain,
     )
 
 
 def _retry(numbers: AdviceInputs) -> Advice | None:
-    """Batches that fail run again."""
-    if not numbers.splits:
+    """Batches run out of memory and run again."""
+    if not numbers.out_of_memory:
         return None
     lost = numbers.lost("retry")
+    gain = numbers.device_gain(lost)
     return Advice(
         numbers.host.batch_flag,
-        f"{lost / numbers.wall_s:.0%} of the time went into batches that failed: {numbers.splits:,} ran again in "
-        f"halves, so a smaller {numbers.host.batch_flag} would save up to {lost:,.0f} s of {numbers.wall_s:,.0f} s if "
-        "they ran out of memory.",
-        lost,
+        f"{lost / numbers.wall_s:.0%} of the time went into batches that failed, {numbers.out_of_memory:,} of them for "
+        f"lack of memory: a smaller {numbers.host.batch_flag} would save up to {_of(numbers, gain)}.",
+        gain,
     )
 
 

@@ -51,12 +51,13 @@ class JobFigures:
     ok: int
     failed: int
     records_per_s: float
+    """After the start, as are the next rates: without the time in which the model was loaded and tuned."""
     tokens: int
     tokens_per_s: float
     busy: float
-    """Fraction of the wall time with a batch in the engine."""
-    busy_after_start: float
-    """The same, of the time without loading and tuning."""
+    """Fraction of the time after the start with a batch in the engine."""
+    busy_of_all: float
+    """The same, of the whole wall time."""
     padding: float
     """Fraction of what was computed that was padding."""
     batches: int
@@ -107,11 +108,11 @@ def figures(runs: Sequence[RunSummary]) -> JobFigures:
         causes=causes,
         ok=ok,
         failed=failed,
-        records_per_s=(ok + failed) / wall if wall > 0 else 0.0,
+        records_per_s=(ok + failed) / started if started > 0 else 0.0,
         tokens=tokens,
-        tokens_per_s=tokens / wall if wall > 0 else 0.0,
-        busy=computing / wall if wall > 0 else 0.0,
-        busy_after_start=min(computing / started, 1.0) if started > 0 else 0.0,
+        tokens_per_s=tokens / started if started > 0 else 0.0,
+        busy=min(computing / started, 1.0) if started > 0 else 0.0,
+        busy_of_all=computing / wall if wall > 0 else 0.0,
         padding=causes["padding"] / useful if useful > 0 else 0.0,
         batches=batches,
         mean_batch_size=(ok + failed) / batches if batches else 0.0,
@@ -134,13 +135,15 @@ def figures(runs: Sequence[RunSummary]) -> JobFigures:
     )
 
 
+_COLUMNS = 300
 _COUNTS = ("ok", "failed", "tokens", "batches")
 _STAGES = ("load", "prepare", "inference", "finish", "write")
 
 
 def _peak(run: RunSummary) -> float:
     known = run.figures["memory"]
-    return max([float(known["peak"]) if known else 0.0, *run.account.bins.get("max memory", ())])
+    held = [float(known["peak"]) if known else 0.0, *run.account.bins.get("max memory", ())]
+    return max(held)
 
 
 def _counted(runs: Sequence[RunSummary], name: str) -> dict[str, int]:
@@ -151,8 +154,10 @@ def _counted(runs: Sequence[RunSummary], name: str) -> dict[str, int]:
 
 
 def series(runs: Sequence[RunSummary]) -> tuple[float, list[dict[str, float]]]:
-    """The bins of all runs one after the other, in bins of the widest run: their width, and the sums of each."""
+    """The bins of all runs one after the other, few enough for a picture: their width, and the sums of each."""
     width = max(run.account.bin_s for run in runs)
+    while sum(run.account.wall_s for run in runs) / width > _COLUMNS:
+        width *= 2
     rows: list[dict[str, float]] = []
     for run in runs:
         factor = round(width / run.account.bin_s)  # widths double, so that one is a multiple of the other
@@ -166,7 +171,7 @@ def _sum(name: str, values: Sequence[float]) -> float:
     return max(values, default=0.0) if name.startswith("max ") else sum(values)
 
 
-def as_json(found: JobFigures, price: float | None) -> dict[str, Any]:
+def in_json(found: JobFigures, price: float | None) -> dict[str, Any]:
     """The figures as JSON; with a price also what they cost."""
     plain = {name: getattr(found, name) for name in JobFigures.__dataclass_fields__}
     if price is None:

@@ -160,7 +160,9 @@ class ReportBuilder:
         self._formed: dict[tuple[int, int], CloseReason] = {}
         self._failures: Counter[str] = Counter()
         self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
-        self._prepared_tokens = self._truncated = self._nulled = self._batches = self._batched = self._splits = 0
+        self._prepared_tokens = self._truncated = self._nulled = self._batches = self._batched = self._splits = (
+            self._out_of_memory
+        ) = 0
         self._cost = self._padded_cost = self._done_cost = self._starved = 0.0
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
@@ -226,6 +228,7 @@ class ReportBuilder:
                 self._add_batch(event)
             case BatchSplit():
                 self._splits += 1
+                self._out_of_memory += event.out_of_memory
             case StepDone():
                 self._batches += 1
                 self._batched += event.size
@@ -304,7 +307,8 @@ class ReportBuilder:
             causes=account.causes,
             fixed_s=account.fixed_s,
             limited=(self._reasons["full_size"] + self._reasons["full_cost"]) / max(self._reasons.total(), 1),
-            splits=self._splits,
+            fill_s=account.fill_s,
+            out_of_memory=self._out_of_memory,
             tuning_s=self._numbers.duration_s if self._numbers is not None else 0.0,
             dtype=self._numbers.dtype if self._numbers is not None else "",
             host=self._host,

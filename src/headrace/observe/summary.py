@@ -130,7 +130,12 @@ def _run(run: Mapping[str, Any]) -> RunSummary:
     summary = RunSummary(**{**run, "account": account})
     if missing := [name for name in _OF_REPORT if name not in summary.figures]:
         raise ValueError(f"it lacks {', '.join(missing)}")
-    numbers = [account.wall_s, account.bin_s, *account.causes.values(), *(n for row in account.bins.values() for n in row)]
+    numbers = [
+        account.wall_s,
+        account.bin_s,
+        *account.causes.values(),
+        *(n for row in account.bins.values() for n in row),
+    ]
     if not all(math.isfinite(number) and number >= 0 for number in numbers) or account.bin_s <= 0:
         raise ValueError("it has a time that is none")
     return summary

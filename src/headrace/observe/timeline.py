@@ -1,4 +1,4 @@
-"""What a device did in each second: one cause for each moment, in bounded memory. Pure: told the times, reads no clock."""
+"""What a device did at each moment: one cause, in bounded memory. Pure: told the times, reads no clock."""
 
 from __future__ import annotations
 
@@ -62,12 +62,6 @@ class TimeBins:
         self.width_s = _FIRST_WIDTH_S
         self.sums: dict[str, list[float]] = {}
         self._origin = origin
-
-    def add(self, name: str, at: float, amount: float) -> None:
-        """Add `amount` to the bin of the moment `at`."""
-        place = self._place(at)
-        row = self._row(name, place)
-        row[place] += amount
 
     def highest(self, name: str, at: float, value: float) -> None:
         """Keep the highest value of the bin of the moment `at`. Such rows are named "max ...": bins merge by it."""

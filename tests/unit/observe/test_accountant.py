@@ -50,7 +50,9 @@ def accounted(events: list[Event], now: float, began: float = 0.0) -> Account:
 
 
 @given(st.lists(EVENTS, max_size=60), TIME)
-def test_for_any_events_the_causes_add_up_to_the_wall_time_and_none_is_negative(events: list[Event], now: float) -> None:
+def test_for_any_events_the_causes_add_up_to_the_wall_time_and_none_is_negative(
+    events: list[Event], now: float
+) -> None:
     account = accounted(events, now)
     assert account.wall_s >= max(now, 0)
     assert sum(account.causes.values()) == pytest.approx(account.wall_s, rel=1e-9, abs=1e-9)

@@ -82,7 +82,7 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     finished = state["finished"]
     retry = PartFolder(target.work / "retry", f".{target.format}{target.compression}")
     again = sum(end - start for start, end in retry.committed())
-    holder = _holder(target.work / "lock")
+    holder = holder_of(target)
     if finished:
         records, letters = finished["records"], [target.errors]
     else:
@@ -129,8 +129,9 @@ def _reasons(letters: Iterable[Path]) -> Counter[str]:
     return reasons
 
 
-def _holder(lock: Path) -> str | None:
-    """Who holds a lock file, or the lease in a store; None if nobody does."""
+def holder_of(target: Target) -> str | None:
+    """Which process runs the job of an output, or in a store holds its lease; None if none does."""
+    lock = target.work / "lock"
     try:
         if is_remote(lock):
             return holder_in(as_os_errors(lock.read_text)(encoding="utf-8"))

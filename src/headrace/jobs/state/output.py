@@ -35,7 +35,6 @@ from headrace.jobs.state.retrying import Retrying
 from headrace.jobs.state.run_time import RunTimeLog
 from headrace.jobs.state.stalls import StallDetector
 
-
 REPORT = "report.json"
 """The figures of a job's runs, which stay beside its state."""
 
