@@ -15,7 +15,7 @@ _TOO_SHORT_S = 2.0
 _WORTH = 0.05
 """Of the time from start to end: advice that gains less is not given."""
 _BOTTLENECK = 0.7
-"""A stage is the bottleneck if its work would fill at least this fraction of the time in which the job waited for it."""
+"""A stage is the bottleneck if its work would fill this fraction of the time in which the job waited for it."""
 _LIMITED = 0.5
 """Fraction of the batches that met the limit, from which on the limit decides how large batches are."""
 
@@ -70,6 +70,16 @@ class AdviceInputs:
         return sum(self.causes.get(cause, 0.0) for cause in causes)
 
     @property
+    def starved_s(self) -> float:
+        """Seconds in which the device waited for records: the slowest stage before it explains all of them."""
+        return self.lost("read", "prepare", "company")
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds in which the device waited for results to leave, those after the last batch included."""
+        return self.lost("finish", "write", "draining")
+
+    @property
     def at_once(self) -> int:
         """Chunks that are prepared at once."""
         return self.host.workers or self.host.cores
@@ -85,8 +95,8 @@ class AdviceInputs:
         return max(seconds for stage, seconds in each.items() if stage != without)
 
     def gain(self, lost: float, floor: float) -> float:
-        """What is won of `lost` seconds, in a run that takes at least `floor` after its first batch."""
-        return max(min(lost, self.wall_s - self.fill_s - floor), 0.0)
+        """What is won of `lost` seconds, in a run that takes at least `floor`."""
+        return max(min(lost, self.wall_s - floor), 0.0)
 
     def device_gain(self, saved: float) -> float:
         """What is won if the device computes so much less: nothing where the host would not keep up."""
@@ -157,18 +167,18 @@ def _rate(numbers: AdviceInputs, seconds: float) -> str:
 
 def _prepare(numbers: AdviceInputs) -> Advice | None:
     """The device waits for records to be prepared."""
-    lost, work, at_once = numbers.lost("prepare", "company"), numbers.host_s.get("prepare", 0.0), numbers.at_once
+    lost, work, at_once = numbers.starved_s, numbers.host_s.get("prepare", 0.0), numbers.at_once
     if not numbers.lost("prepare") or work / at_once < _BOTTLENECK * (numbers.device_s + lost):
         return None
-    floor = max(numbers.device_s, numbers.host_floor("prepare"))
-    wanted = max(math.ceil(work / max(floor, 1e-9)), 1)
+    floor = numbers.fill_s + max(numbers.device_s, numbers.host_floor("prepare"))
+    wanted = max(math.ceil(work / max(floor - numbers.fill_s, 1e-9)), 1)
     words = (
         f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for records to be prepared: {at_once} at once give "
         f"{_rate(numbers, work / at_once)} records/s, the engine takes {_rate(numbers, numbers.device_s)}"
     )
     usable = min(wanted, numbers.host.cores)
     if usable > at_once:
-        gain = numbers.gain(lost, max(floor, work / usable))
+        gain = numbers.gain(lost, max(floor, numbers.fill_s + work / usable))
         return Advice("--workers", f"{words}; --workers {usable} would {_would_be(numbers, gain)}.", gain)
     gain = numbers.gain(lost, floor)
     return Advice("cores", f"{words}; a machine with {wanted} cores would {_would_be(numbers, gain)}.", gain)
@@ -176,7 +186,7 @@ def _prepare(numbers: AdviceInputs) -> Advice | None:
 
 def _read(numbers: AdviceInputs) -> Advice | None:
     """The device waits for records to be read."""
-    lost, work = numbers.lost("read", "company"), numbers.host_s.get("load", 0.0)
+    lost, work = numbers.starved_s, numbers.host_s.get("load", 0.0)
     if not numbers.lost("read") or work < _BOTTLENECK * (numbers.device_s + lost):
         return None
     gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor("load")))
@@ -205,9 +215,9 @@ def _company(numbers: AdviceInputs) -> Advice | None:
 def _finish(numbers: AdviceInputs) -> Advice | None:
     """The job waits for results to be finished."""
     lost = numbers.lost("finish")
-    if lost < numbers.lost("write"):
+    if not lost or lost < numbers.lost("write"):
         return None
-    gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor("sink")))
+    gain = numbers.gain(numbers.blocked_s, max(numbers.device_s, numbers.host_floor("sink")))
     return Advice(
         "--worker-kind",
         f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for results to be finished and encoded: a cheaper "
@@ -219,9 +229,9 @@ def _finish(numbers: AdviceInputs) -> Advice | None:
 def _write(numbers: AdviceInputs) -> Advice | None:
     """The job waits for the disk."""
     lost = numbers.lost("write")
-    if lost < numbers.lost("finish"):
+    if not lost or lost < numbers.lost("finish"):
         return None
-    gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor("sink")))
+    gain = numbers.gain(numbers.blocked_s, max(numbers.device_s, numbers.host_floor("sink")))
     return Advice(
         "output",
         f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for the output to be written: faster storage or a "

@@ -143,7 +143,7 @@ _STAGES = ("load", "prepare", "inference", "finish", "write")
 def _peak(run: RunSummary) -> float:
     known = run.figures["memory"]
     held = [float(known["peak"]) if known else 0.0, *run.account.bins.get("max memory", ())]
-    return max(held)
+    return float(max(held))
 
 
 def _counted(runs: Sequence[RunSummary], name: str) -> dict[str, int]:
@@ -162,8 +162,10 @@ def series(runs: Sequence[RunSummary]) -> tuple[float, list[dict[str, float]]]:
     for run in runs:
         factor = round(width / run.account.bin_s)  # widths double, so that one is a multiple of the other
         length = max((len(row) for row in run.account.bins.values()), default=0)
-        for start in range(0, length, factor):
-            rows.append({name: _sum(name, row[start : start + factor]) for name, row in run.account.bins.items()})
+        rows += [
+            {name: _sum(name, row[start : start + factor]) for name, row in run.account.bins.items()}
+            for start in range(0, length, factor)
+        ]
     return width, rows
 
 

@@ -28,9 +28,10 @@ class Histogram:
     def buckets(self) -> list[list[float]]:
         """The buckets that hold anything."""
         found = [[0.0, 0.0, float(self._counts[None])]] if self._counts[None] else []
-        for key in sorted(key for key in self._counts if key is not None):
-            found.append([2 ** (key / _PER_DOUBLING), 2 ** ((key + 1) / _PER_DOUBLING), float(self._counts[key])])
-        return found
+        keys = sorted(key for key in self._counts if key is not None)
+        return found + [
+            [2 ** (k / _PER_DOUBLING), 2 ** ((k + 1) / _PER_DOUBLING), float(self._counts[k])] for k in keys
+        ]
 
 
 def merged(histograms: Iterable[Buckets]) -> list[list[float]]:

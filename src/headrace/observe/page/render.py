@@ -135,7 +135,7 @@ def _compared(every: Sequence[JobFigures]) -> list[tuple[str, list[str], str]]:
         *((LABELS[cause], functools.partial(_share_of, cause=cause), _percent) for cause in CAUSES),
     ]
     return [
-        (label, [shown(value(one)) for one in every], _change(value(every[0]), value(every[-1])))
+        (label, [shown(value(one)) for one in every], _change(value(every[0]), value(every[-1]), shown))
         for label, value, shown in rows
         if any(value(one) for one in every)
     ]
@@ -145,7 +145,9 @@ def _share_of(found: JobFigures, cause: Cause) -> float:
     return found.causes[cause] / found.wall_s if found.wall_s > 0 else 0.0
 
 
-def _change(before: float, after: float) -> str:
+def _change(before: float, after: float, shown: Callable[[float], str]) -> str:
+    if shown is _percent:
+        return f"{100 * (after - before):+.1f} points"
     return f"{after / before - 1:+.0%}" if before else ""
 
 
@@ -168,7 +170,7 @@ def _library() -> str:
     """Vega, Vega-Lite and vega-embed as one script."""
     import vl_convert
 
-    script: str = vl_convert.javascript_bundle(None)
+    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
