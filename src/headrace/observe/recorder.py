@@ -76,7 +76,7 @@ class Recorder:
     def _run(self) -> None:
         """Sample the memory, and write now and then. Runs on the thread."""
         every_s = _EVERY_REMOTE_S if is_remote(self._path) else _EVERY_S
-        due = self._clock() + every_s
+        due = self._clock()  # a run that is killed early has a report too
         while not self._over.wait(_SAMPLE_S):
             now = self._clock()
             if (held := memory_held()) is not None:

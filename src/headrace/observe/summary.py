@@ -102,7 +102,7 @@ def read(path: Path, name: object = None) -> list[RunSummary]:
     except FileNotFoundError:
         raise ConfigError(
             f"there is no report of {name or path}: {path.name} is missing in {path.parent}. Jobs of earlier versions "
-            "do not write one, and a new job writes it after some seconds"
+            "do not write one, and a new job writes it after a second"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error

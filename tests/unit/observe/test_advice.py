@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 
 import pytest
+from tests.unit.observe.simulated import Simulation, changed
 
 from headrace.observe.advice import AdviceInputs, advise
 from headrace.observe.report import Report
-from tests.unit.observe.simulated import Simulation, changed
 
 QUIET = {"load": 0.1, "prepare": 0.1, "finish": 0.1, "write": 0.1}
 GOOD = AdviceInputs(

@@ -276,9 +276,9 @@ def _bars(runs: Sequence[RunSummary], name: str, title: str) -> Spec | None:
     buckets = histogram(runs, name)
     if not buckets:
         return None
-    zero = min((lower for lower, _, _ in buckets if lower > 0), default=1.0) / 2
+    zero = min((lower for lower, *_ in buckets if lower > 0), default=1.0) / 2
     rows = [{"from": _short(max(lower, zero)), "to": _short(max(upper, zero * 1.09)), "batches": count}
-            for lower, upper, count in buckets]  # fmt: skip
+            for lower, upper, count, _ in buckets]  # fmt: skip
     return {
         "height": 130,
         "data": {"values": rows},
