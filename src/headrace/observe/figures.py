@@ -45,7 +45,6 @@ class JobFigures:
     """What all runs of a job did together; times in seconds."""
 
     runs: int
-    state: str
     wall_s: float
     causes: Mapping[Cause, float]
     ok: int
@@ -103,7 +102,6 @@ def figures(runs: Sequence[RunSummary]) -> JobFigures:
     sizes = histogram(runs, "size")
     return JobFigures(
         runs=len(runs),
-        state=runs[-1].state,
         wall_s=wall,
         causes=causes,
         ok=ok,

@@ -247,7 +247,7 @@ def _line(runs: Sequence[RunSummary], name: str, title: str, colour: str) -> Spe
 
 def _memory(runs: Sequence[RunSummary]) -> Spec | None:
     width, bins = series(runs)
-    unit = 1e9 if max(sums.get("max memory", 0.0) for sums in bins) >= 1e9 else 1e6
+    unit = 1e9 if max((sums.get("max memory", 0.0) for sums in bins), default=0.0) >= 1e9 else 1e6
     rows = [{"at": _short((place + 0.5) * width), "memory": _short(sums["max memory"] / unit)}
             for place, sums in enumerate(bins) if sums.get("max memory")]  # fmt: skip
     if len(rows) < 2:
