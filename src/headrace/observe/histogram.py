@@ -31,9 +31,11 @@ class Histogram:
         """The buckets that hold anything."""
         found = [[0.0, 0.0, *self._counts[None]]] if None in self._counts else []
         keys = sorted(key for key in self._counts if key is not None)
-        return found + [
-            [2 ** (key / _PER_DOUBLING), 2 ** ((key + 1) / _PER_DOUBLING), *self._counts[key]] for key in keys
-        ]
+        return found + [[_bound(key), _bound(key + 1), *self._counts[key]] for key in keys]
+
+
+def _bound(key: int) -> float:
+    return float(2 ** (key / _PER_DOUBLING))
 
 
 def merged(histograms: Iterable[Buckets]) -> list[list[float]]:
