@@ -131,10 +131,17 @@ class DeviceTimeline:
         if end > self.end:
             self._push(_Segment(self.end, end, 0, OTHER))
             self.end = end
+        if len(self._segments) > _SEGMENTS:
+            self._settle(len(self._segments) - _SEGMENTS // 2)
 
     def paint(self, start: float, end: float, rank: int, shares: Shares) -> None:
         """Give the time from `start` to `end` a cause, where what it has is of a lower rank (1 or more)."""
         start = max(start, self._settled)
+        if start >= self.end:  # the common case: nothing is there yet
+            self.extend(start)
+            self._push(_Segment(start, end, rank, shares))
+            self.end = max(end, start)
+            return
         self.extend(end)
         if end <= start:
             return
@@ -152,8 +159,6 @@ class DeviceTimeline:
             self._push(segment._replace(end=left))
             self._push(_Segment(left, right, rank, shares))
             self._push(segment._replace(start=right))
-        if len(segments) > _SEGMENTS:
-            self._settle(len(segments) - _SEGMENTS // 2)
 
     def replace(self, since: float, causes: frozenset[Cause], cause: Cause) -> None:
         """Give time after `since` another cause, where it has one of `causes`."""
