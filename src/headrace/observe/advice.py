@@ -132,8 +132,8 @@ def advise(numbers: AdviceInputs) -> str:
             f"The engine was busy {numbers.busy:.0%} of the time: the host is not the bottleneck; use a faster device, "
             "a lower precision or a smaller model."
         )
-    if numbers.lost("draining") >= (1 - numbers.busy) * numbers.wall_s / 2:
-        return f"{_free(numbers)}, most of it after the last batch: a longer run will be busier."
+    if numbers.lost("draining") + numbers.fill_s >= (1 - numbers.busy) * numbers.wall_s / 2:
+        return f"{_free(numbers)}, most of it before the first batch or after the last: a longer run will be busier."
     return f"{_free(numbers)}, and no single setting explains it: look at what it waited for over time."
 
 
@@ -171,7 +171,7 @@ def _prepare(numbers: AdviceInputs) -> Advice | None:
     if not numbers.lost("prepare") or work / at_once < _BOTTLENECK * (numbers.device_s + lost):
         return None
     floor = numbers.fill_s + max(numbers.device_s, numbers.host_floor("prepare"))
-    wanted = max(math.ceil(work / max(floor - numbers.fill_s, 1e-9)), 1)
+    wanted = max(math.ceil(work / max(floor - numbers.fill_s, 1e-9)), at_once + 1)  # one more where they just keep up
     words = (
         f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for records to be prepared: {at_once} at once give "
         f"{_rate(numbers, work / at_once)} records/s, the engine takes {_rate(numbers, numbers.device_s)}"
@@ -242,8 +242,8 @@ def _write(numbers: AdviceInputs) -> Advice | None:
 
 def _padding(numbers: AdviceInputs) -> Advice | None:
     """Too much of what is computed is padding."""
-    if numbers.padding_efficiency >= _PADDING_ENOUGH:
-        return None
+    if numbers.padding_efficiency >= _PADDING_ENOUGH or numbers.busy < _BUSY_ENOUGH:
+        return None  # where the device waits, too few records wait to choose from
     gain = numbers.device_gain(numbers.lost("padding"))
     return Advice(
         "length bucketing",

@@ -79,10 +79,11 @@ def figures_of(report: Report) -> dict[str, Any]:
 
 
 def _brief(summary: RunSummary) -> dict[str, Any]:
-    account = asdict(summary.account)
+    """The account with fewer digits. (`asdict` would copy every number first.)"""
+    account = {one.name: getattr(summary.account, one.name) for one in fields(summary.account)}
     account["bins"] = {name: list(map(_round, row)) for name, row in summary.account.bins.items()}
     for name in ("batches", "chunks"):
-        account[name] = [[_round(value) for value in box] for box in account[name]]
+        account[name] = [list(map(_round, box)) for box in account[name]]
     return account
 
 

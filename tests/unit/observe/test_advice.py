@@ -32,7 +32,8 @@ GOOD = AdviceInputs(
         (replace(GOOD, failed=200), "20% of the records failed"),
         (replace(GOOD, wall_s=1.0), "too short"),
         (replace(GOOD, padding_efficiency=0.6, causes={"real": 58, "padding": 39}), "40% of what it computed was"),
-        (replace(GOOD, busy=0.5, causes={"real": 50, "draining": 40}), "after the last batch"),
+        (replace(GOOD, busy=0.5, causes={"real": 50, "draining": 40}), "before the first batch or after the last"),
+        (replace(GOOD, busy=0.5, causes={"real": 50, "read": 40}, fill_s=40.0), "before the first batch or after"),
         (replace(GOOD, busy=0.5, causes={"real": 50, "other": 50}), "no single setting explains it"),
         (
             replace(GOOD, causes={"real": 98, "starting": 60}, dtype="bfloat16", tuning_s=40.0),
