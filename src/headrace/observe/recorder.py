@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
@@ -58,7 +59,7 @@ class Recorder:
         self._path = path
         self._description = description
         self._clock = clock
-        self._started_at = time.time()
+        self._started_at = datetime.now(UTC).timestamp()
         self._earlier: list[str] = []
         self._written = False
         self._over = threading.Event()

@@ -295,24 +295,7 @@ class ReportBuilder:
         busy = min(1.0, times.inference / wall) if wall > 0 else 0.0
         if lanes:
             busy = sum(lane.busy for lane in lanes) / len(lanes)
-        padding_efficiency = self._cost / self._padded_cost if self._padded_cost > 0 else 1.0
-        numbers = AdviceInputs(
-            records=records,
-            failed=failed,
-            batches=self._batches,
-            wall_s=wall,
-            busy=busy,
-            padding_efficiency=padding_efficiency,
-            host_s=dict(self._stages),
-            causes=account.causes,
-            fixed_s=account.fixed_s,
-            limited=(self._reasons["full_size"] + self._reasons["full_cost"]) / max(self._reasons.total(), 1),
-            fill_s=account.fill_s,
-            out_of_memory=self._out_of_memory,
-            tuning_s=self._numbers.duration_s if self._numbers is not None else 0.0,
-            dtype=self._numbers.dtype if self._numbers is not None else "",
-            host=self._host,
-        )
+        numbers = self._advice_inputs(account, records, wall, busy)
         return Report(
             state=self._state,
             ok=self._ok,
@@ -326,7 +309,7 @@ class ReportBuilder:
             tokens=tokens,
             tokens_per_s=tokens / wall if wall > 0 else 0.0,
             busy=busy,
-            padding_efficiency=padding_efficiency,
+            padding_efficiency=self._padding_efficiency,
             batches=self._batches,
             mean_batch_size=self._batched / self._batches if self._batches else 0.0,
             splits=self._splits,
@@ -342,4 +325,27 @@ class ReportBuilder:
             memory=self._memory,
             causes=account.causes,
             advices=tuple(advices(numbers)),
+        )
+
+    @property
+    def _padding_efficiency(self) -> float:
+        return self._cost / self._padded_cost if self._padded_cost > 0 else 1.0
+
+    def _advice_inputs(self, account: Account, records: int, wall: float, busy: float) -> AdviceInputs:
+        return AdviceInputs(
+            records=records,
+            failed=self._failures.total(),
+            batches=self._batches,
+            wall_s=wall,
+            busy=busy,
+            padding_efficiency=self._padding_efficiency,
+            host_s=dict(self._stages),
+            causes=account.causes,
+            fixed_s=account.fixed_s,
+            limited=(self._reasons["full_size"] + self._reasons["full_cost"]) / max(self._reasons.total(), 1),
+            fill_s=account.fill_s,
+            out_of_memory=self._out_of_memory,
+            tuning_s=self._numbers.duration_s if self._numbers is not None else 0.0,
+            dtype=self._numbers.dtype if self._numbers is not None else "",
+            host=self._host,
         )
