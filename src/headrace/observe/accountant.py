@@ -31,6 +31,8 @@ _KEPT = 300
 """The first and the last batches, and chunks of each stage, that are kept one by one."""
 _RECENT = 64
 """Chunks of the sink that may explain why a job waited for it."""
+_TOGETHER = 128
+"""Events that are taken in together."""
 _IDLE_OF_THE_END: frozenset[Cause] = frozenset({"other", "finish", "write"})
 
 BatchBox: TypeAlias = tuple[float, float, int, float, float, int, str]
@@ -136,6 +138,7 @@ class Accountant:
         self._timeline = DeviceTimeline(began, self._bins)
         self._began = began
         self._started: float | None = None
+        self._waiting: list[Event] = []
         self._fill_s = 0.0
         self._busy_until: float | None = None
         self._formed: dict[tuple[int, int], BatchFormed] = {}
@@ -148,7 +151,17 @@ class Accountant:
         self._chunks: defaultdict[str, _Ends[StageBox]] = defaultdict(_Ends)
 
     def add(self, event: Event) -> None:
-        """Take in one event."""
+        """Take in one event. Most wait for others: many together cost a fraction of what each would cost alone."""
+        self._waiting.append(event)
+        if len(self._waiting) >= _TOGETHER or isinstance(event, BatchSplit):  # which holds an error, and its frames
+            self._take_all()
+
+    def _take_all(self) -> None:
+        for event in self._waiting:
+            self._take(event)
+        self._waiting.clear()
+
+    def _take(self, event: Event) -> None:
         if isinstance(event, RecordFailed):
             return
         match event:
@@ -178,6 +191,7 @@ class Accountant:
 
     def account(self, now: float) -> Account:
         """Where the time went up to `now`. Batches that run count as far as they have come."""
+        self._take_all()
         timeline = self._timeline.copy()
         for formed in self._formed.values():
             timeline.paint(formed.at, now, _COMPUTING, (("real", 1.0),))
