@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.observe.histogram import Buckets, merged, percentile
+from headrace.observe.histogram import Buckets, mean, merged, percentile
 from headrace.observe.summary import RunSummary
 from headrace.observe.timeline import CAUSES, Cause
 
@@ -113,7 +113,7 @@ def figures(runs: Sequence[RunSummary]) -> JobFigures:
         busy_of_all=computing / wall if wall > 0 else 0.0,
         padding=causes["padding"] / useful if useful > 0 else 0.0,
         batches=batches,
-        mean_batch_size=(ok + failed) / batches if batches else 0.0,
+        mean_batch_size=mean(sizes),
         splits=sum(int(run.figures["splits"]) for run in runs),
         sequential_s=causes["starting"] + sum(stages.values()),
         peak_memory=max(_peak(run) for run in runs),

@@ -57,3 +57,9 @@ def percentile(buckets: Buckets, share: float) -> float:
         if left <= 0:
             return total / count
     return buckets[-1][3] / buckets[-1][2] if buckets else 0.0
+
+
+def mean(buckets: Buckets) -> float:
+    """The mean of all numbers; 0 if there are none."""
+    count = sum(bucket[2] for bucket in buckets)
+    return sum(bucket[3] for bucket in buckets) / count if count else 0.0

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.observe.histogram import Histogram, merged, percentile
+from headrace.observe.histogram import Histogram, mean, merged, percentile
 
 NUMBERS = st.lists(st.floats(min_value=0, max_value=1e12, allow_nan=False), min_size=1, max_size=200)
 
@@ -34,5 +34,5 @@ def test_a_sum_of_histograms_is_the_histogram_of_all(some: list[float], others: 
 
 
 def test_nothing_and_equal_numbers() -> None:
-    assert percentile([], 0.5) == 0.0
-    assert percentile(counted([32] * 5).buckets(), 0.99) == 32
+    assert percentile([], 0.5) == mean([]) == 0.0
+    assert percentile(counted([32] * 5).buckets(), 0.99) == mean(counted([31, 33]).buckets()) == 32

@@ -37,6 +37,7 @@ CONFIG: Spec = {
         "tickColor": "var(--line)",
         "gridColor": "var(--line)",
         "labelOverlap": True,
+        "labelSeparation": 8,
     },
     "legend": {"labelColor": "var(--text)", "titleColor": "var(--muted)", "symbolType": "square"},
     "title": {"color": "var(--text)", "fontSize": 13, "fontWeight": 600, "anchor": "start"},
@@ -194,7 +195,7 @@ def _box(lane: str, begun: float, duration: float, start: float, end: float) -> 
     """A box of a lane, cut to the time that is drawn and wide enough to be seen."""
     least = (end - start) / 900
     stop = min(max(begun + duration, begun + least), max(end, begun + least))
-    return {"lane": lane, "from": _short(max(begun, start)), "to": _short(stop), "took": _short(duration)}
+    return {"lane": lane, "from": round(max(begun, start), 5), "to": round(stop, 5), "took": _short(duration)}
 
 
 def _stage_activity(runs: Sequence[RunSummary]) -> Spec | None:
