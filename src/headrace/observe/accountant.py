@@ -229,7 +229,7 @@ class Accountant:
         if not wasted and not event.failed:
             self._line.add(computed, event.duration_s)
         reason = formed.reason if formed is not None else ""
-        start = event.at - event.duration_s - self._began
+        start = max(event.at - event.duration_s - self._began, 0.0)
         self._batches.add(
             (start, event.duration_s, event.size, event.cost, event.padded_cost, event.failed, str(reason))
         )
@@ -240,7 +240,7 @@ class Accountant:
         self._compute(event.at, event.duration_s, (("retry" if failed or wasted else "real", 1.0),))
         self._count(event, event.finished - event.failed, event.failed, event.cost)
         self._record(event.size, event.size, event.duration_s)
-        start = event.at - event.duration_s - self._began
+        start = max(event.at - event.duration_s - self._began, 0.0)
         self._batches.add((start, event.duration_s, event.size, event.cost, event.cost, event.failed, "step"))
 
     def _compute(self, at: float, duration_s: float, shares: Shares) -> None:

@@ -64,7 +64,6 @@ class Recorder:
         self._written = False
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failed = False
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, JobStarted) and self._thread is None:
@@ -103,9 +102,8 @@ class Recorder:
             summary.write(self._path, [*self._earlier, run.as_json()])
             self._written = True
         except OSError as error:
-            if not self._failed:
-                logger.warning("headrace: cannot write the report to %s (%s); the job goes on", self._path, error)
-            self._failed = True
+            if state != "running":  # the next write may succeed, and this one may have met the clearing of the folder
+                logger.warning("headrace: cannot write the report to %s: %s", self._path, error)
 
 
 def _earlier(path: Path) -> list[str]:

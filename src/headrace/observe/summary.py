@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError
+from headrace.events import Stage
 from headrace.io.storage.locations import as_os_errors
 from headrace.io.storage.parts import atomic_file
 from headrace.observe.accountant import Account
@@ -20,6 +21,7 @@ _FORMAT = "headrace-report"
 _MOST_RUNS = 8
 """Runs that are kept; older ones are left out."""
 _MOST_REASONS = 40
+_NUMBERS = ("ok", "failed", "skipped", "truncated", "wall_s", "tokens", "batches", "splits")
 _OF_REPORT = (
     "ok",
     "failed",
@@ -109,7 +111,7 @@ def read(path: Path, name: object = None) -> list[RunSummary]:
         raise ConfigError(f"cannot read {path}: {error}") from error
     try:
         return parsed(json.loads(text))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is not as a job writes it ({error}); run the job again to replace it") from error
 
 
@@ -117,7 +119,7 @@ def parsed(content: Any) -> list[RunSummary]:
     """The runs in a parsed file.
 
     Raises:
-        ValueError, TypeError, KeyError: it is not as a job writes it.
+        ValueError, TypeError, KeyError, AttributeError: it is not as a job writes it.
     """
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise ValueError("it is no report")
@@ -129,17 +131,64 @@ def parsed(content: Any) -> list[RunSummary]:
 def _run(run: Mapping[str, Any]) -> RunSummary:
     account = Account(**run["account"])
     summary = RunSummary(**{**run, "account": account})
-    if missing := [name for name in _OF_REPORT if name not in summary.figures]:
-        raise ValueError(f"it lacks {', '.join(missing)}")
-    numbers = [
-        account.wall_s,
-        account.bin_s,
-        *account.causes.values(),
-        *(n for row in account.bins.values() for n in row),
-    ]
-    if not all(math.isfinite(number) and number >= 0 for number in numbers) or account.bin_s <= 0:
-        raise ValueError("it has a time that is none")
+    _check_account(account)
+    _check_figures(summary.figures)
+    _numbers([summary.started_at])
+    _texts([*summary.settings.values(), *summary.versions.values()])
+    if summary.state not in get_args(RunState):
+        raise ValueError(f"its state is {summary.state!r:.40}")
     return summary
+
+
+def _check_account(account: Account) -> None:
+    """Raises ValueError or TypeError where it is not as `Account` says."""
+    _numbers([account.wall_s, account.fill_s, account.fixed_s or 0.0, *account.causes.values()])
+    if not _numbers([account.bin_s])[0]:
+        raise ValueError("its bins have no width")
+    for row in account.bins.values():
+        _numbers(row)
+    for buckets in account.histograms.values():
+        for bucket in buckets:
+            _numbers(bucket, 4)
+    for *numbers, reason in account.batches:
+        _numbers(numbers, 6)
+        _texts([reason])
+    for stage, *numbers in account.chunks:
+        _numbers(numbers, 3)
+        if stage not in get_args(Stage):
+            raise ValueError(f"it has a stage {stage!r:.40}")
+
+
+def _check_figures(figures: Mapping[str, Any]) -> None:
+    """Raises ValueError, TypeError or KeyError where they are not as `figures_of` makes them."""
+    _numbers([figures[name] for name in _NUMBERS])
+    for name in ("times", "failures", "close_reasons"):
+        _numbers(list(figures[name].values()))
+    _texts([figures["advice"], *(advice["text"] for advice in figures["advices"])])
+    for lane in figures["lanes"]:
+        _numbers([lane[name] for name in ("records", "batches", "busy", "lost")])
+        _texts([lane["worker"]])
+    if figures["memory"] is not None:
+        _numbers([figures["memory"]["peak"]])
+
+
+def _numbers(values: object, count: int | None = None) -> list[float]:
+    """The values, if they are a list of finite numbers of at least 0.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if not isinstance(values, list) or (count is not None and len(values) != count):
+        raise ValueError(f"it has no list of numbers where there should be one: {values!r:.40}")
+    for value in values:
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise ValueError(f"it has a number that is none: {value!r:.40}")
+    return values
+
+
+def _texts(values: Iterable[Any]) -> None:
+    if not all(type(value) is str for value in values):
+        raise ValueError("it has a text that is none")
 
 
 def write(path: Path, runs: Sequence[str]) -> None:

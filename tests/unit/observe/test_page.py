@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import html.parser
 import json
+import operator
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.observe.simulated import Simulation
 
 from headrace.errors import ConfigError
-from headrace.events import RecordFailed
+from headrace.events import MemoryUsed, RecordFailed, WorkUnitDone
 from headrace.observe import summary
 from headrace.observe.figures import figures, in_json, series
 from headrace.observe.page.charts import charts
-from headrace.observe.page.render import ReportedJob, render, write_page
+from headrace.observe.page.render import ReportedJob, _job, render, write_page
 from headrace.observe.report import ReportBuilder
 from headrace.observe.summary import RunSummary
 
@@ -75,12 +80,52 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, text: str, reason: str) ->
     assert str(path) in str(error.value)
 
 
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something stands in parsed JSON: of lists, the first element stands for all."""
+    yield path
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from places(inner, (*path, name))
+    elif isinstance(value, list) and value:
+        yield from places(value[0], (*path, 0))
+
+
+@pytest.mark.parametrize("wrong", [None, "text", -1, [], {}, [[]], {"a": None}, "gone"], ids=repr)
+def test_a_damaged_file_is_named_or_does_no_harm(tmp_path: Path, wrong: object) -> None:
+    builder = ReportBuilder(0.0)
+    for event in Simulation(records=200)._events():
+        builder(event)
+    builder(WorkUnitDone("w", 10, 0, 1, 0.5, 2.0))
+    builder(MemoryUsed(10, 20, "the machine", 2.0))
+    report, account = builder.snapshot(0.0)
+    whole = json.loads(RunSummary(0.0, "finished", summary.figures_of(report), account, {"a": "b"}, {}).as_json())
+    path = tmp_path / "report.json"
+    refused = 0
+    for place in list(places(whole))[1:]:
+        content = copy.deepcopy(whole)
+        within = functools.reduce(operator.getitem, place[:-1], content)
+        if wrong == "gone":
+            del within[place[-1]]
+        else:
+            within[place[-1]] = wrong
+        path.write_text(json.dumps({"format": "headrace-report", "version": 1, "runs": [content]}))
+        try:
+            runs = summary.read(path)
+        except ConfigError:
+            refused += 1
+        else:
+            found = figures(runs)
+            json.dumps([in_json(found, 1.0), charts(runs, found)])
+            _job(0, ReportedJob("a", "finished", runs), 1.0)
+    assert refused > 30
+
+
 def test_times_that_are_none_are_refused(tmp_path: Path, run: RunSummary) -> None:
     path = written(tmp_path / "report.json", run)
     content = json.loads(path.read_text())
     content["runs"][0]["account"]["causes"]["real"] = float("nan")
     path.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="a time that is none"):
+    with pytest.raises(ConfigError, match="a number that is none"):
         summary.read(path)
 
 
