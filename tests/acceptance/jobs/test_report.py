@@ -10,6 +10,7 @@ import pytest
 from tests.acceptance.command import FAKE, end, headrace, start
 
 pytest.importorskip("vl_convert", reason="needs headrace[report]")
+pytestmark = pytest.mark.timeout(240)  # each test starts several processes, and some draw a page
 SLOW = ("--engine", "tests.acceptance.jobs.engines:slow")
 
 
