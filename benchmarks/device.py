@@ -56,7 +56,7 @@ def job_seconds(inputs: Sequence[Any], model: str | None = None, **settings: Any
     """Of a job, without loading its model and with tuning."""
     done = job(inputs, model, **settings)
     assert done.ok == len(inputs)
-    return done.wall_s + (done.numbers.duration_s if done.numbers is not None else 0.0)
+    return done.wall_s + (done.precision.duration_s if done.precision is not None else 0.0)
 
 
 def peer_seconds(model: SentenceTransformer, inputs: Sequence[Any], size: int) -> float:
@@ -134,7 +134,7 @@ def main() -> None:
         for name, took in sorted(figures.items(), key=lambda item: statistics.median(item[1]))
     ]
     found = job(large)
-    numbers = found.numbers
+    numbers = found.precision
     chosen = f"{numbers.dtype} ({numbers.detail})" if numbers is not None else "nothing"
     notes = [
         f"Docstrings of Python's standard library; medians of {ROUNDS} rounds, the variants in turn.",

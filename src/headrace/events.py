@@ -41,6 +41,10 @@ class BatchFormed:
     starved_s: float
     """How long the slot was free before this batch."""
     at: float
+    company_s: float = 0.0
+    """How much of that the batcher held records back, to let more join them."""
+    waited_s: float = 0.0
+    """How long the oldest record of the batch waited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class BatchSplit:
     cause: BaseException
     out_of_memory: bool
     at: float
+    duration_s: float = 0.0
+    """How long the call that failed took; its records run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +135,16 @@ class StageDone:
 
 
 @dataclass(frozen=True, slots=True)
+class PipelineWaited:
+    """A job could not go on, although its stages were ready."""
+
+    on: Literal["sink", "retry"]
+    """What it waited for: finished records that wait for the disk, or records whose next try is not due yet."""
+    duration_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobStarted:
     """A job has started, and the size of its input is known."""
 
@@ -177,9 +193,6 @@ class PrecisionChosen:
     duration_s: float
     """Time taken to choose it."""
     at: float
-
-
-NumbersChosen = PrecisionChosen  # the name that observe/ still imports
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +282,7 @@ Event: TypeAlias = (
     | RecordFailed
     | InputLeftOut
     | StageDone
+    | PipelineWaited
     | JobStarted
     | PartCommitted
     | PartDamaged

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, Unpack
 
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.budgets import follow, starting_budget
+from headrace.app.describe import describe, host_of
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, downloaded_model, engine_identity, fingerprint, finished_before, model_state
 from headrace.app.plan import check as check
@@ -41,8 +42,9 @@ from headrace.jobs.planning.survey import Survey, survey
 from headrace.jobs.settings import JobOptions, as_json, split_options
 from headrace.jobs.settings import JobSettings as JobSettings
 from headrace.jobs.state.in_flight import InFlight, warn_of_crash
-from headrace.jobs.state.output import StartMode
+from headrace.jobs.state.output import REPORT, StartMode
 from headrace.observe.progress import Progress
+from headrace.observe.recorder import Recorder
 from headrace.observe.report import Report, ReportBuilder
 
 logger = logging.getLogger("headrace")
@@ -142,16 +144,17 @@ def execute(
         ConfigError: a parameter, file, column or model cannot be used; nothing was written.
         JobError: the job cannot start or continue; finished records are kept.
     """
+    began = time.monotonic()
     plan = check(settings)
     if (end := already_finished(plan)) is not None:
         return end
     warn_of_crash(plan.output, overwrite=plan.settings.overwrite)
     if on_load is not None:
         on_load(plan.settings)
-    return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey)
+    return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey, began=began)
 
 
-def carry_out(
+def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of them out
     plan: Plan,
     engine: AnyEngine,
     stop: StopRequest,
@@ -159,13 +162,16 @@ def carry_out(
     progress: bool,
     on_survey: Callable[[Survey], None] | None = None,
     batcher: Callable[[Listener], BatcherPort] | None = None,
+    began: float | None = None,
 ) -> tuple[JobEnd, Report]:
     """Run a plan from `check`, then close the engine. `batcher` makes the batcher of a remote engine. Blocks.
+
+    `began` is when the job began, on the monotonic clock, before its model was loaded.
 
     Raises:
         JobError: the job cannot start or continue; finished records are kept.
     """
-    report = ReportBuilder()
+    report = ReportBuilder(began or time.monotonic(), host_of(plan, tuned_profile(plan.settings, engine)))
     listeners: list[Listener] = [report]
     broadcast = Broadcast(listeners)
     try:
@@ -186,6 +192,8 @@ def carry_out(
                 listeners.append(bar)
             if tuned.precision is not None:
                 broadcast(tuned.precision)
+            described = describe(plan, engine, tuned_profile(plan.settings, engine))
+            listeners.append(Recorder(report, plan.output.work / REPORT, described))
             for left_out in plan.left_out:
                 broadcast(InputLeftOut(left_out, time.monotonic()))
             end = main_path.run(job)

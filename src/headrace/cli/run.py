@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import typer
@@ -16,12 +17,14 @@ from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import Command, FlagGroup, with_groups
 from headrace.cli.forecasts import print_forecast, print_survey
 from headrace.cli.outcome import conclude, guarded, say
+from headrace.cli.report import check_file, reported
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.engines.config import EngineConfig
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.io.sources.opening import known_formats
 from headrace.io.sources.selection import Selection, parse_shard
 from headrace.jobs.pipeline.job import Limits
+from headrace.observe.page.render import write_page
 
 _DEFAULTS = Limits()
 EXAMPLES = """Examples:
@@ -200,10 +203,17 @@ class LimitFlags(FlagGroup):
 
 
 @dataclass(frozen=True, slots=True)
-class DryRunFlags(FlagGroup):
-    """An estimate instead of a run."""
+class ReportFlags(FlagGroup):
+    """An estimate instead of a run, and a report after it."""
 
-    panel: ClassVar[str] = "Estimate"
+    panel: ClassVar[str] = "Estimate and report"
+
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write an HTML page of where the time went, also if the run fails; see headrace report. Default: none."
+        ),
+    ] = None
 
     dry_run: Annotated[
         bool,
@@ -214,7 +224,7 @@ class DryRunFlags(FlagGroup):
     ] = False
     gpu_hour_price: Annotated[
         float | None,
-        typer.Option(min=0, help="With --dry-run: price of one hour, to estimate the cost. Default: no cost estimate."),
+        typer.Option(min=0, help="With --dry-run or --report: price of one hour, to add costs. Default: no costs."),
     ] = None
 
 
@@ -225,7 +235,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
     engine: EngineFlags,
     records: RecordFlags,
     limits: LimitFlags,
-    estimate: DryRunFlags,
+    estimate: ReportFlags,
     cluster: ClusterFlags,
 ) -> None:
     """Run a bulk job. Run the same command again to continue a job that was stopped.
@@ -236,8 +246,10 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 
     A record that fails for a transient reason (a connection, a time-out) is retried after growing waits.
     """
-    if estimate.gpu_hour_price is not None and not estimate.dry_run:
-        raise typer.BadParameter("it needs --dry-run", param_hint="--gpu-hour-price")
+    if estimate.gpu_hour_price is not None and not (estimate.dry_run or estimate.report):
+        raise typer.BadParameter("it needs --dry-run or --report", param_hint="--gpu-hour-price")
+    if estimate.report is not None and estimate.dry_run:
+        raise typer.BadParameter("a dry run has nothing to report", param_hint="--report")
     on_cluster = cluster.run()
     if on_cluster is not None and estimate.dry_run:
         raise typer.BadParameter(
@@ -255,7 +267,22 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
         sys.exit(guarded(lambda: _rehearse(settings(), estimate.gpu_hour_price), context))
     with stop_on_signals() as stopper:
         execute_job = on_cluster or locally
-        sys.exit(guarded(lambda: _run(settings(), stopper, execute_job), context))
+        sys.exit(guarded(lambda: _reported(settings(), stopper, execute_job, estimate), context))
+
+
+def _reported(settings: JobSettings, stopper: Stopper, execute_job: Execute, wanted: ReportFlags) -> int:
+    """Run the job, and write its report whatever becomes of it."""
+    if wanted.report is None:
+        return _run(settings, stopper, execute_job)
+    check_file(wanted.report)
+    try:
+        return _run(settings, stopper, execute_job)
+    finally:
+        try:
+            write_page(wanted.report, [reported(str(settings.sink))], wanted.gpu_hour_price)
+            say(f"wrote {wanted.report}")
+        except HeadraceError as error:  # how the job ended matters more
+            say(f"no report: {error}")
 
 
 def _run(settings: JobSettings, stopper: Stopper, execute_job: Execute) -> int:

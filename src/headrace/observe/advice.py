@@ -1,23 +1,33 @@
-"""One sentence of tuning advice, from a job's figures."""
+"""Tuning advice from a job's figures: one setting each, and the gain to expect. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from headrace.observe.timeline import Cause
 
 _BUSY_ENOUGH = 0.95
 _PADDING_ENOUGH = 0.85
 _MANY_FAILED = 0.1
 _TOO_SHORT_S = 2.0
-# A host stage explains idle time if it was active for at least this fraction of it.
-_EXPLAINS = 0.5
+_WORTH = 0.05
+"""Of the time from start to end: advice that gains less is not given."""
+_BOTTLENECK = 0.7
+"""A stage is the bottleneck if its work would fill this fraction of the time in which the job waited for it."""
+_LIMITED = 0.5
+"""Fraction of the batches that met the limit, from which on the limit decides how large batches are."""
 
-_REMEDIES = {
-    "load": "reading the input was the slowest step, so use faster storage or a columnar file such as Parquet",
-    "prepare": "preparing the records was the slowest step, so give it more --workers",
-    "finish": "finishing the results was the slowest step, so give it more --workers",
-    "write": "writing the output was the slowest step, so use faster storage",
-}
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a run had for its host stages, and which flag limits its batches."""
+
+    cores: int = 1
+    workers: int | None = None
+    """Chunks prepared at once; None if the job chose that itself, up to the number of cores."""
+    batch_flag: str = "--batch-size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +39,84 @@ class AdviceInputs:
     failed: int
     batches: int
     wall_s: float
+    """From the start of the job, with its model loaded, to its end."""
     busy: float
-    """Fraction of the wall time with a batch in the engine."""
-    starved_s: float
+    """Fraction of it with a batch in the engine."""
     padding_efficiency: float
     host_s: Mapping[str, float]
     """Seconds by host stage: load, prepare, finish, write."""
+    causes: Mapping[Cause, float] = field(default_factory=dict)
+    """Seconds by cause, the starting time included."""
+    fixed_s: float | None = None
+    """What a batch takes beside what grows with its cost."""
+    limited: float = 0.0
+    """Fraction of the batches that were closed because they were full."""
+    fill_s: float = 0.0
+    """From the start of the job to its first batch, in which the device waits whatever is done."""
+    out_of_memory: int = 0
+    """Batches that ran out of memory and ran again in halves."""
+    tuning_s: float = 0.0
+    """What it took to choose a data type, before the job started."""
+    dtype: str = ""
+    host: Host = Host()
+
+    @property
+    def device_s(self) -> float:
+        """Seconds with a batch in the engine."""
+        return self.wall_s * self.busy
+
+    def lost(self, *causes: Cause) -> float:
+        """Seconds that went into these causes."""
+        return sum(self.causes.get(cause, 0.0) for cause in causes)
+
+    @property
+    def starved_s(self) -> float:
+        """Seconds in which the device waited for records: the slowest stage before it explains all of them."""
+        return self.lost("read", "prepare", "company")
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds in which the device waited for results to leave, those after the last batch included."""
+        return self.lost("finish", "write", "draining")
+
+    @property
+    def at_once(self) -> int:
+        """Chunks that are prepared at once."""
+        return self.host.workers or self.host.cores
+
+    def host_floor(self, without: str = "") -> float:
+        """What the host's stages take at least, one of them left out."""
+        host = self.host_s
+        each = {
+            "load": host.get("load", 0.0),
+            "prepare": host.get("prepare", 0.0) / self.at_once,
+            "sink": host.get("finish", 0.0) + host.get("write", 0.0),
+        }
+        return max(seconds for stage, seconds in each.items() if stage != without)
+
+    def gain(self, lost: float, floor: float) -> float:
+        """What is won of `lost` seconds, in a run that takes at least `floor`."""
+        return max(min(lost, self.wall_s - floor), 0.0)
+
+    def device_gain(self, saved: float) -> float:
+        """What is won if the device computes so much less: nothing where the host would not keep up."""
+        return max(min(saved, self.device_s - self.host_floor()), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing to change."""
+
+    setting: str
+    """The flag or setting, or what takes its place."""
+    text: str
+    """One sentence."""
+    gain_s: float
+    """Seconds that it is expected to save, of a run like this one."""
 
 
 def advise(numbers: AdviceInputs) -> str:
-    """The most important advice: failures first, then the bottleneck, if any."""
+    """The most important advice: failures first, then what gains most."""
     if numbers.records == 0:
         return "Nothing was left to do."
     if numbers.failed > _MANY_FAILED * numbers.records:
@@ -46,31 +124,187 @@ def advise(numbers: AdviceInputs) -> str:
         return f"{share:.0%} of the records failed: read the errors file before tuning anything."
     if numbers.batches == 0 or numbers.wall_s < _TOO_SHORT_S:
         return "The run was too short to find a bottleneck."
-    if numbers.padding_efficiency < _PADDING_ENOUGH and numbers.busy >= _BUSY_ENOUGH:
-        wasted = 1 - numbers.padding_efficiency
-        return (
-            f"The engine was busy {numbers.busy:.0%} of the time, but {wasted:.0%} of what it computed was padding: "
-            "batch records of similar length together (length bucketing)."
-        )
+    found = advices(numbers)
+    if found:
+        return found[0].text
     if numbers.busy >= _BUSY_ENOUGH:
         return (
             f"The engine was busy {numbers.busy:.0%} of the time: the host is not the bottleneck; use a faster device, "
             "a lower precision or a smaller model."
         )
-    return _about_idle_time(numbers)
+    if numbers.lost("draining") + numbers.fill_s >= (1 - numbers.busy) * numbers.wall_s / 2:
+        return f"{_free(numbers)}, most of it before the first batch or after the last: a longer run will be busier."
+    return f"{_free(numbers)}, and no single setting explains it: look at what it waited for over time."
 
 
-def _about_idle_time(numbers: AdviceInputs) -> str:
-    """Advice for an idle engine: a slow host stage before or after the engine makes it wait between batches."""
-    free = f"The engine was free {1 - numbers.busy:.0%} of the time"
-    idle_s = numbers.wall_s * (1 - numbers.busy)
-    if numbers.starved_s < _EXPLAINS * idle_s:
-        return f"{free}, most of it before the first batch or after the last: a longer run will be busier."
-    stage, stage_s = max(numbers.host_s.items(), key=lambda item: item[1])
-    if stage_s >= _EXPLAINS * idle_s:
-        return f"{free}: {_REMEDIES[stage]}."
-    mean = numbers.records / numbers.batches
-    return (
-        f"{free} between batches of {mean:.0f} records, and no host stage explains it: larger batches would cost less "
-        "per record."
+def advices(numbers: AdviceInputs) -> list[Advice]:
+    """Everything that is worth changing, what gains most first."""
+    if not numbers.records or not numbers.batches or numbers.wall_s < _TOO_SHORT_S:
+        return []
+    found = [advice for rule in _RULES if (advice := rule(numbers)) is not None]
+    worth = [advice for advice in found if advice.gain_s >= _WORTH * numbers.wall_s]
+    return sorted(worth, key=lambda advice: -advice.gain_s)
+
+
+def _free(numbers: AdviceInputs) -> str:
+    return f"The engine was free {1 - numbers.busy:.0%} of the time"
+
+
+def _would_be(numbers: AdviceInputs, gain_s: float) -> str:
+    busy = min(numbers.device_s / max(numbers.wall_s - gain_s, numbers.device_s, 1e-9), 1.0)
+    return f"bring busy to about {busy:.0%} and save {_of(numbers, gain_s)}"
+
+
+def _of(numbers: AdviceInputs, gain_s: float) -> str:
+    digits = 0 if numbers.wall_s >= 20 else 1
+    return f"{gain_s:,.{digits}f} s of {numbers.wall_s:,.{digits}f} s"
+
+
+def _rate(numbers: AdviceInputs, seconds: float) -> str:
+    rate = numbers.records / seconds if seconds > 0 else math.inf
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}"
+
+
+def _prepare(numbers: AdviceInputs) -> Advice | None:
+    """The device waits for records to be prepared."""
+    lost, work, at_once = numbers.starved_s, numbers.host_s.get("prepare", 0.0), numbers.at_once
+    if not numbers.lost("prepare") or work / at_once < _BOTTLENECK * (numbers.device_s + lost):
+        return None
+    floor = numbers.fill_s + max(numbers.device_s, numbers.host_floor("prepare"))
+    wanted = max(math.ceil(work / max(floor - numbers.fill_s, 1e-9)), at_once + 1)  # one more where they just keep up
+    words = (
+        f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for records to be prepared: {at_once} at once give "
+        f"{_rate(numbers, work / at_once)} records/s, the engine takes {_rate(numbers, numbers.device_s)}"
     )
+    usable = min(wanted, numbers.host.cores)
+    if usable > at_once:
+        gain = numbers.gain(lost, max(floor, numbers.fill_s + work / usable))
+        return Advice("--workers", f"{words}; --workers {usable} would {_would_be(numbers, gain)}.", gain)
+    gain = numbers.gain(lost, floor)
+    return Advice("cores", f"{words}; a machine with {wanted} cores would {_would_be(numbers, gain)}.", gain)
+
+
+def _read(numbers: AdviceInputs) -> Advice | None:
+    """The device waits for records to be read."""
+    lost, work = numbers.starved_s, numbers.host_s.get("load", 0.0)
+    if not numbers.lost("read") or work < _BOTTLENECK * (numbers.device_s + lost):
+        return None
+    gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor("load")))
+    return Advice(
+        "input",
+        f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for the input: reading gives {_rate(numbers, work)} "
+        f"records/s, the engine takes {_rate(numbers, numbers.device_s)}; faster storage or a columnar file such as "
+        f"Parquet would {_would_be(numbers, gain)} at best.",
+        gain,
+    )
+
+
+def _company(numbers: AdviceInputs) -> Advice | None:
+    """The batcher holds records back although the device is free."""
+    lost = numbers.lost("company")
+    if lost <= max(numbers.lost("prepare"), numbers.lost("read")) or _prepare(numbers) or _read(numbers):
+        return None
+    return Advice(
+        "batch_delay_s",
+        f"{_free(numbers)}, {lost / numbers.wall_s:.0%} because the batcher held records back for more to join them: "
+        f"batch_delay_s=0 in the engine's profile would {_would_be(numbers, lost)}.",
+        lost,
+    )
+
+
+def _finish(numbers: AdviceInputs) -> Advice | None:
+    """The job waits for results to be finished."""
+    lost = numbers.lost("finish")
+    if not lost or lost < numbers.lost("write"):
+        return None
+    gain = numbers.gain(numbers.blocked_s, max(numbers.device_s, numbers.host_floor("sink")))
+    return Advice(
+        "--worker-kind",
+        f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for results to be finished and encoded: a cheaper "
+        f"--finish function, --worker-kind process or a .parquet output would {_would_be(numbers, gain)} at best.",
+        gain,
+    )
+
+
+def _write(numbers: AdviceInputs) -> Advice | None:
+    """The job waits for the disk."""
+    lost = numbers.lost("write")
+    if not lost or lost < numbers.lost("finish"):
+        return None
+    gain = numbers.gain(numbers.blocked_s, max(numbers.device_s, numbers.host_floor("sink")))
+    return Advice(
+        "output",
+        f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for the output to be written: faster storage or a "
+        f"smaller output (.parquet, fewer columns) would {_would_be(numbers, gain)} at best.",
+        gain,
+    )
+
+
+def _padding(numbers: AdviceInputs) -> Advice | None:
+    """Too much of what is computed is padding."""
+    if numbers.padding_efficiency >= _PADDING_ENOUGH or numbers.busy < _BUSY_ENOUGH:
+        return None  # where the device waits, too few records wait to choose from
+    gain = numbers.device_gain(numbers.lost("padding"))
+    return Advice(
+        "length bucketing",
+        f"The engine was busy {numbers.busy:.0%} of the time, but {1 - numbers.padding_efficiency:.0%} of what it "
+        "computed was padding: batch records of similar length together (length bucketing), which would save up to "
+        f"{_of(numbers, gain)}.",
+        gain,
+    )
+
+
+def _batches(numbers: AdviceInputs) -> Advice | None:
+    """Batches are so small that what each takes beside its records counts."""
+    if not numbers.fixed_s or numbers.limited < _LIMITED:
+        return None
+    fixed = min(numbers.fixed_s * numbers.batches, numbers.device_s)
+    times = 4 if fixed > numbers.device_s / 4 else 2
+    gain = numbers.device_gain(fixed * (1 - 1 / times))
+    return Advice(
+        numbers.host.batch_flag,
+        f"Each of {numbers.batches:,} batches of {numbers.records / numbers.batches:,.0f} records takes "
+        f"{numbers.fixed_s * 1000:,.1f} ms whatever is in it, {fixed / numbers.wall_s:.0%} of the time: "
+        f"{times} times the {numbers.host.batch_flag} would save about {_of(numbers, gain)}.",
+        gain,
+    )
+
+
+def _retry(numbers: AdviceInputs) -> Advice | None:
+    """Batches run out of memory and run again."""
+    if not numbers.out_of_memory:
+        return None
+    lost = numbers.lost("retry")
+    gain = numbers.device_gain(lost)
+    return Advice(
+        numbers.host.batch_flag,
+        f"{lost / numbers.wall_s:.0%} of the time went into batches that failed, {numbers.out_of_memory:,} of them for "
+        f"lack of memory: a smaller {numbers.host.batch_flag} would save up to {_of(numbers, gain)}.",
+        gain,
+    )
+
+
+def _starting(numbers: AdviceInputs) -> Advice | None:
+    """Trying data types took long, beside the job itself."""
+    if not numbers.dtype:
+        return None
+    starting, total = numbers.lost("starting"), sum(numbers.causes.values())
+    return Advice(
+        "--dtype",
+        f"Starting took {starting:,.0f} s of {total:,.0f} s, {numbers.tuning_s:,.0f} s of it to choose a data type: "
+        f"--dtype {numbers.dtype} would save those {numbers.tuning_s:,.0f} s of the next run.",
+        numbers.tuning_s,
+    )
+
+
+_RULES: tuple[Callable[[AdviceInputs], Advice | None], ...] = (
+    _prepare,
+    _read,
+    _company,
+    _finish,
+    _write,
+    _padding,
+    _batches,
+    _retry,
+    _starting,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from headrace.events import BatchDone, Event, JobStarted, NumbersChosen, RecordFailed, StageDone, StepDone
+from headrace.events import BatchDone, Event, JobStarted, PrecisionChosen, RecordFailed, StageDone, StepDone
 from headrace.observe.batches import BusyTime, successful_cost
 
 _WINDOW_S = 20.0
@@ -70,7 +70,7 @@ class Meter:
                 self._ran(event, event.finished - event.failed, event.cost)
             case RecordFailed():
                 self._failed += 1
-            case NumbersChosen():
+            case PrecisionChosen():
                 self._dtype = event.dtype
             case _:
                 pass

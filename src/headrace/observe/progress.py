@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
-from headrace.events import Event, InputLeftOut, JobDone, JobStarted, NumbersChosen
+from headrace.events import Event, InputLeftOut, JobDone, JobStarted, PrecisionChosen
 from headrace.observe.meter import Meter, Snapshot
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Progress:
         with self._lock:
             self._meter.add(event)
             now = self._clock()
-            if self._shown_at is None or isinstance(event, JobStarted | JobDone | NumbersChosen | InputLeftOut):
+            if self._shown_at is None or isinstance(event, JobStarted | JobDone | PrecisionChosen | InputLeftOut):
                 return
             if not self._open:
                 self._open = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from headrace.events import (
@@ -19,17 +19,19 @@ from headrace.events import (
     JobDone,
     JobStarted,
     MemoryUsed,
-    NumbersChosen,
     PartCommitted,
     PartDamaged,
+    PrecisionChosen,
     RecordFailed,
     StageDone,
     StepDone,
     WorkerLost,
     WorkUnitDone,
 )
-from headrace.observe.advice import AdviceInputs, advise
+from headrace.observe.accountant import Account, Accountant
+from headrace.observe.advice import Advice, AdviceInputs, Host, advices, advise
 from headrace.observe.batches import BusyTime, successful_cost
+from headrace.observe.timeline import Cause
 from headrace.records import LeftOut
 
 State: TypeAlias = Literal["finished", "interrupted", "failed"]
@@ -106,12 +108,16 @@ class Report:
     """Number of skipped records that are dead letters."""
     model: str | None = None
     """The model as the user wrote it, with its commit, if it was downloaded."""
-    numbers: NumbersChosen | None = None
+    precision: PrecisionChosen | None = None
     """The dtype that the model computed in, and why; None if the engine does not say."""
     budget: float | None = None
     """The last batch budget, in the engine's unit, if the job chose it; otherwise None."""
     memory: MemoryUsed | None = None
     """Peak memory of the process, if measured; otherwise None."""
+    causes: Mapping[Cause, float] = field(default_factory=dict)
+    """Seconds of the device by cause, the starting time included: see `headrace.observe.timeline.Cause`."""
+    advices: tuple[Advice, ...] = ()
+    """Everything worth changing, what gains most first."""
 
 
 class _WorkerRow:
@@ -134,11 +140,19 @@ class _WorkerRow:
 
 
 class ReportBuilder:
-    """A thread-safe event listener that aggregates a report."""
+    """A thread-safe event listener that aggregates a report.
 
-    def __init__(self) -> None:
+    Args:
+        began: when the time begins, on the events' clock; None for the first event.
+        host: what the run has for its host stages.
+    """
+
+    def __init__(self, began: float | None = None, host: Host | None = None) -> None:
         self._lock = threading.Lock()
+        self._accountant = None if began is None else Accountant(began)
+        self._host = host or Host()
         self._start: float | None = None
+        self._started = False
         self._last = 0.0
         self._state: State = "interrupted"
         self._skipped = self._skipped_failed = 0
@@ -148,13 +162,15 @@ class ReportBuilder:
         self._formed: dict[tuple[int, int], CloseReason] = {}
         self._failures: Counter[str] = Counter()
         self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
-        self._prepared_tokens = self._truncated = self._nulled = self._batches = self._batched = self._splits = 0
+        self._prepared_tokens = self._truncated = self._nulled = self._batches = self._batched = self._splits = (
+            self._out_of_memory
+        ) = 0
         self._cost = self._padded_cost = self._done_cost = self._starved = 0.0
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
         self._lanes: defaultdict[str, _WorkerRow] = defaultdict(_WorkerRow)
         self._left_out: dict[str, LeftOut] = {}
-        self._numbers: NumbersChosen | None = None
+        self._precision: PrecisionChosen | None = None
         self._budget: float | None = None
         self._memory: MemoryUsed | None = None
 
@@ -165,7 +181,12 @@ class ReportBuilder:
             else:
                 self._add_event(event)
             if not isinstance(event, RecordFailed):
-                self._start = event.at if self._start is None else self._start
+                if self._accountant is None:
+                    self._accountant = Accountant(event.at)
+                self._accountant.add(event)
+                if self._start is None or (isinstance(event, JobStarted) and not self._started):
+                    self._start = event.at  # what comes before belongs to loading the model
+                self._started = self._started or isinstance(event, JobStarted)
                 self._last = max(self._last, event.at)
 
     def _add_event(self, event: Event) -> None:
@@ -186,15 +207,15 @@ class ReportBuilder:
                 self._failures[event.reason] += 1
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
-            case NumbersChosen() | BudgetChanged() | MemoryUsed():
+            case PrecisionChosen() | BudgetChanged() | MemoryUsed():
                 self._add_tuning_event(event)
             case JobDone():
                 self._state = event.state
 
-    def _add_tuning_event(self, event: NumbersChosen | BudgetChanged | MemoryUsed) -> None:
+    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed) -> None:
         match event:
-            case NumbersChosen():
-                self._numbers = event
+            case PrecisionChosen():
+                self._precision = event
             case BudgetChanged():
                 self._budget = event.budget
             case MemoryUsed():
@@ -209,6 +230,7 @@ class ReportBuilder:
                 self._add_batch(event)
             case BatchSplit():
                 self._splits += 1
+                self._out_of_memory += event.out_of_memory
             case StepDone():
                 self._batches += 1
                 self._batched += event.size
@@ -239,9 +261,25 @@ class ReportBuilder:
     def build(self) -> Report:
         """The report of all events so far."""
         with self._lock:
-            return self._build()
+            return self._build(self._account(self._last))
 
-    def _build(self) -> Report:
+    def note_memory(self, now: float, held: int) -> None:
+        """Note how many bytes the process holds."""
+        with self._lock:
+            if self._accountant is not None:
+                self._accountant.memory(now, held)
+
+    def snapshot(self, now: float) -> tuple[Report, Account]:
+        """The report and the account at the moment `now`."""
+        with self._lock:
+            account = self._account(now)
+            return self._build(account), account
+
+    def _account(self, now: float) -> Account:
+        accountant = self._accountant or Accountant(now)
+        return accountant.account(now)
+
+    def _build(self, account: Account) -> Report:
         wall = self._last - self._start if self._start is not None else 0.0
         failed = self._failures.total()
         records = self._ok + failed
@@ -259,17 +297,7 @@ class ReportBuilder:
         busy = min(1.0, times.inference / wall) if wall > 0 else 0.0
         if lanes:
             busy = sum(lane.busy for lane in lanes) / len(lanes)
-        padding_efficiency = self._cost / self._padded_cost if self._padded_cost > 0 else 1.0
-        numbers = AdviceInputs(
-            records=records,
-            failed=failed,
-            batches=self._batches,
-            wall_s=wall,
-            busy=busy,
-            starved_s=times.starved,
-            padding_efficiency=padding_efficiency,
-            host_s=dict(self._stages),
-        )
+        numbers = self._advice_inputs(account, records, wall, busy)
         return Report(
             state=self._state,
             ok=self._ok,
@@ -283,7 +311,7 @@ class ReportBuilder:
             tokens=tokens,
             tokens_per_s=tokens / wall if wall > 0 else 0.0,
             busy=busy,
-            padding_efficiency=padding_efficiency,
+            padding_efficiency=self._padding_efficiency,
             batches=self._batches,
             mean_batch_size=self._batched / self._batches if self._batches else 0.0,
             splits=self._splits,
@@ -294,7 +322,32 @@ class ReportBuilder:
             lanes=lanes,
             left_out=tuple(self._left_out.values()),
             nulled=self._nulled,
-            numbers=self._numbers,
+            precision=self._precision,
             budget=self._budget,
             memory=self._memory,
+            causes=account.causes,
+            advices=tuple(advices(numbers)),
+        )
+
+    @property
+    def _padding_efficiency(self) -> float:
+        return self._cost / self._padded_cost if self._padded_cost > 0 else 1.0
+
+    def _advice_inputs(self, account: Account, records: int, wall: float, busy: float) -> AdviceInputs:
+        return AdviceInputs(
+            records=records,
+            failed=self._failures.total(),
+            batches=self._batches,
+            wall_s=wall,
+            busy=busy,
+            padding_efficiency=self._padding_efficiency,
+            host_s=dict(self._stages),
+            causes=account.causes,
+            fixed_s=account.fixed_s,
+            limited=(self._reasons["full_size"] + self._reasons["full_cost"]) / max(self._reasons.total(), 1),
+            fill_s=account.fill_s,
+            out_of_memory=self._out_of_memory,
+            tuning_s=self._precision.duration_s if self._precision is not None else 0.0,
+            dtype=self._precision.dtype if self._precision is not None else "",
+            host=self._host,
         )

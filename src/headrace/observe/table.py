@@ -69,8 +69,8 @@ def rows(report: Report) -> list[tuple[str, str]]:
 
 def _tuning(report: Report) -> list[tuple[str, str]]:
     lines = [] if report.model is None else [("model", report.model)]
-    if (numbers := report.numbers) is not None:
-        lines.append(("numbers", f"{numbers.dtype}: {numbers.detail}"))
+    if (chosen := report.precision) is not None:
+        lines.append(("precision", f"{chosen.dtype}: {chosen.detail}"))
     if report.budget is not None:
         lines.append(("batch budget", f"{report.budget:,.0f} tokens, found while the job ran"))
     if (memory := report.memory) is not None:

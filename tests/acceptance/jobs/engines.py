@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from headrace.errors import EngineDeadError, RecordError, TransientError
@@ -50,3 +51,14 @@ class _Poisoned(FakeEngine):
 def poisoned(model: str | None = None) -> FakeEngine:
     """For `scripts/torture`."""
     return _Poisoned(model, refuses=lambda text: RecordError("it is poison") if text.startswith("poison") else None)
+
+
+class _Slow(FakeEngine):
+    def forward(self, batch: list[str]) -> list[list[float]]:
+        time.sleep(0.01 * len(batch))
+        return super().forward(batch)
+
+
+def slow(model: str | None = None) -> FakeEngine:
+    """Computes 100 records a second."""
+    return _Slow(model)

@@ -135,7 +135,7 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(folder: Path) -> None:
         assert re.search(pattern, said), (pattern, said)
     assert [path.name for path in folder.iterdir()] == ["in.jsonl"]
     status, said = headrace("run", "-i", "in.jsonl", "-o", "o.jsonl", *FAKE, "--gpu-hour-price", "1", folder=folder)
-    assert (status, "it needs --dry-run" in said) == (2, True)
+    assert (status, "it needs --dry-run or --report" in said) == (2, True)
 
 
 def test_a_run_begins_with_what_it_will_be(folder: Path) -> None:

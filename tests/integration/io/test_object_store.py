@@ -17,6 +17,7 @@ import pytest
 from tests.integration.io.faulty import KINDS, every_tenth, faulty_way
 
 import headrace
+from headrace.cli.report import reported
 from headrace.engines.base import Prepared
 from headrace.errors import ConfigError, JobError, OutputLockedError, ResumeMismatchError
 from headrace.io.sources.opening import open_source
@@ -26,6 +27,7 @@ from headrace.io.storage.locations import locate
 from headrace.jobs.pipeline.job import Limits
 from headrace.jobs.state.inspection import inspect
 from headrace.jobs.state.output import JobOutput
+from headrace.observe.figures import figures
 from headrace.observe.report import Report
 from headrace.testing import FakeEngine
 
@@ -60,8 +62,10 @@ def test_a_parquet_folder_to_one_file(s3: Any, folder: str) -> None:
     assert sorted(s3.find("rows/out")) == [
         "rows/out/vectors.parquet",
         "rows/out/vectors.parquet.parts/job.json",
+        "rows/out/vectors.parquet.parts/report.json",
         "rows/out/vectors.parquet.parts/time.json",
     ]
+    assert figures(reported(sink).runs).ok == 1000
     again = headrace.run(folder, sink=sink, **FAKE)
     assert again.ok == 0, "it is finished"
 

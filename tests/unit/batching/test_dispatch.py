@@ -185,9 +185,24 @@ def test_events_tell_of_each_batch_and_of_the_time_the_slot_stood_free(virtual: 
     assert events == [
         BatchFormed(0, size=2, cost=5, padded_cost=8, reason="full_size", starved_s=7, at=7),
         BatchDone(0, size=2, failed=0, cost=5, padded_cost=8, duration_s=2, at=9),
-        BatchFormed(1, size=2, cost=5, padded_cost=6, reason="full_size", starved_s=0, at=9),
+        BatchFormed(1, size=2, cost=5, padded_cost=6, reason="full_size", starved_s=0, at=9, waited_s=2),
         BatchDone(1, size=2, failed=2, cost=5, padded_cost=6, duration_s=2, at=11),
     ]
+
+
+def test_events_tell_how_long_records_were_held_back_for_company(virtual: VirtualTime) -> None:
+    """Not the time in which there was none, nor that in which the engine worked."""
+    events: list[Event] = []
+
+    async def main() -> None:
+        async with DynamicBatcher(Engine(seconds=2), batch_timeout_s=5, listener=events.append) as batcher:
+            await asyncio.sleep(7)
+            first = await batcher.submit(1)
+            await asyncio.sleep(1)
+            await asyncio.gather(first, await batcher.submit(2))
+
+    virtual(main())
+    assert events[0] == BatchFormed(0, 2, 2, 2, "timeout", starved_s=12, at=12, company_s=5, waited_s=5)
 
 
 @pytest.mark.parametrize("bad", [BatchFormed, BatchDone])

@@ -70,6 +70,7 @@ def test_out_of_memory_splits_the_batch_whatever_is_set_and_its_size_is_remember
 
     async def process(batch: list[int]) -> list[int]:
         sizes.append(len(batch))
+        await asyncio.sleep(len(batch))
         if len(batch) > 10:
             raise error("no room")
         return [double(record) for record in batch]
@@ -86,6 +87,7 @@ def test_out_of_memory_splits_the_batch_whatever_is_set_and_its_size_is_remember
     assert sizes == [32, 16, 8, 8, 16, 8, 8] + [8] * 4
     splits = [event for event in events if isinstance(event, BatchSplit)]
     assert [(split.size, split.out_of_memory) for split in splits] == [(32, True), (16, True), (16, True)]
+    assert [split.duration_s for split in splits] == [32, 16, 16]  # of the call that failed
     assert [event.reason for event in events if isinstance(event, BatchFormed)][1:] == ["full_cost"] * 4
 
 

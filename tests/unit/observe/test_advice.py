@@ -1,12 +1,15 @@
-"""Each situation gets the sentence that helps there."""
+"""Each situation gets the sentence that helps there, and following it does what it said."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
+from tests.unit.observe.simulated import Simulation, changed
 
 from headrace.observe.advice import AdviceInputs, advise
+from headrace.observe.report import Report
 
 QUIET = {"load": 0.1, "prepare": 0.1, "finish": 0.1, "write": 0.1}
 GOOD = AdviceInputs(
@@ -15,9 +18,9 @@ GOOD = AdviceInputs(
     batches=50,
     wall_s=100.0,
     busy=0.98,
-    starved_s=0.5,
     padding_efficiency=0.97,
     host_s=QUIET,
+    causes={"real": 95.0, "padding": 3.0, "other": 2.0},
 )
 
 
@@ -28,15 +31,13 @@ GOOD = AdviceInputs(
         (replace(GOOD, records=0, batches=0), "Nothing was left to do"),
         (replace(GOOD, failed=200), "20% of the records failed"),
         (replace(GOOD, wall_s=1.0), "too short"),
-        (replace(GOOD, padding_efficiency=0.6), "40% of what it computed was padding"),
-        (replace(GOOD, busy=0.5, starved_s=45, host_s=QUIET | {"prepare": 90.0}), "more --workers"),
-        (replace(GOOD, busy=0.5, starved_s=45, host_s=QUIET | {"load": 60.0}), "reading the input was the slowest"),
-        (replace(GOOD, busy=0.5, starved_s=45, host_s=QUIET | {"write": 60.0}), "writing the output was the slowest"),
-        (replace(GOOD, busy=0.5, starved_s=45, host_s=QUIET | {"finish": 60.0}), "finishing the results"),
-        (replace(GOOD, busy=0.5, starved_s=40), "batches of 20 records"),
+        (replace(GOOD, padding_efficiency=0.6, causes={"real": 58, "padding": 39}), "40% of what it computed was"),
+        (replace(GOOD, busy=0.5, causes={"real": 50, "draining": 40}), "before the first batch or after the last"),
+        (replace(GOOD, busy=0.5, causes={"real": 50, "read": 40}, fill_s=40.0), "before the first batch or after"),
+        (replace(GOOD, busy=0.5, causes={"real": 50, "other": 50}), "no single setting explains it"),
         (
-            replace(GOOD, busy=0.5, starved_s=1, host_s=QUIET | {"write": 60.0}),
-            "before the first batch or after the last",
+            replace(GOOD, causes={"real": 98, "starting": 60}, dtype="bfloat16", tuning_s=40.0),
+            "Starting took 60 s of 158 s, 40 s of it to choose a data type: --dtype bfloat16 would save those 40 s",
         ),
     ],
 )
@@ -50,3 +51,107 @@ def test_advice(numbers: AdviceInputs, expected: str) -> None:
 def test_a_busy_engine_is_praised_even_when_host_stages_were_long() -> None:
     """Stages overlap: much work on the host is no fault while the engine never waits for it."""
     assert "the host is not the bottleneck" in advise(replace(GOOD, host_s=QUIET | {"prepare": 95.0}))
+
+
+def test_less_computing_gains_nothing_where_the_host_would_not_keep_up() -> None:
+    padded = replace(GOOD, padding_efficiency=0.6, causes={"real": 58, "padding": 39}, host_s=QUIET | {"load": 97.0})
+    assert "padding" not in advise(padded)
+
+
+def said(report: Report, words: str) -> re.Match[str]:
+    found = re.search(words, report.advice)
+    assert found is not None, report.advice
+    return found
+
+
+BUSY_AND_SAVED = r"would bring busy to about (\d+)% and save ([\d.,]+) s of ([\d.,]+) s"
+
+
+def check_promise(before: Report, after: Report) -> None:
+    """The run after the change is as busy, and as much shorter, as the advice has said."""
+    busy, saved, wall = (float(number.replace(",", "")) for number in said(before, BUSY_AND_SAVED).groups())
+    assert wall == pytest.approx(before.wall_s, abs=0.5)
+    assert 100 * after.busy == pytest.approx(busy, abs=4)
+    assert before.wall_s - after.wall_s == pytest.approx(saved, abs=0.05 * before.wall_s)
+
+
+def test_more_workers_where_preparing_is_the_bottleneck() -> None:
+    job = Simulation(prepare_s=0.005)
+    before = job.run()
+    assert before.busy < 0.45
+    workers = int(said(before, r"--workers (\d+) would").group(1))
+    assert workers == 3
+    check_promise(before, changed(job, workers=workers).run())
+
+
+def test_a_machine_without_more_cores_is_said_to_be_too_small() -> None:
+    job = Simulation(prepare_s=0.005, cores=1)
+    before = job.run()
+    cores = int(said(before, r"a machine with (\d+) cores would").group(1))
+    check_promise(before, changed(job, workers=cores, cores=cores).run())
+
+
+def test_a_faster_input_where_reading_is_the_bottleneck() -> None:
+    job = Simulation(read_s=0.005)
+    before = job.run()
+    said(before, r"% waiting for the input: reading gives 200 records/s, the engine takes 500;")
+    check_promise(before, changed(job, read_s=0.0001).run())
+
+
+def test_no_delay_where_the_batcher_waits_for_company() -> None:
+    job = Simulation(delay_s=0.05)
+    before = job.run()
+    said(before, r"batch_delay_s=0")
+    check_promise(before, changed(job, delay_s=0.0).run())
+
+
+def test_cheaper_finishing_where_the_job_waits_for_it() -> None:
+    job = Simulation(finish_s=0.006)
+    before = job.run()
+    said(before, "--worker-kind process")
+    check_promise(before, changed(job, finish_s=0.0001).run())
+
+
+def test_faster_storage_where_the_job_waits_for_the_disk() -> None:
+    job = Simulation(write_s=0.006)
+    before = job.run()
+    said(before, "waiting for the output to be written")
+    check_promise(before, changed(job, write_s=0.0001).run())
+
+
+SAVED = r"would save (?:about|up to) ([\d.,]+) s of"
+
+
+def check_saved(before: Report, after: Report, *, at_most: bool) -> None:
+    saved = float(said(before, SAVED).group(1).replace(",", ""))
+    found = before.wall_s - after.wall_s
+    assert found >= 0.7 * saved
+    assert at_most or found == pytest.approx(saved, abs=0.05 * before.wall_s)
+
+
+def test_larger_batches_where_each_takes_long_whatever_is_in_it() -> None:
+    job = Simulation(record_s=0.001, fixed_s=0.1)
+    before = job.run()
+    times = int(said(before, r"(\d) times the --batch-size would save").group(1))
+    check_saved(before, changed(job, batch_size=job.batch_size * times).run(), at_most=False)
+
+
+def test_bucketing_where_most_of_what_is_computed_is_padding() -> None:
+    job = Simulation(padding=0.4)
+    before = job.run()
+    said(before, "40% of what it computed was padding")
+    check_saved(before, changed(job, padding=0.0).run(), at_most=True)
+
+
+def test_smaller_batches_where_they_run_out_of_memory() -> None:
+    job = Simulation(out_of_memory_above=30)
+    before = job.run()
+    said(before, "for lack of memory: a smaller --batch-size")
+    check_saved(before, changed(job, batch_size=30).run(), at_most=True)
+
+
+def test_nothing_is_said_to_be_wrong_with_a_good_job() -> None:
+    report = Simulation().run()
+    assert report.busy > 0.97
+    assert report.advices == ()
+    assert "use a faster device" in report.advice

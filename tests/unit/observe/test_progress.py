@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from headrace.events import BatchDone, JobStarted, NumbersChosen, RecordFailed, StageDone, StepDone
+from headrace.events import BatchDone, JobStarted, PrecisionChosen, RecordFailed, StageDone, StepDone
 from headrace.observe.meter import Meter
 from headrace.observe.progress import Progress
 
@@ -161,9 +161,9 @@ def test_the_bar_leaves_no_thread_behind() -> None:
 def test_the_line_says_which_numbers_the_model_computes_with() -> None:
     stream, now = io.StringIO(), [0.0]
     with Progress(stream, clock=lambda: now[0]) as progress:
-        progress(NumbersChosen("bfloat16", "2 times as fast", 0.5, at=0.0))
+        progress(PrecisionChosen("bfloat16", "2 times as fast", 0.5, at=0.0))
         now[0] = 30.0
-        progress(NumbersChosen("bfloat16", "2 times as fast", 0.5, at=0.0))
+        progress(PrecisionChosen("bfloat16", "2 times as fast", 0.5, at=0.0))
         assert not stream.getvalue(), "nothing is done yet"
         progress(started(total_records=100))
         progress(batch(30.0))

@@ -16,9 +16,9 @@ from headrace.events import (
     JobDone,
     JobStarted,
     MemoryUsed,
-    NumbersChosen,
     PartCommitted,
     PartDamaged,
+    PrecisionChosen,
     RecordFailed,
     StageDone,
     StepDone,
@@ -228,9 +228,9 @@ def test_workers_have_a_lane_each_and_busy_is_the_mean_of_theirs() -> None:
 
 
 def test_the_numbers_and_the_budget_are_told_with_their_reasons() -> None:
-    chosen = NumbersChosen("bfloat16", "2.1 times as fast as float32, cosine >= 0.9999 on 400 records", 0.5, at=0.0)
+    chosen = PrecisionChosen("bfloat16", "2.1 times as fast as float32, cosine >= 0.9999 on 400 records", 0.5, at=0.0)
     report = report_of(chosen, *JOB, BudgetChanged(2048, at=1.0), BudgetChanged(4096, at=1.5))
-    assert (report.numbers, report.budget) == (chosen, 4096)
+    assert (report.precision, report.budget) == (chosen, 4096)
     text = as_text(report)
     assert "bfloat16: 2.1 times as fast as float32, cosine >= 0.9999 on 400 records" in text
     assert "4,096 tokens, found while the job ran" in text

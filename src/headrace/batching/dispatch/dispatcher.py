@@ -58,6 +58,8 @@ class Dispatcher:
         self._enough = 1
         """Queue size at which to wake a sleeping dispatcher."""
         self._longest = 0.0
+        self._company_s = 0.0
+        """How long records have been held back for the next batch."""
 
     def arrived(self, cost: float) -> None:
         """A record was queued while the dispatcher slept."""
@@ -98,6 +100,7 @@ class Dispatcher:
         while True:
             await self._slots.acquire()
             free_since = self._clock()
+            self._company_s = 0.0
             reason = await self._until_ready()
             if reason is None:
                 break
@@ -124,9 +127,10 @@ class Dispatcher:
             if not timeout or self._admission.is_full:
                 return "idle"
             deadline = queue.oldest_arrival() + timeout
-            if self._clock() >= deadline:
+            if (now := self._clock()) >= deadline:
                 return "timeout"
             await self._sleep(queue.limits.max_batch_size, deadline)
+            self._company_s += self._clock() - now
 
     def _is_full(self) -> bool:
         """Whether more records would not change the next batch."""
@@ -149,7 +153,9 @@ class Dispatcher:
         now, number = self._clock(), self._meter.batches
         padded = batch.padded_cost() if self._queue.limits.padded else batch.cost
         self._meter.began(now, batch, padded)
-        self._emit(BatchFormed, number, batch.size, batch.cost, padded, batch.reason, now - free_since, now)
+        if self._options.listener is not None:
+            waits = now - free_since, now, self._company_s, now - min(entry.arrival for entry in batch.entries)
+            self._emit(BatchFormed, number, batch.size, batch.cost, padded, batch.reason, *waits)
         run = self._run(number, batch, padded)
         task = asyncio.get_running_loop().create_task(run, name=f"{self._options.name}-batch-{number}")
         self._runs[task] = batch.entries
@@ -162,7 +168,7 @@ class Dispatcher:
             if batch.size == 1 and self._caller.cancellable:
                 self._make_cancellable(batch.entries[0])
             completed, failed, stopped = await isolation.process(
-                batch.entries, self._call, self._options.on_error, self._on_split(number)
+                batch.entries, self._call, self._options.on_error, self._on_split(number), self._clock
             )
             if not failed:
                 self._memory.succeeded(padded)
@@ -216,15 +222,16 @@ class Dispatcher:
         if not call.cancelled():
             call.exception()  # mark as retrieved, so that the loop does not report it
 
-    def _on_split(self, number: int) -> Callable[[list[QueueEntry], BaseException], None]:
-        def split(part: list[QueueEntry], cause: BaseException) -> None:
+    def _on_split(self, number: int) -> Callable[[list[QueueEntry], BaseException, float], None]:
+        def split(part: list[QueueEntry], cause: BaseException, took_s: float) -> None:
             out_of_memory = isolation.is_out_of_memory(cause)
             if out_of_memory:
                 limits = self._queue.limits
                 costs = [entry.cost for entry in part for _ in range(entry.count)]
                 self._memory.failed(batch_cost(costs, padded=limits.padded))
                 self._queue.set_budget(min(limits.target_batch_cost, self._memory.cost))
-            self._emit(BatchSplit, number, sum(entry.count for entry in part), cause, out_of_memory, self._clock())
+            size = sum(entry.count for entry in part)
+            self._emit(BatchSplit, number, size, cause, out_of_memory, self._clock(), took_s)
 
         return split
 

@@ -51,7 +51,8 @@ async def process(
     batch: list[QueueEntry],
     call: Callable[[list[object]], Awaitable[object]],
     on_error: OnError,
-    on_split: Callable[[list[QueueEntry], BaseException], None],
+    on_split: Callable[[list[QueueEntry], BaseException, float], None],
+    clock: Callable[[], float],
 ) -> tuple[int, int, int]:
     """Run `batch` and resolve each record as soon as its outcome is known.
 
@@ -69,6 +70,7 @@ async def process(
         records = records_of(part)
         if not records:
             continue
+        began = clock()
         try:
             results = checked_results(await call(records), len(records))
         except BaseException as exc:  # an engine may raise anything; it fails only its records
@@ -77,7 +79,7 @@ async def process(
             if len(records) == 1 or not should_split(exc, on_error):
                 failed += fail(part, exc)
                 continue
-            on_split(part, exc)
+            on_split(part, exc, clock() - began)
             first, second = halves(part, len(records))
             if first[-1] not in part:  # split off an entry: it belongs to the batch too
                 batch.append(first[-1])

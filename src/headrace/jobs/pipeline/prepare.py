@@ -7,16 +7,16 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from headrace.engines.base import AnyEngine
 from headrace.engines.profile import profile_of
 from headrace.errors import RecordError, StoppedEarly
-from headrace.events import StageDone
+from headrace.events import PipelineWaited, StageDone
 from headrace.io.base import Chunk
 from headrace.jobs.pipeline.columns import Columns
 from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
@@ -81,7 +81,7 @@ class Preparing:
                 if (ready := await self._next_read(settling.next_try_in())) is not None:
                     return ready
             elif settling.unsettled:
-                await settling.wait()
+                await self._wait("retry" if settling.next_try_in() is not None else None, settling.wait())
             else:
                 self.exhausted = True
                 return None
@@ -93,7 +93,8 @@ class Preparing:
             self._reading += 1
             self._ahead.append(asyncio.create_task(self._read_and_prepare(), name="headrace-prepare"))
         if not self._ahead:
-            await self._memory.wait_for_room(LOOK_S if at_most_s is None else min(at_most_s, LOOK_S))
+            room = self._memory.wait_for_room(LOOK_S if at_most_s is None else min(at_most_s, LOOK_S))
+            await self._wait("sink", room)
             return None
         started = time.monotonic()
         if not (await asyncio.wait({self._ahead[0]}, timeout=at_most_s))[0]:
@@ -111,6 +112,14 @@ class Preparing:
             self._tally.expect(len(chunk), chunk.bytes)
             ready.add(chunk)
         return ready or None
+
+    async def _wait(self, on: Literal["sink", "retry"] | None, wait: Awaitable[None]) -> None:
+        """Wait, and tell what for."""
+        started = time.monotonic()
+        await wait
+        if on is not None:
+            ended = time.monotonic()
+            self._job.listener(PipelineWaited(on, ended - started, ended))
 
     async def _read_and_prepare(self) -> PreparedChunk | None:
         """The next chunk. Tasks start in order of creation and share one reader, so chunks keep their order."""

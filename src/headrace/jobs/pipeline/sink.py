@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self, TypeAlias
 
 from headrace.errors import BrokenOffError, JobError, RecordError, text_of
-from headrace.events import Event, PartCommitted, RecordFailed, StageDone
+from headrace.events import Event, PartCommitted, PipelineWaited, RecordFailed, StageDone
 from headrace.io.storage.parts import Interval
 from headrace.jobs.pipeline.coalescer import Coalescer
 from headrace.jobs.pipeline.job import Job, Tally
@@ -94,11 +94,19 @@ class Sink:
         self._tally.count(len(outcomes), failures)
         if coalescer.full_runs or memory.wants(len(coalescer)):
             self._wake.set()
-            while coalescer.full_runs > _BACKLOG_RUNS:
-                self._room.clear()
-                self._raise_if_dead()
-                await self._room.wait()
+            if coalescer.full_runs > _BACKLOG_RUNS:
+                await self._wait_for_room()
         self._raise_if_dead()
+
+    async def _wait_for_room(self) -> None:
+        """Wait until fewer full runs wait for the disk."""
+        started = time.monotonic()
+        while self._coalescer.full_runs > _BACKLOG_RUNS:
+            self._room.clear()
+            self._raise_if_dead()
+            await self._room.wait()
+        ended = time.monotonic()
+        self._listener(PipelineWaited("sink", ended - started, ended))
 
     def _report(self, failures: Sequence[Failed]) -> None:
         for failed in failures:

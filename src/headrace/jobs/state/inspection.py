@@ -83,7 +83,7 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     finished = state["finished"]
     retry = PartFolder(target.work / "retry", f".{target.format}{target.compression}")
     again = sum(end - start for start, end in retry.committed())
-    holder = _holder(target.work / "lock")
+    holder = holder_of(target)
     if finished:
         records, dead_letters = finished["records"], [target.errors]
     else:
@@ -130,8 +130,9 @@ def _reasons(dead_letters: Iterable[Path]) -> Counter[str]:
     return reasons
 
 
-def _holder(lock: Path) -> str | None:
-    """The holder of a lock file, or of the lease in a store; None if it is free."""
+def holder_of(target: Target) -> str | None:
+    """The process that runs the job of an output, or the holder of its lease in a store; None if it is free."""
+    lock = target.work / "lock"
     try:
         if is_remote(lock):
             return holder_in(as_os_errors(lock.read_text)(encoding="utf-8"))

@@ -25,7 +25,7 @@ from headrace.io.base import PartWriter
 from headrace.io.sinks.targets import Target
 from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest_of
 from headrace.io.storage.lease import Lease
-from headrace.io.storage.locations import drop_uploads, exists, file_names, is_remote
+from headrace.io.storage.locations import drop_uploads, exists, file_names, is_remote, remove
 from headrace.io.storage.parts import PartFolder, atomic_file, listed
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.ledger import Ledger
@@ -35,6 +35,9 @@ from headrace.jobs.state.retrying import Retrying
 from headrace.jobs.state.run_time import RunTimeLog
 from headrace.jobs.state.stalls import StallDetector
 from headrace.jobs.state.state_file import read_state
+
+REPORT = "report.json"
+"""The figures of a job's runs, which stay beside its state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +186,7 @@ class JobOutput:
             self._clear_scratch()
             RunTimeLog(self.work).forget()
             StallDetector(self.work).forget()
+            remove(self.work / REPORT)
             self._write_state(start, None)
             return self._pass(start, Ledger([]))
         finished = self._resumed(state, start)

@@ -1,0 +1,86 @@
+#!/usr/bin/env python
+"""Draw the pictures of docs/report.md: real jobs, their report in headless Chromium.
+
+.venv/bin/python scripts/report_picture.py    writes docs/images/report.png and docs/images/report-compared.png
+
+The engine is paced, so that the pictures look alike on any machine. The first job prepares its records one chunk at a
+time; the second follows the advice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+OWN = """
+import time
+from headrace.engines.base import Prepared
+from headrace.engines.profile import EngineProfile
+
+class Engine:
+    profile = EngineProfile(batching="batches", pads=True, batch_cost=2_000, batch_size=32)
+    def __init__(self, model=None): self.model = model
+    def describe(self): return {"engine": "paced"}
+    def close(self): pass
+    def prepare(self, texts):
+        time.sleep(0.003 * len(texts))  # such as a look-up in another service
+        return [Prepared(text, len(text.split())) if text else ValueError("the text is empty") for text in texts]
+    def forward(self, batch):
+        time.sleep(0.02 + 0.000_02 * len(batch) * max(len(text.split()) for text in batch))
+        return [len(text) for text in batch]
+"""
+
+
+def headrace(folder: Path, *arguments: str) -> None:
+    """Run one command."""
+    main = "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()"
+    path = os.pathsep.join([str(ROOT / "src"), str(folder)])
+    program = [sys.executable, "-c", main, *arguments]
+    done = subprocess.run(program, cwd=folder, check=False, env=os.environ | {"PYTHONPATH": path})
+    if done.returncode not in (0, 3):  # 3: some records failed, which belongs to the picture
+        sys.exit(f"headrace {' '.join(arguments)} ended with status {done.returncode}")
+
+
+def picture(page: Path, image: Path, width: int, height: int, *, dark: bool) -> None:
+    """What Chromium shows of a page."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("install Chromium to draw pictures")
+    subprocess.run(
+        [
+            chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+            f"--user-data-dir={page.parent / 'profile'}", f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+            f"--window-size={width},{height}", "--virtual-time-budget=20000", f"--screenshot={image}", page.as_uri(),
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    print(f"wrote {image}")
+
+
+def main() -> None:
+    """Run the jobs and draw their reports."""
+    random.seed(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows = [{"id": n, "text": "word " * (n % 97 and random.randint(5, 60))} for n in range(6_000)]
+        (folder / "docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "mine.py").write_text(OWN)
+        common = ("run", "-i", "docs.jsonl", "--task", "custom", "--engine", "mine:Engine")
+        headrace(folder, *common, "-o", "before.parquet", "--workers", "1")
+        headrace(folder, *common, "-o", "after.parquet", "--workers", "2")
+        headrace(folder, "report", "before.parquet", "--gpu-hour-price", "2.50")
+        headrace(folder, "report", "before.parquet", "after.parquet", "-o", "compared.html")
+        picture(folder / "before.parquet.report.html", IMAGES / "report.png", 1180, 2750, dark=False)
+        picture(folder / "compared.html", IMAGES / "report-compared.png", 1180, 1500, dark=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What a run is, in words, for its report: settings and versions, without secrets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from headrace.app.plan import Plan
+from headrace.engines.base import AnyEngine
+from headrace.engines.profile import EngineProfile
+from headrace.observe.advice import Host
+from headrace.observe.recorder import Description
+
+_LIBRARIES = ("torch", "transformers", "sentence_transformers", "vllm", "onnxruntime", "pyarrow", "ray")
+_SECRET = re.compile(r"key|secret|password|credential|auth|(^|_)token$", re.IGNORECASE)
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+_LONGEST = 300
+
+
+def describe(plan: Plan, engine: AnyEngine, profile: EngineProfile) -> Description:
+    """The settings of a job that matter for its speed, and the versions of what runs it."""
+    settings, limits = plan.settings, plan.settings.limits
+    config, described = settings.config, engine.describe()
+    source = settings.source if isinstance(settings.source, (str, os.PathLike)) else type(settings.source).__name__
+    named: dict[str, object] = {
+        "task": config.task,
+        "model": config.model or "(default)",
+        "engine": config.engine if isinstance(config.engine, (str, type(None))) else repr(config.engine),
+        "input": source,
+        "output": plan.output.target,
+        "device": described.get("device"),
+        "dtype": described.get("dtype"),
+        "batch cost limit": f"{profile.batch_cost:,.0f} {profile.cost_unit}" if profile.batch_cost else None,
+        "batch size limit": profile.batch_size or profile.max_in_flight or None,
+        "workers": limits.workers or "auto",
+        "buffer memory": f"{limits.buffer_memory / 1e6:,.0f} MB",
+        "map": settings.prepare,
+        "finish": settings.finish,
+        "retry of failed records": "yes" if settings.retry else None,
+        **{f"engine option {name}": value for name, value in config.engine_options.items()},
+    }
+    shown = {name: _shown(name, value) for name, value in named.items() if value is not None}
+    return Description(shown, _versions())
+
+
+def host_of(plan: Plan, profile: EngineProfile) -> Host:
+    """What a run has for its host stages, and which flag limits its batches."""
+    flag = "--batch-tokens" if profile.counts_tokens else "--batch-size"
+    return Host(os.cpu_count() or 1, plan.settings.limits.workers, flag)
+
+
+def _shown(name: str, value: object) -> str:
+    if _SECRET.search(name):
+        return "(not shown)"
+    return _LOGIN.sub("", str(value))[:_LONGEST]
+
+
+def _versions() -> dict[str, str]:
+    found = {"headrace": version("headrace"), "python": platform.python_version(), "machine": _machine()}
+    for name in _LIBRARIES:
+        if name in sys.modules:
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                continue
+    return found
+
+
+def _machine() -> str:
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"

@@ -1,0 +1,96 @@
+"""`headrace report`: where the time of a job went, as a page or as figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace.cli.outcome import guarded, say
+from headrace.errors import ConfigError
+from headrace.jobs.state.inspection import holder_of, state_of
+from headrace.jobs.state.output import REPORT
+from headrace.observe import summary
+from headrace.observe.figures import figures, in_json
+from headrace.observe.page.render import ReportedJob, check_installed, write_page
+
+EXAMPLES = """Examples:
+
+headrace report vectors.parquet
+
+headrace report vectors.parquet -o report.html --gpu-hour-price 2.50
+
+headrace report before.parquet after.parquet -o compared.html
+
+headrace report vectors.parquet --json
+"""
+
+Outputs = Annotated[list[str], typer.Argument(help="The output of a job; several are compared side by side.")]
+PageFile = Annotated[Path | None, typer.Option("-o", "--output-file", help="The page. Default: OUTPUT.report.html.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of writing a page.")]
+Price = Annotated[
+    float | None, typer.Option(min=0, help="Price of one hour of the device, to add costs. Default: no costs.")
+]
+
+
+def report(outputs: Outputs, output_file: PageFile = None, as_json: Json = False, gpu_hour_price: Price = None) -> None:
+    """Show where the time of a job went: while it runs, after a kill, or when it is finished.
+
+    Writes one HTML page that needs no network, or prints the figures as JSON. docs/report.md explains each figure.
+    """
+    if as_json and output_file is not None:
+        raise typer.BadParameter("it goes to standard output; leave out -o", param_hint="--json")
+    sys.exit(guarded(lambda: _report(outputs, output_file, gpu_hour_price, as_figures=as_json)))
+
+
+def _report(outputs: Sequence[str], file: Path | None, price: float | None, *, as_figures: bool) -> int:
+    if as_figures:
+        jobs = [reported(name) for name in outputs]
+        found = [{"output": job.name, "state": job.state, **in_json(figures(job.runs), price)} for job in jobs]
+        print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
+        return 0
+    path = file or page_beside(outputs[0])
+    check_file(path)
+    write_page(path, [reported(name) for name in outputs], price)
+    say(f"wrote {path}")
+    return 0
+
+
+def reported(name: str) -> ReportedJob:
+    """The job with this output.
+
+    Raises:
+        ConfigError: there is none, or it has left no report.
+    """
+    target, state = state_of(name)
+    runs = summary.read(target.work / REPORT, name)
+    if not runs:
+        raise ConfigError(f"the report of {name} holds no run")
+    holder = holder_of(target)
+    ended = "stopped" if runs[-1].state in ("running", "interrupted") else runs[-1].state
+    shown = f"running, by {holder}" if holder else "finished" if state["finished"] else ended
+    return ReportedJob(name, shown, runs)
+
+
+def page_beside(output: str) -> Path:
+    """The page of an output without a name of its own: beside it, or here if it is in a store."""
+    name = output.rstrip("/")
+    return Path(f"{name.rsplit('/', 1)[-1]}.report.html" if "://" in name else f"{name}.report.html")
+
+
+def check_file(path: Path) -> None:
+    """Check that a page can be drawn and written.
+
+    Raises:
+        ConfigError: it cannot.
+        MissingExtraError: a library is missing.
+    """
+    check_installed()
+    if path.is_dir():
+        raise ConfigError(f"cannot write {path}: it is a folder; name a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write {path}: {path.parent} is not a folder")

@@ -1,0 +1,197 @@
+"""Writes the page: figures and charts in a template, with the chart library inside. No network is needed to read it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigError, MissingExtraError
+from headrace.observe.figures import COMPUTING, LABELS, JobFigures, figures
+from headrace.observe.page.charts import CONFIG, charts
+from headrace.observe.summary import RunSummary
+from headrace.observe.timeline import CAUSES, Cause
+
+_FLAG = re.compile(r"(--[a-z][a-z-]*(?: [\w.]+(?= would))?)")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedJob:
+    """A job on the page."""
+
+    name: str
+    """What the user calls it."""
+    state: str
+    """Such as "finished" or "running, by process 7"."""
+    runs: Sequence[RunSummary]
+    """At least one."""
+
+
+def check_installed() -> None:
+    """Check that the page can be drawn.
+
+    Raises:
+        MissingExtraError: a library is missing.
+    """
+    try:
+        import jinja2  # noqa: F401 - only whether they are there
+        import vl_convert  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f'the report page needs {error.name}, which is not installed: pip install "headrace[report]"'
+        ) from error
+
+
+def write_page(path: Path, jobs: Sequence[ReportedJob], price: float | None = None) -> None:
+    """Write the page of one job, or of several side by side.
+
+    Args:
+        path: of the file, which is replaced.
+        jobs: at least one.
+        price: of one hour of the device; None for a page without money.
+
+    Raises:
+        MissingExtraError: a library is missing.
+        ConfigError: the file cannot be written.
+    """
+    page = render(jobs, price)
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def render(jobs: Sequence[ReportedJob], price: float | None = None) -> str:
+    """The page as HTML."""
+    check_installed()
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("headrace.observe.page", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = _number
+    environment.filters["seconds"] = _seconds
+    environment.filters["flags"] = _flags
+    shown = [_job(number, job, price) for number, job in enumerate(jobs)]
+    specs = {f"{name}-{job['number']}": spec for job in shown for name, spec in job["charts"].items()}
+    return environment.get_template("report.html.j2").render(
+        jobs=shown,
+        compared=_compared([job["figures"] for job in shown]),
+        causes=[(cause, LABELS[cause]) for cause in CAUSES],
+        price=price,
+        specs=jinja2.filters.do_mark_safe(_script_json(specs)),
+        config=jinja2.filters.do_mark_safe(_script_json(CONFIG)),
+        library=jinja2.filters.do_mark_safe(_library()),
+        written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+    )
+
+
+def _job(number: int, job: ReportedJob, price: float | None) -> dict[str, Any]:
+    found = figures(job.runs)
+    last = job.runs[-1]
+    return {
+        "number": number,
+        "name": job.name,
+        "state": job.state,
+        "runs": len(job.runs),
+        "started": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.runs[0].started_at)),
+        "figures": found,
+        "rows": [(cause, LABELS[cause], seconds) for cause in CAUSES if (seconds := found.causes[cause]) > 0],
+        "computing": COMPUTING,
+        "money": None if price is None else found.money(price),
+        "sequential": _times_slower(found),
+        "advice": last.figures["advice"],
+        "advices": last.figures["advices"],
+        "truncated": sum(run.figures["truncated"] for run in job.runs),
+        "skipped": last.figures["skipped"],
+        "lanes": last.figures["lanes"],
+        "settings": last.settings,
+        "versions": last.versions,
+        "charts": charts(job.runs, found),
+    }
+
+
+def _compared(every: Sequence[JobFigures]) -> list[tuple[str, list[str], str]]:
+    """The main figures of several jobs: what, its value in each, and how the last differs from the first."""
+    if len(every) < 2:
+        return []
+    rows: list[tuple[str, Callable[[JobFigures], float], Callable[[float], str]]] = [
+        ("records/s after the start", lambda one: one.records_per_s, lambda value: _number(value, 1)),
+        ("tokens/s after the start", lambda one: one.tokens_per_s, _number),
+        ("wall time", lambda one: one.wall_s, _seconds),
+        ("records ok", lambda one: one.ok, _number),
+        ("records failed", lambda one: one.failed, _number),
+        ("device busy after the start", lambda one: one.busy, _percent),
+        ("padding in what was computed", lambda one: one.padding, _percent),
+        *((LABELS[cause], functools.partial(_share_of, cause=cause), _percent) for cause in CAUSES),
+    ]
+    return [
+        (label, [shown(value(one)) for one in every], _change(value(every[0]), value(every[-1]), shown))
+        for label, value, shown in rows
+        if any(value(one) for one in every)
+    ]
+
+
+def _share_of(found: JobFigures, cause: Cause) -> float:
+    return found.causes[cause] / found.wall_s if found.wall_s > 0 else 0.0
+
+
+def _change(before: float, after: float, shown: Callable[[float], str]) -> str:
+    if shown is _percent:
+        return f"{100 * (after - before):+.1f} points"
+    return f"{after / before - 1:+.0%}" if before else ""
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _times_slower(found: JobFigures) -> float:
+    return found.sequential_s / found.wall_s if found.wall_s > 0 else 0.0
+
+
+def _script_json(value: object) -> str:
+    """JSON that cannot end the script element that holds it."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@functools.cache
+def _library() -> str:
+    """Vega, Vega-Lite and vega-embed as one script."""
+    import vl_convert
+
+    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    if value is None:
+        return "-"
+    if value and abs(value) < 10**-digits:
+        return f"{value:.2g}"
+    return f"{value:,.{digits}f}"
+
+
+def _flags(text: str) -> Any:
+    """Text with each flag in it as code, which no line break divides."""
+    import markupsafe
+
+    parts = _FLAG.split(text)
+    code = markupsafe.Markup("<code>{}</code>")
+    return markupsafe.Markup("").join(code.format(part) if place % 2 else part for place, part in enumerate(parts))
+
+
+def _seconds(value: float) -> str:
+    if value >= 7200:
+        return f"{value / 3600:,.1f} h"
+    return f"{value / 60:,.1f} min" if value >= 300 else f"{value:,.2f} s"
