@@ -165,7 +165,7 @@ class ServerState:
         if prompts * n > most:
             raise ApiError(
                 400,
-                f"n is {n}: {prompts} prompts with {n} choices each are more than the {most} answers per request",
+                f"n is {n}: {n} choices for each of {prompts} prompts are more than the {most} answers per request",
                 code="too_many",
                 param="n",
             )

@@ -97,7 +97,7 @@ def test_a_conversation_as_clients_keep_it(talker: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [{"best_of": 2}, {"logprobs": True}, {"tools": [{"type": "function", "function": {"name": "f"}}]}]
+    "field", [{"store": True}, {"logprobs": True}, {"tools": [{"type": "function", "function": {"name": "f"}}]}]
 )
 def test_what_cannot_be_obeyed_is_told_to_the_client(talker: str, field: dict[str, object]) -> None:
     with pytest.raises(openai.BadRequestError) as caught:

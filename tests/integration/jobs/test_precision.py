@@ -62,12 +62,12 @@ def test_the_fastest_numbers_that_pass_are_used_and_said(
     docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path
 ) -> None:
     report = headrace.run(docs, encoder_folder, sink=tmp_path / "auto.jsonl", task="embed", progress=False)
-    assert report.numbers is not None and report.numbers.dtype == "bfloat16"
-    assert "times as fast as float32, cosine >= 0.99" in report.numbers.detail
+    assert report.precision is not None and report.precision.dtype == "bfloat16"
+    assert "times as fast as float32, cosine >= 0.99" in report.precision.detail
     exact = headrace.run(
         docs, encoder_folder, sink=tmp_path / "exact.jsonl", task="embed", progress=False, dtype="float32"
     )
-    assert exact.numbers is not None and (exact.numbers.dtype, exact.numbers.detail) == ("float32", "as set")
+    assert exact.precision is not None and (exact.precision.dtype, exact.precision.detail) == ("float32", "as set")
     auto, plain = vectors(tmp_path / "auto.jsonl"), vectors(tmp_path / "exact.jsonl")
     assert not np.array_equal(auto, plain)
     cosines = (auto * plain).sum(1) / np.linalg.norm(auto, axis=1) / np.linalg.norm(plain, axis=1)
@@ -82,8 +82,8 @@ def test_a_device_that_only_emulates_them_keeps_float32(
 ) -> None:
     speeds["bfloat16"] = 0.02
     report = headrace.run(docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
-    assert report.numbers is not None and report.numbers.dtype == "float32"
-    assert report.numbers.detail == "bfloat16 is 0.02 times as fast here"
+    assert report.precision is not None and report.precision.dtype == "float32"
+    assert report.precision.detail == "bfloat16 is 0.02 times as fast here"
 
 
 def test_a_short_job_is_not_delayed(
@@ -95,8 +95,8 @@ def test_a_short_job_is_not_delayed(
 ) -> None:
     monkeypatch.setattr(tuning, "_WORTH_S", 20.0)
     report = headrace.run(docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
-    assert report.numbers is not None and report.numbers.dtype == "float32"
-    assert report.numbers.detail == "too few records to try bfloat16"
+    assert report.precision is not None and report.precision.dtype == "float32"
+    assert report.precision.detail == "too few records to try bfloat16"
 
 
 def test_nan_in_fewer_bits_falls_back_and_says_so(
@@ -115,8 +115,8 @@ def test_nan_in_fewer_bits_falls_back_and_says_so(
 
     monkeypatch.setattr(torch_network.TorchNetwork, "run", overflows)
     report = headrace.run(docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
-    assert report.numbers is not None and report.numbers.dtype == "float32"
-    assert report.numbers.detail.startswith("bfloat16 gives NaN or no output for ")
+    assert report.precision is not None and report.precision.dtype == "float32"
+    assert report.precision.detail.startswith("bfloat16 gives NaN or no output for ")
     assert "it runs in float32" in caplog.text
     assert report.ok == len(ROWS)
 
@@ -139,17 +139,17 @@ def test_labels_must_stay_the_same(
 
     monkeypatch.setattr(torch_network.TorchNetwork, "run", flips)
     report = headrace.run(docs, folder, sink=tmp_path / "out.jsonl", task="classify", progress=False)
-    assert report.numbers is not None
-    assert report.numbers.dtype == ("bfloat16" if same else "float32"), report.numbers.detail
-    assert ("bfloat16 is too far off" in report.numbers.detail) is not same
-    assert "with the same label" in report.numbers.detail
+    assert report.precision is not None
+    assert report.precision.dtype == ("bfloat16" if same else "float32"), report.precision.detail
+    assert ("bfloat16 is too far off" in report.precision.detail) is not same
+    assert "with the same label" in report.precision.detail
 
 
 def test_a_sample_of_one_record(docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path) -> None:
     docs.write_text(json.dumps(ROWS[7]) + "\n")
     report = headrace.run(docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
-    assert report.numbers is not None and report.numbers.dtype == "bfloat16"
-    assert report.numbers.detail.endswith("on 1 record")
+    assert report.precision is not None and report.precision.dtype == "bfloat16"
+    assert report.precision.detail.endswith("on 1 record")
 
 
 MANY = 2_500
@@ -184,7 +184,7 @@ def begun_in_bfloat16(docs: Path, folder: Path, output: Path, **options: Any) ->
     STOP.append(stop)
     end, report = execute(settings, stop, progress=False)
     assert end.state == "interrupted" and 0 < end.records < MANY
-    assert report.numbers is not None and report.numbers.dtype == "bfloat16"
+    assert report.precision is not None and report.precision.dtype == "bfloat16"
     assert state(output)["fingerprint"]["engine"]["dtype"] == "bfloat16"
     return settings
 
@@ -196,8 +196,8 @@ def test_a_resumed_job_goes_on_in_the_same_numbers(
     speeds["bfloat16"] = 1.0  # no gain here: a new job would run in float32
     end, report = execute(settings, StopRequest(), progress=False)
     assert (end.state, end.records, end.failed) == ("finished", MANY, 0)
-    assert report.numbers is not None
-    assert (report.numbers.dtype, report.numbers.detail) == ("bfloat16", "as when the job was started")
+    assert report.precision is not None
+    assert (report.precision.dtype, report.precision.detail) == ("bfloat16", "as when the job was started")
     assert len(vectors(tmp_path / "out.jsonl")) == MANY
     assert execute(settings, StopRequest(), progress=False)[0].state == "already_finished"
 
@@ -235,7 +235,7 @@ def test_the_rest_of_a_job_may_be_computed_in_other_numbers(
 def test_an_iterator_is_not_read_for_a_sample(speeds: dict[str, float], encoder_folder: Path, tmp_path: Path) -> None:
     report = headrace.run(iter(ROWS), encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
     assert report.ok == len(ROWS)
-    assert report.numbers is not None and report.numbers.dtype == "float32"
+    assert report.precision is not None and report.precision.dtype == "float32"
 
 
 def test_vectors_are_pooled_and_normalised_in_float32(sentence_folder: Callable[..., Path]) -> None:
@@ -252,5 +252,5 @@ def test_numbers_that_the_device_lacks_are_used_if_set_and_said_to_be_slow(
     report = headrace.run(
         docs, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False, dtype="bfloat16"
     )
-    assert report.numbers is not None and report.numbers.dtype == "bfloat16"
-    assert report.numbers.detail == "as set; this device computes it at 0.13 times the speed of float32"
+    assert report.precision is not None and report.precision.dtype == "bfloat16"
+    assert report.precision.detail == "as set; this device computes it at 0.13 times the speed of float32"

@@ -82,6 +82,19 @@ def test_lines_of_a_batch_have_all_choices(server: Running) -> None:
         assert answer["response"]["body"]["usage"] == whole["usage"]
 
 
+def test_lines_of_a_batch_take_token_ids(server: Running) -> None:
+    url = "/v1/completions"
+    bodies = [{"prompt": PROMPTS["prompt"]}]
+    bodies.append({"prompt": [server.post("/tokenize", {"prompt": one}).json()["tokens"] for one in PROMPTS["prompt"]]})
+    rows = [{"custom_id": str(n), "method": "POST", "url": url, "body": body} for n, body in enumerate(bodies)]
+    rows.append({"custom_id": "2", "method": "POST", "url": url, "body": {"prompt": [99_999]}})
+    done = ended(server, begin(server, rows, url))
+    text, ids = (row["response"]["body"]["choices"] for row in rows_of(server, done["output_file_id"]))
+    assert ids == text
+    [bad] = rows_of(server, done["error_file_id"])
+    assert "99999" in bad["error"]["message"]
+
+
 @pytest.mark.parametrize("n", [0, 129, True, 1.5, "2"])
 def test_a_wrong_number_of_choices_is_refused(server: Running, n: object) -> None:
     response = server.post("/v1/chat/completions", {**CHAT, "n": n})

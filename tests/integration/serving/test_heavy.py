@@ -157,7 +157,7 @@ def test_limits_hold_for_chats_in_batches(tmp_path: Path) -> None:
         batch_line(number, url, {"messages": [{"role": "user", "content": content}]})
         for number, content in enumerate(contents)
     ]
-    rows[4]["body"]["n"] = 2
+    rows[4]["body"]["best_of"] = 2
     with running(
         ServerSettings(EngineConfig(task="generate", engine=f"{ENGINES}:Talker"), limits=LIMITS, state=tmp_path)
     ) as server:
@@ -165,7 +165,7 @@ def test_limits_hold_for_chats_in_batches(tmp_path: Path) -> None:
         answers = [row["response"]["body"] for row in rows_of(server, done["output_file_id"])]
         told = [row["error"]["message"] for row in rows_of(server, done["error_file_id"])]
     assert [answer["choices"][0]["message"]["content"] for answer in answers] == ["fine", "in parts"]
-    for word, message in zip(("1,005 characters", "image_url", "n is 2"), told, strict=True):
+    for word, message in zip(("1,005 characters", "image_url", "best_of is 2"), told, strict=True):
         assert word in message
 
 

@@ -125,6 +125,7 @@ def test_openais_client_reads_them(server: Running) -> None:
     [
         ("/v1/chat/completions", {"logprobs": 3}, "logprobs"),
         ("/v1/chat/completions", {"logprobs": 1}, "logprobs"),
+        ("/v1/chat/completions", {"logprobs": 1.0}, "logprobs"),
         ("/v1/chat/completions", {"top_logprobs": 3}, "top_logprobs"),
         ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ("/v1/chat/completions", {"logprobs": True, "stream": True}, "logprobs"),

@@ -32,7 +32,7 @@ def wanted(request: Request) -> int | None:
         if given is not None and given is not False and not _is_count(given):
             raise RecordError(f"logprobs is {given!r:.60}: it must be an int from 0 to {MOST}", param="logprobs")
         return given if isinstance(given, int) and given is not False else None
-    if given not in (None, True, False) or type(given) is int:
+    if given is not None and not isinstance(given, bool):
         raise RecordError(f"logprobs is {given!r:.60}: for a chat it must be true or false", param="logprobs")
     if top is not None and (not _is_count(top) or not given):
         raise RecordError(

@@ -104,7 +104,7 @@ class TokenSampler:
 
 def _measured(logits: torch.Tensor, token: int, count: int) -> TokenLogprob:
     logprobs = logits.log_softmax(-1)
-    best = logprobs.topk(count)
+    best = logprobs.topk(min(count, len(logprobs)))
     return TokenLogprob(
         token, float(logprobs[token]), tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
     )

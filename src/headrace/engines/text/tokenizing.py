@@ -142,14 +142,15 @@ class TextTokens:
 
     def length(self, first: str, second: str) -> int:
         """The number of tokens of a pair, without truncation."""
-        return len(self._unlimited().encode(first, second).ids)
+        unlimited: Tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        unlimited.no_truncation()
+        return len(unlimited.encode(first, second).ids)
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
         """See `TokenizingEngine.tokenize`."""
         if refusal := text_refusal(value):
             raise refusal
-        encoding = self._unlimited().encode(self._prompts.before(str(value)), add_special_tokens=add_special_tokens)
-        return list(encoding.ids)
+        return self._cutter.ids(self._prompts.before(str(value)), add_special_tokens=add_special_tokens)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """See `TokenizingEngine.detokenize`."""
@@ -182,11 +183,6 @@ class TextTokens:
                 types[row, real] = tokens[1]
         arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         return {name: array for name, array in arrays.items() if name in names}
-
-    def _unlimited(self) -> Tokenizer:
-        tokenizer: Tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
-        tokenizer.no_truncation()
-        return tokenizer
 
     def _ready(self, value: str | Sequence[str] | PromptedText | TokenIds) -> Prepared[Tokens] | RecordError | None:
         """The model input of a value that the tokenizer does not handle; None for others."""

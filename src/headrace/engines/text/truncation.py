@@ -54,9 +54,9 @@ class TextTruncator:
         self._strips = any(token.lstrip for token in self._tokenizer.get_added_tokens_decoder().values())
         self._runs = _long_runs(self._tokenizer)
 
-    def ids(self, text: str) -> list[int]:
-        """The tokens of a text, without special tokens."""
-        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """All tokens of a text."""
+        [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
 
     def cut(self, text: str, tokens: int) -> str:

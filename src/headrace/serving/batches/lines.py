@@ -156,6 +156,7 @@ class Lines:
         _refuse_stream(request)
         _refuse_timeout(request)
         self._state.check_messages(request.messages)
+        self._state.check_choices(1, request.choices)
         return _Inputs(request.records(messages=request.messages), n=request.choices)
 
     def _score(self, body: object) -> _Inputs:

@@ -45,6 +45,7 @@ def router(state: ServerState) -> APIRouter:
         """Generate the next message of a chat."""
         state.check_model(body.model)
         body.check_stream()
+        state.check_choices(1, body.choices)
         size = (state.check_messages(body.messages) + state.answer_cost(body.most_tokens)) * body.choices
         records = body.records(messages=body.messages)
         call = state.call(request, body.timeout, "messages")
