@@ -8,13 +8,15 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.integration.vllm.conftest import OPTIONS
 
-from headrace.errors import ConfigError, EngineDeadError, EngineError
+from headrace.errors import ConfigError, EngineDeadError, EngineError, TransientError
 
 LONG = {"prompt": "hello", "max_tokens": 480, "ignore_eos": True}
 SHORT = {"prompt": "hello", "max_tokens": 1}
@@ -141,3 +143,15 @@ def test_closing_ends_what_is_under_way_and_may_be_done_twice(model: Path) -> No
 
     asyncio.run(main())
     engine.close()
+
+
+def test_a_request_that_vllm_aborts_is_not_the_record_s_failure(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the core shuts down beside a job that stops: the record is left for the next run."""
+
+    async def aborted(*_: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(finished=True, outputs=[SimpleNamespace(text="", finish_reason="abort")])
+
+    (payload,) = payloads(engine, SHORT)
+    monkeypatch.setattr(engine._engine, "generate", aborted)
+    with pytest.raises(TransientError, match="aborted"):
+        asyncio.run(engine.infer(payload))

@@ -35,7 +35,7 @@ from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, Request, Sampling, default_sampling, parse
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, check_unicode, sampling_params
-from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
+from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError, TransientError
 
 _SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"seed"}  # --seed is the engine's
 
@@ -191,6 +191,7 @@ class VllmEngine:
 
         Raises:
             RecordError: vLLM refuses the request.
+            TransientError: vLLM aborted the request, as when it shuts down.
             EngineError: vLLM failed at this request, but is still running.
             EngineDeadError: vLLM's core process ended.
         """
@@ -274,6 +275,8 @@ def _own_seed(seed: int, tokens: Sequence[int]) -> int:
 
 def _generation(output: vllm.RequestOutput) -> Generation:
     answer = output.outputs[0]
+    if answer.finish_reason == "abort":  # as when the core shuts down: not a record failure
+        raise TransientError("vLLM aborted the request")
     if answer.finish_reason not in ("stop", "length"):
         raise EngineError(f"vLLM ended the request with {answer.finish_reason!r}")
     return Generation(
