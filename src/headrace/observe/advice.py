@@ -241,14 +241,15 @@ def _write(numbers: AdviceInputs) -> Advice | None:
 
 
 def _padding(numbers: AdviceInputs) -> Advice | None:
-    """Too much of what is computed is padding."""
+    """Too much of what is computed is padding, although a job's batches hold records of similar length."""
     if numbers.padding_efficiency >= _PADDING_ENOUGH or numbers.busy < _BUSY_ENOUGH:
         return None  # where the device waits, too few records wait to choose from
     gain = numbers.device_gain(numbers.lost("padding"))
+    flag = numbers.host.batch_flag
     return Advice(
-        "length bucketing",
+        flag,
         f"The engine was busy {numbers.busy:.0%} of the time, but {1 - numbers.padding_efficiency:.0%} of what it "
-        "computed was padding: batch records of similar length together (length bucketing), which would save up to "
+        f"computed was padding: a smaller {flag} batches records of more similar length, which would save up to "
         f"{_of(numbers, gain)}.",
         gain,
     )

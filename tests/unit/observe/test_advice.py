@@ -136,7 +136,7 @@ def test_larger_batches_where_each_takes_long_whatever_is_in_it() -> None:
     check_saved(before, changed(job, batch_size=job.batch_size * times).run(), at_most=False)
 
 
-def test_bucketing_where_most_of_what_is_computed_is_padding() -> None:
+def test_smaller_batches_where_much_of_what_is_computed_is_padding() -> None:
     job = Simulation(padding=0.4)
     before = job.run()
     said(before, "40% of what it computed was padding")
