@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,14 +107,6 @@ def _limit_files(groups: Path, own: Path) -> list[Path]:
         folder = root / place.lstrip("/")
         files += [above / name for above in (folder, *folder.parents) if above.is_relative_to(root)]
     return files
-
-
-def process_bytes(statm: Path = Path("/proc/self/statm")) -> int:
-    """The memory that the process holds now; the most it has held so far where Linux does not tell."""
-    fields = _read(statm).split()
-    if len(fields) > 1:
-        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class PeakMeter:

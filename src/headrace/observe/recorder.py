@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
+from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError
 from headrace.events import Event, JobDone, JobStarted
 from headrace.io.storage.locations import is_remote
@@ -79,7 +79,7 @@ class Recorder:
         due = self._clock()  # a run that is killed early has a report too
         while not self._over.wait(_SAMPLE_S):
             now = self._clock()
-            if (held := memory_held()) is not None:
+            if (held := process_bytes()) is not None:
                 self._builder.note_memory(now, held)
             if now >= due:
                 self._write("running", now)
@@ -112,12 +112,3 @@ def _earlier(path: Path) -> list[str]:
         return [run.as_json() for run in summary.read(path)]
     except ConfigError:
         return []
-
-
-def memory_held() -> int | None:
-    """Bytes that this process holds in memory; None where the system does not tell."""
-    try:
-        with Path("/proc/self/statm").open("rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return None

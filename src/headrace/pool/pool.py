@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
 from headrace.batching.options import number, optional, whole
-from headrace.device.memory import process_bytes
+from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError, EngineError, NotRunningError, StoppedError, text_of
 from headrace.pool.loading import make, unload
 from headrace.pool.model import ModelStats, PoolEntry
@@ -84,7 +84,7 @@ class ModelPool:
         else:
             self._budget = number("memory_bytes", memory_bytes, above=0)
         self._counts_models = max_models is not None
-        self._used_memory = used_memory or process_bytes
+        self._used_memory = used_memory or _process_bytes
         self._entries: dict[str, PoolEntry] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
@@ -334,3 +334,7 @@ class ModelPool:
         del model, rest
         entry.phase = Phase.UNLOADED
         self._decide()
+
+
+def _process_bytes() -> float:
+    return process_bytes() or 0
