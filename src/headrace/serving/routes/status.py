@@ -42,7 +42,8 @@ def router(state: ServerState, task: str) -> APIRouter:
     async def model(model: str) -> Response:
         """Describe the served model."""
         state.check_model(model)
-        return JsonReply(described(model, task, state.service.model.commit))
+        served = state.service.model
+        return JsonReply(described(model if model in served.names else served.name, task, served.commit))
 
     return routes
 
