@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError, EngineError, HeadraceError, MissingExtraError
+from headrace.fsspec_clients import fsspec_client
 from headrace.models.base import Listing
 
 SCHEMES = ("s3://", "gs://")
@@ -103,10 +104,8 @@ class StoredModel:
 
     def _store(self) -> tuple[Any, str]:
         """fsspec's file system, and the path in it."""
-        from fsspec.core import url_to_fs
-
-        store, place = url_to_fs(self.typed.rstrip("/"), use_listings_cache=False)
-        return store, place
+        client = fsspec_client(self.typed.partition("://")[0])
+        return client(use_listings_cache=False), client._strip_protocol(self.typed.rstrip("/"))
 
     @contextmanager
     def _as_own_errors(self) -> Iterator[None]:

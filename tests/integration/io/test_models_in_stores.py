@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from tests.small_models import text_model
 
 import headrace
@@ -45,6 +47,13 @@ def test_a_model_is_downloaded_once(stored: Any, encoder: Path, monkeypatch: pyt
     monkeypatch.setattr(stored, "get_file", None)
     monkeypatch.setattr(stored, "find", None)
     assert fetch(config) == folder
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_client_that_another_library_has_registered_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As importing flyte does."""
+    monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "s3", MemoryFileSystem)
+    assert resolve(CONFIG).commit is not None
 
 
 def test_a_job_runs_and_goes_on_with_the_version_it_was_begun_with(stored: Any, tmp_path: Path) -> None:

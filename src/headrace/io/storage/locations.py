@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.errors import ConfigError, MissingExtraError
+from headrace.fsspec_clients import fsspec_client
 from headrace.retry import PermanentIOError, RetryPolicy, is_transient_io
 
 T = TypeVar("T")
@@ -59,25 +59,13 @@ def locate(name: str | Path) -> Path:
 
         options = _OPTIONS.get(scheme, {})
         place: Any = UPath(str(name), **options)
-        place._fs_cached = _client(scheme)(**options)  # also used by locations derived from this one
+        place._fs_cached = fsspec_client(scheme)(**options)  # also used by locations derived from this one
     except ImportError as error:
         package = _CLIENTS.get(scheme, '"headrace[io]"')
         raise MissingExtraError(
             f"{scheme}:// needs a client that is not installed ({error}): pip install {package}"
         ) from error
     return place  # type: ignore[no-any-return]  # has a path's methods, but is not a Path
-
-
-def _client(scheme: str) -> Any:
-    """fsspec's class for a scheme, even if another library, such as flyte, has registered another.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    from fsspec.registry import known_implementations
-
-    module, _, name = known_implementations[scheme]["class"].rpartition(".")
-    return getattr(importlib.import_module(module), name)
 
 
 def can_write(place: Path) -> bool:
