@@ -30,11 +30,11 @@ _MOST_BYTES = 1024 * 1024
 Seconds = Annotated[float, Field(gt=0)]
 
 
-class _Entry(BaseModel):
+class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class PoolEntry(_Entry):
+class PoolSection(_Section):
     """The room for models."""
 
     max_models: Annotated[int, Field(ge=1)] | None = None
@@ -42,7 +42,7 @@ class PoolEntry(_Entry):
     """Such as 16GB."""
 
 
-class ModelEntry(_Entry):
+class ModelSection(_Section):
     """One model of the file."""
 
     name: str
@@ -55,6 +55,7 @@ class ModelEntry(_Entry):
     engine_timeout_s: Seconds | None = None
     batch_tokens: Annotated[int, Field(ge=1)] | None = None
     batch_size: Annotated[int, Field(ge=1)] | None = None
+    pickled_weights: bool = False
     memory: str | None = None
     max_wait_s: Annotated[float, Field(ge=0)] | None = None
     idle_timeout_s: Seconds | None = None
@@ -63,11 +64,11 @@ class ModelEntry(_Entry):
     """Names of the API keys that may use it; none for all."""
 
 
-class ModelsFile(_Entry):
+class ModelsFile(_Section):
     """The whole file."""
 
-    pool: PoolEntry = PoolEntry(max_models=1)
-    models: Annotated[list[ModelEntry], Field(min_length=1)]
+    pool: PoolSection = PoolSection(max_models=1)
+    models: Annotated[list[ModelSection], Field(min_length=1)]
 
 
 def read_models(path: Path) -> ModelsFile:
@@ -102,7 +103,7 @@ def _first(error: ValidationError) -> str:
     place = ".".join(str(part) for part in first["loc"]) or "the file"
     if first["type"] != "extra_forbidden":
         return f"{place}: {first['msg']}"
-    kind = PoolEntry if first["loc"][0] == "pool" else ModelEntry if len(first["loc"]) > 1 else ModelsFile
+    kind = PoolSection if first["loc"][0] == "pool" else ModelSection if len(first["loc"]) > 1 else ModelsFile
     close = difflib.get_close_matches(str(first["loc"][-1]), list(kind.model_fields), 1)
     meant = f"did you mean {close[0]}?" if close else f"known: {', '.join(kind.model_fields)}"
     return f"{place} is unknown; {meant}"
@@ -148,7 +149,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     ), state
 
 
-def _served(entry: ModelEntry, shared: ServerSettings) -> ModelApp:
+def _served(entry: ModelSection, shared: ServerSettings) -> ModelApp:
     config = EngineConfig(
         task=entry.task,
         model=entry.model,
@@ -158,6 +159,7 @@ def _served(entry: ModelEntry, shared: ServerSettings) -> ModelApp:
         batch_size=entry.batch_size,
         engine_process=entry.engine_process,
         engine_timeout_s=entry.engine_timeout_s,
+        pickled_weights=entry.pickled_weights,
     )
     names = (entry.name, *entry.aliases)
     settings = checked(replace(shared, config=config, name=names, keys=(), state=None))

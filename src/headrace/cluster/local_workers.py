@@ -143,9 +143,11 @@ class LocalWorkers:
             pickle.dumps(spec)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
-        self._workers = [LocalWorker(spec, share) for share in shares]
-        self.initial = list(self._workers)
+        self._workers: list[LocalWorker] = []
         try:
+            for share in shares:
+                self._workers.append(LocalWorker(spec, share))
+            self.initial = list(self._workers)
             self.info = self._first_info()
         except BaseException:
             self.close()

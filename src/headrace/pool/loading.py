@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.batching.batcher import Batcher
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, ProcessError, text_of
 
 _NOTHING = object()
 
@@ -54,6 +54,13 @@ async def unload(model: Any, rest: Any) -> None:
         await _on_thread(close)
 
 
+def as_exception(error: BaseException) -> Exception:
+    """The error, or one with its name and text where a future or a task would not pass it on."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return ProcessError(f"{type(error).__name__}: {text_of(error)}")
+
+
 def _close(model: object) -> None:
     """Close a model or a generator whose loading took too long."""
     if callable(close := getattr(model, "close", None)):
@@ -70,7 +77,7 @@ async def _on_thread(call: Callable[[], Any], too_late: Callable[[Any], object] 
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 
-    def settle(result: Any, error: BaseException | None) -> None:
+    def settle(result: Any, error: Exception | None) -> None:
         if done.done():
             if error is None and too_late is not None:
                 threading.Thread(target=too_late, args=(result,), daemon=True).start()
@@ -80,11 +87,12 @@ async def _on_thread(call: Callable[[], Any], too_late: Callable[[Any], object] 
             done.set_result(result)
 
     def run() -> None:
-        result, error = None, None
+        result: Any = None
+        error: Exception | None = None
         try:
             result = call()
         except BaseException as raised:  # noqa: BLE001 - of a user's function; the caller receives it
-            error = raised
+            error = as_exception(raised)
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:  # the loop is closed

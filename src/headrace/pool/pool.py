@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 from headrace.batching.options import number, optional, whole
 from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError, EngineError, NotRunningError, StoppedError, text_of
-from headrace.pool.loading import make, unload
+from headrace.pool.loading import as_exception, make, unload
 from headrace.pool.model import ModelStats, PoolEntry
 from headrace.pool.policy import Phase, decide
 
@@ -281,13 +281,21 @@ class ModelPool:
     async def _load(self, entry: PoolEntry) -> None:
         assert self._loop is not None
         started, before = self._loop.time(), self._used_memory()
+        limit = asyncio.timeout(entry.load_timeout_s)
         try:
-            async with asyncio.timeout(entry.load_timeout_s):
+            async with limit:
                 entry.model, entry.rest = await make(entry.load)
-        except TimeoutError:
-            self._not_loaded(entry, f"loading model {entry.name!r} took longer than {entry.load_timeout_s:g} s")
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything: its own requests fail
-            self._not_loaded(entry, f"model {entry.name!r} cannot be loaded: {text_of(error)}", error)
+        except BaseException as raised:
+            error = as_exception(raised)
+            late = limit.expired()  # the function may raise a TimeoutError of its own
+            why = (
+                f"took longer than {entry.load_timeout_s:g} s to load"
+                if late
+                else f"cannot be loaded: {text_of(error)}"
+            )
+            self._not_loaded(entry, f"model {entry.name!r} {why}", error)
+            if _is_cancelled(raised):
+                raise
         else:
             self._loaded(entry, started, self._used_memory() - before)
         self._decide()
@@ -312,7 +320,7 @@ class ModelPool:
                 granted.set_result(None)
                 entry.grant(arrived, now)
 
-    def _not_loaded(self, entry: PoolEntry, why: str, error: Exception | None = None) -> None:
+    def _not_loaded(self, entry: PoolEntry, why: str, error: Exception) -> None:
         assert self._loop is not None
         entry.phase = Phase.UNLOADED
         entry.failed_loads += 1
@@ -328,7 +336,9 @@ class ModelPool:
         entry.model = entry.rest = None
         try:
             await unload(model, rest)
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and others wait for the room
+        except BaseException as error:
+            if _is_cancelled(error):
+                raise
             kind = type(error).__name__
             logger.warning("headrace: unloading model %r raised %s: %s", entry.name, kind, text_of(error))
         del model, rest
@@ -338,3 +348,9 @@ class ModelPool:
 
 def _process_bytes() -> float:
     return process_bytes() or 0
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether this task is being cancelled. A user's function may raise the same error, or any other."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and bool(task.cancelling())

@@ -132,10 +132,13 @@ class ModelRouter:
             raise ApiError(503, "the server is stopping", code="stopping", retry_after_s=5) from None
         except (EngineError, ConfigError) as error:
             raise ApiError(503, _line(error), code="model_not_loaded", retry_after_s=5) from error
+        except asyncio.CancelledError:
+            if entering.done() and not entering.cancelled() and entering.exception() is None:
+                await using.__aexit__(None, None, None)  # it was granted at the same moment
+            raise
         finally:
             leaving.cancel()
-            if not entering.done():
-                entering.cancel()
+            entering.cancel()
             await asyncio.gather(entering, leaving, return_exceptions=True)
 
     def _chosen(self, name: object, offering: Sequence[ModelApp], path: str) -> ModelApp:

@@ -175,7 +175,7 @@ def test_a_load_that_takes_too_long_leaves_the_room_to_others(virtual: VirtualTi
         async with pool:
             ended = await asyncio.gather(use(pool, "stuck"), use(pool, "a"), return_exceptions=True)
             assert isinstance(ended[0], EngineError)
-            assert str(ended[0]) == "loading model 'stuck' took longer than 30 s"
+            assert str(ended[0]) == "model 'stuck' took longer than 30 s to load"
             assert ended[1] == 31.0
 
     virtual(main())
@@ -432,5 +432,50 @@ def test_a_request_that_leaves_at_the_moment_it_gets_the_model_gives_it_back(vir
             [ended] = await asyncio.gather(*leaving, return_exceptions=True)
             assert isinstance(ended, asyncio.CancelledError)
             assert (pool.stats()["it"].requests, pool.stats()["it"].in_use) == (1, 0)
+
+    virtual(main())
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), StopIteration(), TimeoutError()]
+)
+@pytest.mark.parametrize("kind", ["function", "coroutine", "async generator"])
+def test_whatever_loading_raises_fails_its_own_requests_and_leaves_the_room(error: BaseException, kind: str) -> None:
+    def function() -> str:
+        raise error
+
+    async def coroutine() -> str:
+        raise error
+
+    async def generator() -> AsyncIterator[str]:
+        if kind:
+            raise error
+        yield "it"
+
+    async def main() -> None:
+        pool = ModelPool(max_models=1)
+        load: Any = {"function": function, "coroutine": coroutine, "async generator": generator}[kind]
+        pool.add("it", load, load_timeout_s=None)
+        pool.add("a", Machine(load_s=0).model("a"))
+        async with pool:
+            with pytest.raises(EngineError, match="model 'it' cannot be loaded"):
+                await use(pool, "it")
+            await use(pool, "a", 0)
+
+    asyncio.run(main())
+
+
+def test_whatever_unloading_raises_leaves_the_room(virtual: VirtualTime) -> None:
+    async def bad() -> AsyncIterator[str]:
+        yield "bad"
+        raise SystemExit(3)
+
+    async def main() -> None:
+        pool = ModelPool(max_models=1)
+        pool.add("bad", bad)
+        pool.add("a", Machine().model("a"))
+        async with pool:
+            await use(pool, "bad")
+            await use(pool, "a")
 
     virtual(main())

@@ -1,0 +1,36 @@
+"""A request that is cancelled while it waits for its model."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from headrace import ModelPool
+from headrace.serving.limits import ServeLimits
+from headrace.serving.pooled import ModelRouter
+
+
+async def connected() -> Any:
+    await asyncio.Event().wait()
+
+
+def test_a_request_that_is_cancelled_when_it_gets_its_model_gives_it_back() -> None:
+    requests: list[asyncio.Task[Any]] = []
+
+    async def load() -> str:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: loop.call_soon(requests[0].cancel))  # once the waiting task has the model
+        return "it"
+
+    async def main() -> None:
+        pool = ModelPool(max_models=1)
+        pool.add("it", load)
+        async with pool:
+            router = ModelRouter(pool, [], SimpleNamespace(limits=ServeLimits()))  # type: ignore[arg-type]
+            requests.append(asyncio.create_task(router._entered(pool.use("it"), "it", connected)))
+            [ended] = await asyncio.gather(*requests, return_exceptions=True)
+            assert isinstance(ended, asyncio.CancelledError)
+            assert (pool.stats()["it"].requests, pool.stats()["it"].in_use) == (1, 0)
+
+    asyncio.run(main())
