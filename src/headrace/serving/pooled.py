@@ -48,16 +48,10 @@ class ModelApp:
         found = (route for route in self.app.routes if "POST" in (getattr(route, "methods", None) or ()))
         object.__setattr__(self, "paths", frozenset(getattr(route, "path", "") for route in found))
 
-    @contextlib.asynccontextmanager
-    async def loaded(self) -> AsyncIterator[FastAPI]:
-        """The app while its model is loaded."""
+    async def load(self) -> AsyncIterator[FastAPI]:
+        """The app while its model is loaded, for `ModelPool.add`."""
         async with self.app.router.lifespan_context(self.app):
             yield self.app
-
-    async def load(self) -> AsyncIterator[FastAPI]:
-        """The same as a generator, for `ModelPool.add`."""
-        async with self.loaded() as app:
-            yield app
 
 
 class ModelRouter:
