@@ -80,6 +80,8 @@ class EngineProfile:
     """Whether it can be loaded in another `dtype` (`TunableEngine`)."""
     tokenizes: bool = False
     """Whether it takes token ids and makes them (`TokenizingEngine`)."""
+    shares_prefixes: bool = False
+    """Whether it reads the common beginning of prompts once, from a cache, if they come close together."""
 
     def __post_init__(self) -> None:
         one_of("batching", self.batching, get_args(Batching))
@@ -88,6 +90,7 @@ class EngineProfile:
         one_of("followable", self.followable, (False, True))
         one_of("tunable", self.tunable, (False, True))
         one_of("tokenizes", self.tokenizes, (False, True))
+        one_of("shares_prefixes", self.shares_prefixes, (False, True))
         needed = _NEEDED[self.batching]
         for name in ("batch_size", "batch_cost", "max_in_flight", "max_cost", *_BATCHES_ONLY):
             value = getattr(self, name)
