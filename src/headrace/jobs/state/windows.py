@@ -117,6 +117,28 @@ class Windows:
         """How many records are committed in windows."""
         return sum(len(window.positions) - window.left for window in self.open)
 
+    @property
+    def staged_positions(self) -> list[Interval]:
+        """The positions of these records."""
+        return [Interval(position, position + 1) for window in self.open for position in window.done]
+
+    @property
+    def suffix(self) -> str:
+        """The end of the parts' names."""
+        return self._writer.suffix
+
+    def others(self, committed: Sequence[Interval]) -> list[Interval]:
+        """The parts of the output with no record of an open window: these are being put in order."""
+        return [part for part in committed if not any(window.overlaps(part) for window in self.open)]
+
+    def check(self, *, read: bool) -> list[Damage]:
+        """The damaged parts of open windows; see `PartFolder.check`."""
+        return [
+            damage
+            for window in self.open
+            for damage in window.parts.check(window.committed, set(window.committed) if read else ())
+        ]
+
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     def load(self, committed: Sequence[Interval]) -> Loaded:
@@ -140,18 +162,17 @@ class Windows:
             if window.lies_in(Ledger(kept)):
                 self._remove(path)
                 continue
-            again = [part for part in kept if window.overlaps(part)]  # a kill came while it was put in order
-            self._output.discard([Damage(self._output.part_path(part), part, "") for part in again])
-            kept = [part for part in kept if part not in again]
             window.committed, bad = parts.resume()
             damaged += bad
             self._open[window.number] = window
+        again = set(kept) - set(self.others(kept))  # a kill came while a window was put in order
+        self._output.discard([Damage(self._output.part_path(part), part, "") for part in again])
+        kept = self.others(kept)
         self._last = max(self._open, default=0)
         for window in self.open:
             if not window.left:
                 kept += self._restore(window)
-        staged = [Interval(position, position + 1) for window in self.open for position in window.done]
-        return Loaded(kept, staged, damaged)
+        return Loaded(kept, self.staged_positions, damaged)
 
     def look(self) -> Windows:
         """Read what there is, without a change: a job may be running. Leaves out windows that cannot be read."""
@@ -241,8 +262,8 @@ class Windows:
 
     # -- back to input order -----------------------------------------------------------------------------------------
 
-    def restored(self, window: Window) -> Iterator[tuple[Interval, bytes, bytes]]:
-        """What is committed of a window as parts in input order: interval, rows and dead letters.
+    def rearranged(self, window: Window, pieces: Sequence[Sequence[int]]) -> Iterator[tuple[bytes, bytes]]:
+        """The rows and the dead letters of committed positions, for each of `pieces`.
 
         Needs memory for the rows of one window.
         """
@@ -251,12 +272,10 @@ class Windows:
         places = chain.from_iterable(range(start, end) for start, end in window.committed)
         good = (window.positions[place] for place in places)
         row_of = {position: row for row, position in enumerate(p for p in good if p not in letters)}
-        slices = list(stretches(window.done, _PART_ROWS))
-        chosen = [[row_of[position] for position in piece if position in row_of] for piece in slices]
+        chosen = [[row_of[position] for position in piece if position in row_of] for piece in pieces]
         paths = [window.parts.part_path(interval) for interval in window.committed]
-        for piece, rows in zip(slices, self._writer.rearrange(paths, chosen), strict=True):
-            failures = b"".join(letters[position] for position in piece if position in letters)
-            yield Interval(piece.start, piece.stop), rows, failures
+        for piece, rows in zip(pieces, self._writer.rearrange(paths, chosen), strict=True):
+            yield rows, b"".join(letters[position] for position in piece if position in letters)
 
     def give_up(self) -> None:
         """Write what is committed in all windows to the output, and remove them: the job will not be continued."""
@@ -268,9 +287,10 @@ class Windows:
         if damaged := window.parts.check(window.committed, set(window.committed)):
             raise BrokenOffError(f"{listed(damaged)}: damaged since it was committed; run again to compute it again")
         written = []
-        for interval, rows, failures in self.restored(window):
-            self._output.commit(interval, rows, failures)
-            written.append(interval)
+        pieces = list(stretches(window.done, _PART_ROWS))
+        for piece, (rows, failures) in zip(pieces, self.rearranged(window, pieces), strict=True):
+            written.append(Interval(piece.start, piece.stop))
+            self._output.commit(written[-1], rows, failures)
         del self._open[window.number]
         self._remove(window.parts.path)
         return written
