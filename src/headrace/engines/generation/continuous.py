@@ -284,7 +284,7 @@ class GenerationEngine:
 
     def shared(self, key: int) -> float:
         """Tokens of the prompt in pages of an earlier request."""
-        return 0 if self._scheduler is None else self._scheduler.pages.shared(str(key))
+        return 0 if self._scheduler is None else self._scheduler.shared(str(key))
 
     def overlap(self, record: TokenizedRequest | _Resumed) -> float:
         """Tokens of the prompt in pages of requests that are in the engine."""

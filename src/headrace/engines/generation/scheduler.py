@@ -149,6 +149,11 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
                 self._note_computed(part.state)
         self._parts = []
 
+    def shared(self, request_id: str) -> int:
+        """Tokens of a request in pages that others hold, and held first."""
+        waiting = self.waiting_requests.get(request_id)
+        return self.pages.shared(request_id) if waiting is None else self.pages.held(waiting.initial_tokens)
+
     def finish_request(self, request_id: str) -> None:
         """A request has its last token."""
         self._note_computed(self.active_requests.pop(request_id))
