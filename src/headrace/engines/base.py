@@ -37,6 +37,18 @@ class TokenIds:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixCacheStats:
+    """Prompt tokens of a language model so far, those of requests that started again included."""
+
+    queries: int
+    """Tokens that were looked up in the prefix cache."""
+    hits: int
+    """Tokens whose keys and values were in it."""
+    computed: int
+    """Tokens that the model read."""
+
+
+@dataclass(frozen=True, slots=True)
 class PromptedText:
     """A text with another prompt than the engine's default. Only one of the profile's `prompt_names`."""
 
