@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Literal
 
+from headrace.concurrency.garbage_collection import fewer_collections
 from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, PartDamaged, StageDone
 from headrace.jobs.pipeline.infer import in_order, longest_first
@@ -116,7 +117,8 @@ def _work(job: Job, todo: Pass) -> JobEnd:
     limits = replace(job.limits, max_error_rate=1.0) if job.retry else job.limits
     tally = Tally(todo.done, todo.failed, limits, Length(job.source.total_records, job.source.total_bytes))
     try:
-        complete = asyncio.run(pump(job, todo, tally))
+        with fewer_collections():
+            complete = asyncio.run(pump(job, todo, tally))
         if complete:
             tally.check()
     except TooManyErrorsError:
