@@ -38,7 +38,7 @@ from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, Limits, OrderPl
 from headrace.jobs.pipeline.mapped_ids import MappedIds
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
-from headrace.jobs.planning.survey import Survey, survey
+from headrace.jobs.planning.survey import Survey, survey, survey_prompts
 from headrace.jobs.settings import JobOptions, as_json, split_options
 from headrace.jobs.settings import JobSettings as JobSettings
 from headrace.jobs.state.in_flight import InFlight, warn_of_crash
@@ -243,7 +243,13 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, StopRequest(), Broadcast(()))
-        found = replace(found, precision=tuned.precision, model=downloaded_model(plan.settings))
+        found = replace(
+            found,
+            precision=tuned.precision,
+            model=downloaded_model(plan.settings),
+            repeats=survey_prompts(replace(job, source=plan.source)),
+            order=job.order,
+        )
         profile = tuned_profile(plan.settings, engine)
         if profile.batching == "batches":
             profile = replace(profile, batch_cost=starting_budget(plan.settings.config, engine, profile))

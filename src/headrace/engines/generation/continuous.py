@@ -124,6 +124,7 @@ class GenerationEngine:
             max_model_len=longest,
             followable=True,
             tokenizes=True,
+            shares_prefixes=self._scheduler is not None,
         )
 
     def _open(self, pages: int, slots: int) -> tuple[ContinuousBatchingManager, ContinuousBatchProcessor]:

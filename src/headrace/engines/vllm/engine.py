@@ -102,6 +102,7 @@ class VllmEngine:
             max_in_flight=slots + max(slots // 4, _FEWEST_AHEAD),
             max_model_len=self.max_model_len,
             followable=True,
+            shares_prefixes=bool(config.cache_config.enable_prefix_caching),
         )
 
         # Worker threads need a private tokenizer: the event loop uses the engine's at the same time, and tokenizers
