@@ -64,9 +64,7 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
         """Counts of prompt tokens so far."""
         return PrefixCacheStats(self._queries, self._hits, self._computed)
 
-    def schedule_batch(
-        self, token_budget: int, cache_budget: int
-    ) -> tuple[list[FutureRequestState], bool, int, int]:
+    def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[list[FutureRequestState], bool, int, int]:
         """The requests of the next step, whether it takes the fast path, its tokens, and the tokens it reads."""
         reads = cache_budget if self._indexed else float("inf")
         step = _Step(token_budget, reads, self.max_requests_per_batch, self.cache.max_blocks_per_request > 0)
