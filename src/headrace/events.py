@@ -237,6 +237,19 @@ class MemoryUsed:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixCacheUsed:
+    """How many prompt tokens a language model has read for a job so far, and how many of them from its prefix cache."""
+
+    queries: int
+    """Tokens of prompts."""
+    hits: int
+    """Tokens found in the cache."""
+    computed: int
+    """Tokens that the model computed."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobDone:
     """A job ended. A later run of the same command finds this `state`."""
 
@@ -310,6 +323,7 @@ Event: TypeAlias = (
     | PrecisionChosen
     | BudgetChanged
     | MemoryUsed
+    | PrefixCacheUsed
     | JobDone
     | WorkUnitDone
     | WorkerLost

@@ -207,11 +207,11 @@ SLIDING = {"model_type": "mistral", "sliding_window": 16}
 def test_an_attention_that_forgets_does_not_share(tmp_path: Path) -> None:
     target = llama(tmp_path, **SLIDING)
     engine = registry.create("generate", target, max_num_seqs=4)
-    assert engine.prefix_cache_stats() is None
+    assert not engine.profile.caches_prefixes
     static = registry.create("generate", target, engine="static")
     inputs = questions(6)
     assert run(engine, inputs) == [static.forward([ask])[0] for ask in payloads(static, inputs)]
-    with pytest.raises(ConfigError, match="enable_prefix_caching is true: .* this model has sliding_attention"):
+    with pytest.raises(ConfigError, match=r"enable_prefix_caching is true: .* this model has sliding_attention"):
         registry.create("generate", target, enable_prefix_caching=True)
 
 

@@ -21,6 +21,7 @@ from headrace.app.describe import describe, host_of
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, downloaded_model, engine_identity, fingerprint, finished_before, model_state
 from headrace.app.plan import check as check
+from headrace.app.prefix_caching import prefix_cache_listener
 from headrace.app.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
@@ -187,6 +188,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             job = build(plan, engine, stop, broadcast)
         if (follower := follow(plan.settings.config, engine, job.batcher, broadcast)) is not None:
             listeners.append(follower)
+        if (counter := prefix_cache_listener(engine, broadcast)) is not None:
+            listeners.append(counter)
         with Progress() if progress else contextlib.nullcontext() as bar:
             if bar is not None:
                 listeners.append(bar)
@@ -309,7 +312,7 @@ def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
         ConfigError: the order asked for cannot be had.
     """
     wanted = plan.settings.order
-    if not profile.shares_prefixes:
+    if not profile.wants_prefix_order:
         if wanted == "prefix":
             raise ConfigError(
                 "order is 'prefix', but this engine reads every prompt anew: leave --order out; only language models "

@@ -94,7 +94,7 @@ class WorkerActor:
         results: list[object] = [None] * len(payloads)
         costs = [0] * len(payloads)
         work = await asyncio.to_thread(self._prepare, payloads, results, costs)
-        stream = stream_in_order if profile_of(self._engine).shares_prefixes else stream_longest_first
+        stream = stream_in_order if profile_of(self._engine).caches_prefixes else stream_longest_first
         async for run, outputs, _ in self._batcher.runs_as_completed(stream(work)):
             for item, output in zip(run, outputs, strict=True):
                 results[item.record.position] = output

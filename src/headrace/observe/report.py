@@ -24,6 +24,7 @@ from headrace.events import (
     PartCommitted,
     PartDamaged,
     PrecisionChosen,
+    PrefixCacheUsed,
     RecordFailed,
     StageDone,
     StepDone,
@@ -116,6 +117,8 @@ class Report:
     """The last batch budget, in the engine's unit, if the job chose it; otherwise None."""
     memory: MemoryUsed | None = None
     """Peak memory of the process, if measured; otherwise None."""
+    prefix_cache: PrefixCacheUsed | None = None
+    """Prompt tokens, and how many came from the prefix cache; None if the engine has none."""
     causes: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of the device by cause, the starting time included: see `headrace.observe.timeline.Cause`."""
     duplicates: int = 0
@@ -182,6 +185,7 @@ class ReportBuilder:
         self._memory: MemoryUsed | None = None
         self._duplicates = 0
         self._orders: dict[str, OrderChosen] = {}
+        self._prefix_cache: PrefixCacheUsed | None = None
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -216,7 +220,7 @@ class ReportBuilder:
                 self._failures[event.reason] += 1
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
-            case PrecisionChosen() | BudgetChanged() | MemoryUsed():
+            case PrecisionChosen() | BudgetChanged() | MemoryUsed() | PrefixCacheUsed():
                 self._add_tuning_event(event)
             case DuplicatesFound() | OrderChosen():
                 self._add_saving(event)
@@ -230,7 +234,7 @@ class ReportBuilder:
             same = self._orders.get(event.order, replace(event, records=0))
             self._orders[event.order] = replace(same, records=same.records + event.records)
 
-    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed) -> None:
+    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed | PrefixCacheUsed) -> None:
         match event:
             case PrecisionChosen():
                 self._precision = event
@@ -238,6 +242,8 @@ class ReportBuilder:
                 self._budget = event.budget
             case MemoryUsed():
                 self._memory = event
+            case PrefixCacheUsed():
+                self._prefix_cache = event
 
     def _add_engine_event(self, event: BatchFormed | BatchDone | BatchSplit | StepDone) -> None:
         match event:
@@ -345,6 +351,7 @@ class ReportBuilder:
             memory=self._memory,
             duplicates=self._duplicates,
             order=tuple(self._orders.values()),
+            prefix_cache=self._prefix_cache,
             causes=account.causes,
             advices=tuple(advices(numbers)),
         )

@@ -87,6 +87,9 @@ def _tuning(report: Report) -> list[tuple[str, str]]:
         share = memory.peak / memory.limit
         warning = "; set a smaller --batch-tokens or --buffer-memory" if share > _MEMORY_ENOUGH else ""
         lines.append(("memory", f"{memory.peak / 1e9:.1f} GB at most, {share:.0%} of {memory.source}{warning}"))
+    if (used := report.prefix_cache) is not None and used.queries:
+        cached = f"{used.hits:,} from the prefix cache ({used.hits / used.queries:.1%})"
+        lines.append(("prompt tokens", f"{used.queries:,}   {used.computed:,} computed, {cached}"))
     return lines
 
 

@@ -70,7 +70,7 @@ class _Sharing(_Poisoned):
 
     @property
     def profile(self) -> EngineProfile:
-        return EngineProfile(batching="batches", batch_cost=4096, batch_size=64, shares_prefixes=True)
+        return EngineProfile(batching="batches", batch_cost=4096, batch_size=64, workers_cache_prefixes=True)
 
 
 def sharing(model: str | None = None) -> FakeEngine:

@@ -35,7 +35,7 @@ class Sharing(FakeEngine):
 
     @property
     def profile(self) -> EngineProfile:
-        return EngineProfile(batching="batches", batch_cost=4096, batch_size=8, shares_prefixes=True)
+        return EngineProfile(batching="batches", batch_cost=4096, batch_size=8, workers_cache_prefixes=True)
 
     def prepare(self, inputs: Any) -> list[Prepared[str] | Exception]:
         return [

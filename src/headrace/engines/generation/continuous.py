@@ -124,7 +124,7 @@ class GenerationEngine:
             max_model_len=longest,
             followable=True,
             tokenizes=True,
-            shares_prefixes=self._scheduler is not None,
+            caches_prefixes=self._scheduler is not None and enable_prefix_caching is not False,
         )
 
     def _open(self, pages: int, slots: int) -> tuple[ContinuousBatchingManager, ContinuousBatchProcessor]:
@@ -294,9 +294,9 @@ class GenerationEngine:
         ask, before = (record.ask, record.generated) if isinstance(record, _Resumed) else (record, ())
         return self._scheduler.pages.held((*ask.prompt, *before))
 
-    def prefix_cache_stats(self) -> PrefixCacheStats | None:
-        """Counts of prompt tokens; None if the model's attention does not allow to share pages."""
-        return None if self._scheduler is None else self._scheduler.stats
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        """Counts of prompt tokens, also if no pages are shared; 0 with transformers' own scheduler."""
+        return PrefixCacheStats(0, 0, 0) if self._scheduler is None else self._scheduler.stats
 
     def remove(self, key: int) -> _Resumed | None:
         """Remove a request. When it resumes, its generated tokens are prefilled, not generated again."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 from headrace.batching.callables import PROMISES, unfinished
 from headrace.batching.pending import checked_results
+from headrace.batching.step_model import SharingStepModel
 from headrace.engines.base import AnyBatchEngine, AnyStepEngine, AnyStreamEngine
 from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, StoppedError, text_of
 from headrace.jobs.pipeline.job import StopRequest
@@ -116,6 +117,7 @@ class WorkSteps:
 
     def __init__(self, engine: AnyStepEngine, stop: StopRequest) -> None:
         self._engine = engine
+        self._sharing = engine if isinstance(engine, SharingStepModel) else None
         self._stop = stop
         self._work: dict[int, Work] = {}
 
@@ -150,6 +152,14 @@ class WorkSteps:
     def needs(self, key: int) -> float:
         """See `StepEngine.needs`."""
         return self._engine.needs(key)
+
+    def shared(self, key: int) -> float:
+        """See `SharingStepModel.shared`."""
+        return 0.0 if self._sharing is None else self._sharing.shared(key)
+
+    def overlap(self, record: Work) -> float:
+        """See `SharingStepModel.overlap`."""
+        return 0.0 if self._sharing is None else self._sharing.overlap(record.payload)
 
     def remove(self, key: int) -> Work | None:
         """Remove a record; returns the work to continue it with."""
