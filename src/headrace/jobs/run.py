@@ -41,10 +41,10 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
 
         async def prepared() -> AsyncIterator[list[Work]]:
             while (chunk := await preparing.next_chunk()) is not None:
-                work, refused = await settling.sort_out(chunk)
+                work, answered = await settling.sort_out(chunk)
                 del chunk  # no rows may stay referenced while the next ones are read
-                await sink.put(settling.settle(*refused))
-                del refused
+                await sink.put(settling.settle(*answered))
+                del answered
                 for run in longest_first(work):
                     if job.stop.is_over:
                         return

@@ -66,6 +66,24 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What this run did in one step of a job of several."""
+
+    name: str
+    model: str
+    loads: int
+    """How often the model was loaded; 0 if the step was finished before."""
+    records: int
+    """Finished records, those of earlier runs and failed ones included."""
+    failed: int
+    """How many of them failed, in this step or before it."""
+    load_s: float
+    """Seconds until the first batch: loading the model, and choosing its dtype."""
+    wall_s: float
+    """Seconds of the whole step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """A job's results and timings."""
 
@@ -118,6 +136,8 @@ class Report:
     """Seconds of the device by cause, the starting time included: see `headrace.observe.timeline.Cause`."""
     advices: tuple[Advice, ...] = ()
     """Everything worth changing, what gains most first."""
+    steps: tuple[StepFigures, ...] = ()
+    """For a job of several steps: each of them; all other figures are those of the last one that ran."""
 
 
 class _WorkerRow:

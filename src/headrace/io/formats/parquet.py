@@ -167,15 +167,17 @@ class ParquetWriter:
 
     def _outputs(self, outcomes: Sequence[Ok]) -> pa.Array:
         """The outputs as a column; vectors of equal length as a fixed-size list."""
-        pa = self._pa
         self._vectors = self._vectors or any(_is_vector(ok.output) for ok in outcomes)
         if not self._vectors:
             return self._array(self._column, [ok.output for ok in outcomes])
-        flat = []
         for ok in outcomes:
             if not isinstance(ok.output, (list, tuple)) and not hasattr(ok.output, "tolist"):
                 raise TypeError(f"the output is of type {type(ok.output).__name__}, and that of others is a vector")
-            flat.append(pa.array(ok.output, pa.float32()))
+        return self._vector_array([ok.output for ok in outcomes])
+
+    def _vector_array(self, vectors: Sequence[object]) -> pa.Array:
+        pa = self._pa
+        flat = [pa.array(vector, pa.float32()) for vector in vectors]
         lengths = [len(vector) for vector in flat]
         if len(set(lengths)) == 1:
             return pa.FixedSizeListArray.from_arrays(pa.concat_arrays(flat), lengths[0])
@@ -189,6 +191,8 @@ class ParquetWriter:
             ValueError: a value is nested too deep.
         """
         pa = self._pa
+        if all(getattr(value, "dtype", None) == "float32" and _is_vector(value) for value in values):
+            return self._vector_array(values)
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
             return pa.array(values, pa.int64()) if fits else pa.array([str(value) for value in values])

@@ -21,6 +21,30 @@ _HEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which records a step computes, where each names its model in a column."""
+
+    column: str
+    model: str
+    """The name of the step's own model."""
+    models: tuple[str, ...]
+    """The names of all models of the job."""
+
+    def takes(self, record: Record) -> bool:
+        """Whether the step computes the record.
+
+        Raises:
+            RecordError: the record names no model of the job.
+        """
+        value = _value(record, self.column)
+        if value not in self.models:
+            raise RecordError(
+                f"column {self.column!r} is {value!r:.100}, which is no model of this job: {', '.join(self.models)}"
+            )
+        return value == self.model
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
     """The columns a job reads."""
 
@@ -35,6 +59,14 @@ class Columns:
     """Makes the text from several columns, such as "Q: {question}"; None to use `text`."""
     keep: tuple[str, ...] = ()
     """Columns to copy to the output."""
+    choice: ModelChoice | None = None
+    """Which records the step computes; None for all."""
+
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that the input for the engine is made of."""
+        if self.template is not None:
+            return _template_columns(self.template)
+        return (self.text,) if self.pair is None else (self.text, self.pair)
 
     def identify(self, record: Record) -> Record:
         """The part of a record that its output needs: position, id and the columns to copy.
@@ -117,8 +149,8 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     """
     head = next(_prepared(source, user), [])
     known = _names(head)
-    texts = (wanted.text, wanted.pair) if wanted.template is None else _template_columns(wanted.template)
-    for column in filter(None, (*texts, wanted.id)):
+    chosen_by = wanted.choice.column if wanted.choice is not None else None
+    for column in filter(None, (*wanted.inputs(), wanted.id, chosen_by)):
         if head and column not in known:
             images = column == wanted.text == "text" and "image" in known
             raise _missing(
