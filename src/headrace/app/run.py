@@ -6,12 +6,11 @@ import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar, Unpack
 
 from headrace.app.job import execute
-from headrace.app.step_settings import Step, parse_steps
+from headrace.app.step_settings import Step, parse_steps, refuse_beside_steps
 from headrace.app.steps import prepared, run_steps
 from headrace.engines.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
@@ -93,7 +92,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
         **job,
     )
     if steps is not None:
-        _refuse_beside_steps(settings)
+        refuse_beside_steps(settings)
         return _off_loop(functools.partial(_run_steps, settings, parse_steps(steps), model_column, progress=progress))
     if model_column is not None:
         raise ConfigError("model_column needs steps: one for each model that records may name")
@@ -103,20 +102,6 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
 def _run_steps(settings: JobSettings, steps: Sequence[Step], model_column: str | None, *, progress: bool) -> Report:
     run_one = functools.partial(execute, stop=StopRequest(), progress=progress)
     return run_steps(prepared(settings, steps, model_column), run_one).report
-
-
-def _refuse_beside_steps(settings: JobSettings) -> None:
-    """Check that no setting of a step is given for the whole job.
-
-    Raises:
-        ConfigError: one is.
-    """
-    given = settings.config.changed()
-    shared = JobSettings(settings.source, settings.sink)
-    names = [one.name for one in fields(Step) if hasattr(shared, one.name)]
-    given += [name for name in names if getattr(settings, name) != getattr(shared, name)]
-    if given:
-        raise ConfigError(f"{given[0]} is a setting of one step; with steps, give it in the step")
 
 
 def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:

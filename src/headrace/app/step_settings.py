@@ -82,6 +82,18 @@ def parse_steps(entries: object) -> list[Step]:
     return steps
 
 
+def refuse_beside_steps(job: JobSettings) -> None:
+    """Check that no setting of a step is given for the whole job.
+
+    Raises:
+        ConfigError: one is.
+    """
+    default = JobSettings(job.source, job.sink)
+    names = [name for name in _STEP_NAMES if hasattr(default, name) and getattr(job, name) != getattr(default, name)]
+    if given := job.config.changed() + names:
+        raise ConfigError(f"{given[0]} is a setting of one step; with several steps, give it in each step")
+
+
 def read_steps(path: Path) -> tuple[list[Step], str | None]:
     """The steps in a YAML or JSON file, and its `model_column`.
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from headrace.app.job import already_finished, describe_engine, rehearse
 from headrace.app.plan import Plan, changes, check, engine_identity, fingerprint
@@ -23,11 +24,13 @@ from headrace.errors import ConfigError, JobError
 from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.locations import as_os_errors, is_remote, remove
 from headrace.io.storage.parts import atomic_file
+from headrace.jobs.pipeline.columns import column_of
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.planning.forecast import Forecast
 from headrace.jobs.planning.survey import Survey
 from headrace.jobs.settings import JobSettings, StepSettings
 from headrace.jobs.state.fingerprint import check_same
+from headrace.jobs.state.inspection import known_target
 from headrace.jobs.state.lock import exclusive
 from headrace.jobs.state.state_file import read_state
 from headrace.observe.report import Report, StepFigures
@@ -99,6 +102,17 @@ def run_steps(
         return ended
 
 
+def retried(settings: Sequence[JobSettings]) -> list[JobSettings]:
+    """Stored settings of all steps, to retry them where their outputs are now."""
+    files = [str(one.sink) for one in settings]
+    found: list[JobSettings] = []
+    for one in settings:
+        step = _step(one)
+        earlier = tuple(replace(before, output=file) for before, file in zip(step.earlier, files, strict=False))
+        found.append(replace(one, step=replace(step, earlier=earlier)))
+    return found
+
+
 def rehearse_steps(settings: Sequence[JobSettings]) -> Iterator[tuple[str, tuple[Survey, Forecast] | None]]:
     """The estimate of each step, by name; None for a step whose input is an output of an earlier one.
 
@@ -109,8 +123,37 @@ def rehearse_steps(settings: Sequence[JobSettings]) -> Iterator[tuple[str, tuple
     for one, plan in zip(settings, _checked(settings), strict=True):
         step = _step(one)
         outputs = () if step.choice is not None else {earlier.column for earlier in step.earlier}
-        depends = any(name in outputs for name in plan.columns.inputs())
+        depends = any(column_of(name, plan.columns) in outputs for name in plan.columns.inputs())
         yield step.name, None if depends else rehearse(one)
+
+
+@dataclass(frozen=True, slots=True)
+class StepHere:
+    """A step of a job that has begun."""
+
+    name: str
+    output: str
+    """Its file; that of the last step is the output of the job."""
+    has_begun: bool
+
+
+def steps_here(name: str) -> list[StepHere]:
+    """The steps of the job that writes this output; empty for a job of one model, or if there is no job.
+
+    Raises:
+        ConfigError: the name is no output.
+        JobError: the list of the steps is damaged.
+    """
+    target = known_target(name)
+    found = read_manifest(target)
+    state = read_state(target.work / "job.json")
+    if found is None or (state is not None and "step" not in state["fingerprint"]):  # or by a job of one model since
+        return []
+    outputs = [str(target.work / FOLDER / step["file"]) if step["file"] else name for step in found["steps"]]
+    return [
+        StepHere(step["name"], output, read_state(known_target(output).work / "job.json") is not None)
+        for step, output in zip(found["steps"], outputs, strict=True)
+    ]
 
 
 def _step(settings: JobSettings) -> StepSettings:
@@ -165,7 +208,7 @@ def _begun(target: Target) -> str | None:
     return None if found is None else str(found["begun"])
 
 
-def read_manifest(target: Target) -> dict[str, object] | None:
+def read_manifest(target: Target) -> dict[str, Any] | None:
     """The steps of the job that writes this output: `begun`, and `steps` with name and output; None if there are none.
 
     Raises:
