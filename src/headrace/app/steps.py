@@ -22,7 +22,7 @@ from headrace.app.step_settings import FOLDER, Step, settings_of
 from headrace.app.tuning import load
 from headrace.errors import ConfigError, JobError
 from headrace.io.sinks.targets import Target, find_target
-from headrace.io.storage.locations import as_os_errors, is_remote, remove
+from headrace.io.storage.locations import as_os_errors, exists, is_remote, remove
 from headrace.io.storage.parts import atomic_file
 from headrace.jobs.pipeline.columns import column_of
 from headrace.jobs.pipeline.job import JobEnd
@@ -81,13 +81,15 @@ def run_steps(
     target = find_target(str(settings[-1].sink), settings[-1].output_format)
     plans = _checked(settings)
     with _locked(target):
-        if (ended := _finished(plans)) is not None:
+        done = [_verify(plan) for plan in plans[:-1]]
+        if (ended := _finished(plans[-1])) is not None:
             _clear(settings, ended.end)
             return ended
         _write_manifest(target, settings)
         figures: list[StepFigures] = []
-        for number, (one, plan) in enumerate(zip(settings, plans, strict=True), 1):
-            if one.retry and not _has_failed(plan):
+        for number, (one, known) in enumerate(zip(settings, [*done, None], strict=True), 1):
+            if known is not None and not (one.retry and known.failed):
+                figures.append(_figures(one, known, None, 0.0))
                 continue
             if on_step is not None:
                 on_step(number, one)
@@ -264,41 +266,36 @@ def _locked(target: Target) -> Iterator[None]:
 # -- what is done already -------------------------------------------------------------------------------------------
 
 
-def _finished(plans: Sequence[Plan]) -> StepsEnd | None:
-    """How the job ended, if the last step is finished and all steps are what they were."""
-    last = plans[-1]
-    if changes(last.settings) == "refuse":
-        for plan in plans[:-1]:
-            _verify(plan)
+def _finished(last: Plan) -> StepsEnd | None:
+    """How the job ended, if the last step is finished and is what it was."""
     if not last.output.is_finished or last.settings.overwrite:
         return None
     ended = already_finished(last)
     return None if ended is None else StepsEnd(ended[0], last.settings, ended[1])
 
 
-def _verify(plan: Plan) -> None:
-    """Check that a finished step was made with these settings, also after its output was removed.
+def _verify(plan: Plan) -> JobEnd | None:
+    """How a finished step ended; None if it is to be run. Its output may be gone, once no step needs it.
 
     Raises:
-        ResumeMismatchError: it was not.
+        ResumeMismatchError: it was made with other settings.
     """
-    state = plan.output.read_state()
-    if state is None or state["finished"] is None or plan.settings.overwrite:
-        return
+    settings, output = plan.settings, plan.output
+    if changes(settings) != "refuse" or (state := output.read_state()) is None or state["finished"] is None:
+        return None
     facts = state["fingerprint"].get("engine")
-    made_of = engine_identity(plan.settings)
+    made_of = engine_identity(settings)
     if made_of is None or made_of != state.get("made_of") or not isinstance(facts, dict):
         engine = load(plan)
         try:
             facts = describe_engine(engine)
         finally:
             engine.close()
-    check_same(plan.output.target, state["fingerprint"], fingerprint(plan, facts))
-
-
-def _has_failed(plan: Plan) -> bool:
-    state = plan.output.read_state()
-    return state is None or state["finished"] is None or bool(state["finished"]["failed"])
+    check_same(output.target, state["fingerprint"], fingerprint(plan, facts))
+    finished = state["finished"]
+    if not exists(output.target) or output.target.stat().st_size != finished["bytes"]:
+        return None  # running it finds out more
+    return JobEnd("already_finished", finished["records"], finished["failed"])
 
 
 def _clear(settings: Sequence[JobSettings], end: JobEnd) -> None:
@@ -309,8 +306,9 @@ def _clear(settings: Sequence[JobSettings], end: JobEnd) -> None:
         remove(find_target(str(one.sink)).place)
 
 
-def _figures(settings: JobSettings, end: JobEnd, report: Report, seconds: float) -> StepFigures:
+def _figures(settings: JobSettings, end: JobEnd, report: Report | None, seconds: float) -> StepFigures:
     config, step = settings.config, _step(settings)
     model = config.model or (config.engine if isinstance(config.engine, str) else None) or f"default for {config.task}"
-    loads, load_s = int(end.state != "already_finished"), report.causes.get("starting", 0.0)
-    return StepFigures(step.name, model, loads, end.records, end.failed, load_s, seconds)
+    if report is None or end.state == "already_finished":
+        return StepFigures(step.name, model, 0, end.records, end.failed, 0.0, seconds)
+    return StepFigures(step.name, model, 1, end.records, end.failed, report.causes.get("starting", 0.0), seconds)
