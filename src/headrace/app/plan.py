@@ -30,7 +30,7 @@ from headrace.io.storage.files import FileSource
 from headrace.jobs.pipeline import columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.forecast import check_room
-from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, StepSettings, as_json, check_values
+from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, StepSettings, Task, as_json, check_values
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Finished
@@ -100,18 +100,6 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     if settings.step is not None:
         column, makes_folder = settings.step.column, not settings.step.is_last
     output = JobOutput(target, _writer(settings, target, column, url), makes_folder=makes_folder)
-    id_column = settings.id_column
-    if url and id_column is None:
-        id_column = "id"  # each request has one, though the first is refused
-    named = columns.Columns(
-        settings.text_column or (task.input if url in (None, openai.EMBEDDINGS) else "body"),
-        id_column,
-        task.text_only,
-        settings.text_pair_column,
-        settings.prompt_template,
-        ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
-        None if settings.step is None else settings.step.choice,
-    )
     user = UserCode(
         _function(settings.prepare),
         _function(settings.finish),
@@ -119,7 +107,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
         settings.limits.workers,
         settings.config.engine_timeout_s,
     )
-    found = columns.resolve(shown, named, user if settings.prepare else None)
+    found = columns.resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
     if column in found.keep:
         raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} is named so")
     if target.format == "jsonl" and url is None and settings.prepare is None:
@@ -128,6 +116,22 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
     return Plan(settings, source, found, output, user, left_out)
+
+
+def _columns(settings: JobSettings, task: Task, url: str | None) -> columns.Columns:
+    """The columns as the settings have them, not yet looked for in the input."""
+    id_column = settings.id_column
+    if url and id_column is None:
+        id_column = "id"  # each request has one, though the first is refused
+    return columns.Columns(
+        settings.text_column or (task.input if url in (None, openai.EMBEDDINGS) else "body"),
+        id_column,
+        task.text_only,
+        settings.text_pair_column,
+        settings.prompt_template,
+        ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
+        None if settings.step is None else settings.step.choice,
+    )
 
 
 def _check_output(settings: JobSettings, output: JobOutput) -> None:

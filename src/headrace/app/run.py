@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar, Unpack
 
 from headrace.app.job import execute
-from headrace.app.step_settings import Step, parse_steps, refuse_beside_steps
+from headrace.app.step_settings import parse_steps, refuse_beside_steps
 from headrace.app.steps import prepared, run_steps
 from headrace.engines.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
@@ -83,25 +83,21 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     )  # fmt: skip
     selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
     settings = JobSettings(
-        source,
-        sink,
-        config,
-        keep_columns=kept,
-        selection=selection,
-        limits=Limits() if limits is None else limits,
-        **job,
-    )
-    if steps is not None:
-        refuse_beside_steps(settings)
-        return _off_loop(functools.partial(_run_steps, settings, parse_steps(steps), model_column, progress=progress))
-    if model_column is not None:
-        raise ConfigError("model_column needs steps: one for each model that records may name")
-    return _off_loop(functools.partial(execute, settings, StopRequest(), progress=progress))[1]
+        source, sink, config, keep_columns=kept, selection=selection, limits=limits or Limits(), **job
+    )  # fmt: skip
+    return _off_loop(functools.partial(_run, settings, steps, model_column, progress=progress))
 
 
-def _run_steps(settings: JobSettings, steps: Sequence[Step], model_column: str | None, *, progress: bool) -> Report:
+def _run(
+    settings: JobSettings, steps: Sequence[Mapping[str, object]] | None, model_column: str | None, *, progress: bool
+) -> Report:
     run_one = functools.partial(execute, stop=StopRequest(), progress=progress)
-    return run_steps(prepared(settings, steps, model_column), run_one).report
+    if steps is None:
+        if model_column is not None:
+            raise ConfigError("model_column needs steps: one for each model that records may name")
+        return run_one(settings)[1]
+    refuse_beside_steps(settings)
+    return run_steps(prepared(settings, parse_steps(steps), model_column), run_one).report
 
 
 def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:

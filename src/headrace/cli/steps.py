@@ -118,7 +118,8 @@ def _print_steps(steps: Sequence[StepFigures]) -> None:
                  for place, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
         print("  " + "  ".join(texts), file=sys.stderr)
     loads = sum(step.loads for step in steps)
-    say(f"{loads} {'model' if loads == 1 else 'models'} loaded, {max(loads - 1, 0)} switches")
+    switches = max(loads - 1, 0)
+    say(f"{loads} model{'s' * (loads != 1)} loaded, {switches} switch{'es' * (switches != 1)}")
 
 
 def rehearse(job: JobSettings, steps: Sequence[Step], model_column: str | None, gpu_hour_price: float | None) -> int:
