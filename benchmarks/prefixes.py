@@ -15,8 +15,8 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,8 @@ class Outcome:
     """In the order of the prompts as they were given."""
     computed: int
     """Prompt tokens that went through the model."""
+    cpu_s: float = 0.0
+    """Seconds of a core, which other work of the machine hardly changes."""
 
 
 def model_folder(folder: Path, positions: int = 1_024) -> Path:
@@ -176,16 +178,17 @@ def compare(folder: Path, size: Size, name: str | None, with_peer: bool) -> None
     tokens = [ask.prompt for ask in shuffled]
     outcomes: dict[str, Outcome] = {}
 
-    def seconds_of_ours(variant: str, asks: Sequence[Any], share: bool) -> float:
-        engine = GenerationEngine(folder, enable_prefix_caching=share, **options)
-        started = time.perf_counter()
-        outcomes[variant] = ours(engine, asks)
+    def seconds(variant: str, run: Callable[[], Outcome]) -> float:
+        started, cpu = time.perf_counter(), time.process_time()
+        outcomes[variant] = replace(run(), cpu_s=time.process_time() - cpu)
         return time.perf_counter() - started
 
+    def seconds_of_ours(variant: str, asks: Sequence[Any], share: bool) -> float:
+        engine = GenerationEngine(folder, enable_prefix_caching=share, **options)
+        return seconds(variant, partial(ours, engine, asks))
+
     def seconds_of_peer(variant: str, share: bool) -> float:
-        started = time.perf_counter()
-        outcomes[variant] = peer(model, words, tokens, size.cache, share)
-        return time.perf_counter() - started
+        return seconds(variant, partial(peer, model, words, tokens, size.cache, share))
 
     slow = f"{version('transformers')}, generate_batch, one round"
     often = {
@@ -197,7 +200,7 @@ def compare(folder: Path, size: Size, name: str | None, with_peer: bool) -> None
     figures = rounds(size.rounds, {key: partial(seconds_of_ours, key, *given) for key, given in often.items()})
     figures |= rounds(1, {key: partial(seconds_of_peer, key, share) for key, share in once.items()})
     found = outcomes[GROUPED]
-    outcomes[GROUPED] = Outcome([found.answers[place] for place in order], found.computed)
+    outcomes[GROUPED] = replace(found, answers=[found.answers[place] for place in order])
     _table(name, size, tokens, figures, outcomes, alone(model, words, tokens[:ALONE]))
 
 
@@ -216,6 +219,7 @@ def _table(
             variant,
             len(tokens) * ANSWER / statistics.median(times),
             ratio(baseline[: len(times)], times),
+            outcomes[SHUFFLED].cpu_s / outcomes[variant].cpu_s,
             outcomes[variant].computed,
             outcomes[variant].computed / fewest,
             sum(a == b for a, b in zip(outcomes[variant].answers, reference, strict=False)) / len(reference),
@@ -229,6 +233,7 @@ def _table(
             "variant",
             "tokens/s",
             "x pages shared, shuffled",
+            "by seconds of a core",
             "prompt tokens computed",
             "x the fewest possible",
             "equal to alone",

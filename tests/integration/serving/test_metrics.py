@@ -167,3 +167,15 @@ def test_the_pages_of_replicas_merge_into_one(talker: Running) -> None:
     queue = both["headrace_queue_time_seconds"]
     counts = {sample.labels["replica"]: sample.value for sample in queue.samples if sample.name.endswith("_count")}
     assert counts["a"] == counts["b"] >= 1
+
+
+def test_tokens_of_the_prefix_cache_are_counted_where_there_is_one(talker: Running, tmp_path: Path) -> None:
+    assert "headrace_prefix_cache_queries" not in families(talker)
+    with running(ServerSettings(EngineConfig(task="generate"), state=tmp_path / "state")) as server:
+        for question in ("12+34=", "12+35="):
+            body = {"prompt": "a" * 64 + question, "max_tokens": 3}
+            assert server.post("/v1/completions", body).status_code == 200
+        found = families(server)
+    assert value(found, "headrace_prefix_cache_queries_total") == 140
+    assert value(found, "headrace_prefix_cache_hits_total") == 64
+    assert value(found, "headrace_prompt_tokens_computed_total") == 76
