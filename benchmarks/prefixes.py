@@ -28,8 +28,13 @@ from transformers import AutoTokenizer, ContinuousBatchingConfig, GenerationConf
 
 from benchmarks.common import ratio, report, rounds, version
 from headrace import ContinuousBatcher
+from headrace.app import job as jobs
+from headrace.engines.config import EngineConfig
 from headrace.engines.generation.causal_lm import ARITHMETIC
 from headrace.engines.generation.continuous import GenerationEngine
+from headrace.jobs import run as main_path
+from headrace.jobs.pipeline.job import Order, StopRequest
+from headrace.jobs.settings import JobSettings
 
 LETTERS = "abcdefghij +=0123456789"  # each is a token of the model
 DOCUMENT, ANSWER = 512, 16
@@ -38,6 +43,8 @@ ALONE = 48
 EXAMPLES = 8
 SHUFFLED = "headrace, pages shared, shuffled"
 GROUPED = "headrace, pages shared, grouped by document"
+JOB_IN_INPUT_ORDER = "headrace run --order input, shuffled"
+JOB = "headrace run, shuffled"
 Tokens = tuple[int, ...]
 
 
@@ -121,6 +128,20 @@ def ours(engine: GenerationEngine, asks: Sequence[Any]) -> Outcome:
     return Outcome(answers, engine.prefix_cache_stats().computed)
 
 
+def job(folder: Path, texts: Sequence[str], order: Order, options: dict[str, Any]) -> Outcome:
+    """A bulk job over the prompts, from reading them to the output file, with a new engine."""
+    with tempfile.TemporaryDirectory() as place:
+        sink = Path(place, "out.jsonl")
+        rows = [{"text": text} for text in texts]
+        plan = jobs.check(JobSettings(rows, sink, EngineConfig(task="generate", model=str(folder)), order=order))
+        engine = GenerationEngine(folder, **options)
+        main_path.run(jobs.build(plan, engine, StopRequest(), lambda _: None))
+        stats = engine.prefix_cache_stats()
+        assert stats is not None, "this model's pages can be shared"
+        engine.close()
+        return Outcome([json.loads(line)["generation"]["text"] for line in sink.open()], stats.computed)
+
+
 def peer(model: Any, words: Any, tokens: Sequence[Tokens], cache: int, share: bool) -> Outcome:
     """transformers' `generate_batch` of the whole list, with the same room; sharing, it sorts the list itself."""
     config = ContinuousBatchingConfig(
@@ -177,6 +198,7 @@ def compare(folder: Path, size: Size, name: str | None, with_peer: bool) -> None
     random.Random(1).shuffle(order)
     shuffled = [grouped[place] for place in order]
     tokens = [ask.prompt for ask in shuffled]
+    texts = [prompts(size)[place] for place in order]
     outcomes: dict[str, Outcome] = {}
 
     def seconds(variant: str, run: Callable[[], Outcome]) -> float:
@@ -187,6 +209,9 @@ def compare(folder: Path, size: Size, name: str | None, with_peer: bool) -> None
     def seconds_of_ours(variant: str, asks: Sequence[Any], share: bool) -> float:
         engine = GenerationEngine(folder, enable_prefix_caching=share, **options)
         return seconds(variant, partial(ours, engine, asks))
+
+    def seconds_of_job(variant: str, order: Order) -> float:
+        return seconds(variant, partial(job, folder, texts, order, options))
 
     def seconds_of_peer(variant: str, share: bool) -> float:
         return seconds(variant, partial(peer, model, words, tokens, size.cache, share))
@@ -199,6 +224,8 @@ def compare(folder: Path, size: Size, name: str | None, with_peer: bool) -> None
     }
     once = {f"{slow}, nothing shared": False, f"{slow}, blocks shared, sorted": True} if with_peer else {}
     figures = rounds(size.rounds, {key: partial(seconds_of_ours, key, *given) for key, given in often.items()})
+    of_jobs: dict[str, Order] = {JOB_IN_INPUT_ORDER: "input", JOB: "auto"}
+    figures |= rounds(size.rounds, {key: partial(seconds_of_job, key, way) for key, way in of_jobs.items()})
     figures |= rounds(1, {key: partial(seconds_of_peer, key, share) for key, share in once.items()})
     found = outcomes[GROUPED]
     outcomes[GROUPED] = replace(found, answers=[found.answers[place] for place in order])

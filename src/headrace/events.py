@@ -183,6 +183,25 @@ class PartDamaged:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderChosen:
+    """The order of some records of a job was chosen."""
+
+    order: Literal["prefix", "input"]
+    records: int
+    reason: str
+    """Why, for a person."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicatesFound:
+    """Records got the answer of an equal one."""
+
+    records: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class PrecisionChosen:
     """The model's dtype was chosen."""
 
@@ -299,6 +318,8 @@ Event: TypeAlias = (
     | JobStarted
     | PartCommitted
     | PartDamaged
+    | OrderChosen
+    | DuplicatesFound
     | PrecisionChosen
     | BudgetChanged
     | MemoryUsed

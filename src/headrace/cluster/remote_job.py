@@ -51,6 +51,7 @@ class RemoteEngine:
             followable=False,
             tunable=False,
             caches_prefixes=False,  # the workers' caches are not reported
+            workers_cache_prefixes=info.profile.caches_prefixes,
         )
 
     def describe(self) -> Mapping[str, object]:

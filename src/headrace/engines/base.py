@@ -25,6 +25,8 @@ class Prepared(Generic[PayloadT]):
     cost: int
     """In the engine's cost unit: the exact number of tokens for text."""
     truncated: bool = False
+    greedy: bool = False
+    """Whether it is a request to a language model that is answered without sampling: equal ones have one answer."""
 
 
 @dataclass(frozen=True, slots=True)

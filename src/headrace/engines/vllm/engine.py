@@ -169,7 +169,7 @@ class VllmEngine:
                 f"the prompt has {length} tokens, and max_model_len is {self.max_model_len}: there is no room for an "
                 "answer; shorten it, or raise --max-model-len"
             )
-        return Prepared(_Payload(prompt, params), cost=length)
+        return Prepared(_Payload(prompt, params), cost=length, greedy=params.temperature == 0)
 
     def _render(self, request: Request) -> Any:
         """Token ids, the same as in `LLM.generate` and `LLM.chat`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from headrace.batching.callables import PROMISES, unfinished
@@ -35,9 +36,23 @@ def longest_first(work: list[Work]) -> Iterator[list[Work]]:
         start = end
 
 
+def in_order(work: list[Work]) -> Iterator[list[Work]]:
+    """Runs of equal cost, without a change of order: neighbours begin alike."""
+    for _, run in itertools.groupby(work, key=_cost):
+        items = list(run)
+        for start in range(0, len(items), MAX_RUN):
+            yield items[start : start + MAX_RUN]
+
+
 async def stream_longest_first(work: list[Work]) -> AsyncIterator[list[Work]]:
-    """The same, for a batcher that takes a stream."""
+    """`longest_first`, for a batcher that takes a stream."""
     for run in longest_first(work):
+        yield run
+
+
+async def stream_in_order(work: list[Work]) -> AsyncIterator[list[Work]]:
+    """`in_order`, for a batcher that takes a stream."""
+    for run in in_order(work):
         yield run
 
 
