@@ -116,12 +116,19 @@ ENDINGS = st.sampled_from(["finishes", "finishes", "cancelled", "resumed"])
 @given(
     records=st.lists(st.tuples(st.integers(0, 30), ENDINGS, st.integers(0, 12)), min_size=4, max_size=16),
     cached=st.sampled_from([CONTEXT, 2 * CONTEXT, 8 * CONTEXT]),
+    indexed=st.booleans(),
 )
 def test_the_same_answers_as_one_at_a_time(
-    folder: Path, alone: list[Any], records: list[tuple[int, str, int]], cached: int
+    folder: Path, alone: list[Any], records: list[tuple[int, str, int]], cached: int, indexed: bool
 ) -> None:
-    """All at once, with too few pages for all, without a batcher that would keep some out."""
-    engine = registry.create("generate", folder, max_num_seqs=8, kv_cache_tokens=cached)
+    """All at once, with too few pages for all, without a batcher that would keep some out.
+
+    Indexed: with transformers' own attention, which limits how much of the cache a step reads.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if indexed:
+            patch.setattr(continuous, "use_ragged_attention", lambda *_: False)
+        engine = registry.create("generate", folder, max_num_seqs=8, kv_cache_tokens=cached)
     pages = engine._scheduler.pages.available
     asks = payloads(engine, requests())
     running = {key: which for key, (which, _, _) in enumerate(records)}
