@@ -1,6 +1,6 @@
 """Many questions about each of many documents through vLLM on a CPU, with its prefix caching, in its environment.
 
-.venv-vllm/bin/python -m benchmarks.prefixes_vllm    # see scripts/install-vllm
+.venv-vllm/bin/python -m benchmarks.prefixes_vllm    # or scripts/bench prefixes_vllm
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace import ContinuousBatcher
 from headrace.engines import registry
 from headrace.engines.generation import continuous
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, EngineError
 from headrace.events import Event, StepDone
 
 CONTEXT = 96
@@ -150,6 +150,34 @@ def test_the_same_answers_as_one_at_a_time(
             break
     assert not running
     assert engine._scheduler.pages.available == pages
+
+
+def test_pages_of_a_step_that_failed_are_not_shared(
+    folder: Path, alone: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = registry.create("generate", folder, max_num_seqs=8)
+    pages, asks = engine._scheduler.pages.available, payloads(engine, requests())[:8]
+    for key, ask in enumerate(asks):
+        engine.add(key, ask)
+    finished = {key for key, _ in engine.step()}
+
+    def broken(_: object) -> None:
+        raise RuntimeError("the device is out of order")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._processor, "_generation_step", broken)
+        with pytest.raises((RuntimeError, EngineError)):
+            engine.step()
+    for key in range(8):
+        engine.remove(key)
+    assert engine._scheduler.pages.available == pages
+    for key, ask in enumerate(asks):
+        engine.add(100 + key, ask)
+    answers: dict[int, Any] = {}
+    while len(answers) < 8:
+        answers |= dict(engine.step())
+    assert [answers[100 + key] for key in range(8)] == alone[:8]
+    assert len(finished) < 8
 
 
 def run(engine: Any, inputs: list[Any], listener: Any = None) -> list[Any]:
