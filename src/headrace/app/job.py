@@ -15,6 +15,7 @@ from typing import Any
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.budgets import follow, starting_budget
 from headrace.app.describe import describe, host_of
+from headrace.app.order import order_plan
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, downloaded_model, engine_identity, fingerprint, finished_before, model_state
 from headrace.app.plan import check as check
@@ -30,7 +31,7 @@ from headrace.io.sources.joined import JoinedSource
 from headrace.io.sources.unique_ids import UniqueIds
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
-from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, OrderPlan, StopRequest
+from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, StopRequest
 from headrace.jobs.pipeline.mapped_ids import MappedIds
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
@@ -228,34 +229,6 @@ def build(
         retry=settings.retry,
         in_flight=in_flight,
     )
-
-
-def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
-    """The order of work that the job may have; None if the engine reads every prompt anew.
-
-    Raises:
-        ConfigError: the order asked for cannot be had.
-    """
-    wanted = plan.settings.order
-    if not profile.wants_prefix_order:
-        if wanted == "prefix":
-            raise ConfigError(
-                "order is 'prefix', but this engine reads every prompt anew: leave --order out; only language models "
-                "with a cache of prefixes gain from it"
-            )
-        return None
-    if wanted == "input":
-        return OrderPlan("input", "as asked")
-    reasons = (
-        (plan.settings.retry, "a retry goes through the dead letters"),
-        (plan.user.prepares, "the prompts are made by --map"),
-        (plan.output.windows is None, "the output is in an object store"),
-        (isinstance(plan.output.writer, CallbackWriter), "the output goes to a function"),
-    )
-    reason = next((reason for holds, reason in reasons if holds), "")
-    if reason and wanted == "prefix":
-        raise ConfigError(f"order is 'prefix', but {reason}: leave --order out")
-    return OrderPlan("input", reason) if reason else OrderPlan(wanted)
 
 
 def describe_engine(engine: AnyEngine) -> Mapping[str, object]:
