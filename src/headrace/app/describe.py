@@ -43,7 +43,7 @@ def describe(plan: Plan, engine: AnyEngine, profile: EngineProfile) -> Descripti
         **{f"engine option {name}": value for name, value in config.engine_options.items()},
     }
     shown = {name: _shown(name, value) for name, value in named.items() if value is not None}
-    return Description(shown, _versions())
+    return Description(_LOGIN.sub("", str(plan.output.target)), shown, _versions())
 
 
 def host_of(plan: Plan, profile: EngineProfile) -> Host:

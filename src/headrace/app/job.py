@@ -42,7 +42,7 @@ from headrace.jobs.planning.survey import Survey, survey
 from headrace.jobs.settings import JobOptions, as_json, split_options
 from headrace.jobs.settings import JobSettings as JobSettings
 from headrace.jobs.state.in_flight import InFlight, warn_of_crash
-from headrace.jobs.state.output import REPORT, StartMode
+from headrace.jobs.state.output import LIVE, REPORT, StartMode
 from headrace.observe.progress import Progress
 from headrace.observe.recorder import Recorder
 from headrace.observe.report import Report, ReportBuilder
@@ -193,7 +193,7 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             if tuned.precision is not None:
                 broadcast(tuned.precision)
             described = describe(plan, engine, tuned_profile(plan.settings, engine))
-            listeners.append(Recorder(report, plan.output.work / REPORT, described))
+            listeners.append(Recorder(report, plan.output.work / REPORT, plan.output.work / LIVE, described))
             for left_out in plan.left_out:
                 broadcast(InputLeftOut(left_out, time.monotonic()))
             end = main_path.run(job)

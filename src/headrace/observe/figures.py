@@ -23,6 +23,7 @@ LABELS: Mapping[Cause, str] = {
     "finish": "blocked by finish",
     "write": "blocked by write",
     "draining": "draining",
+    "idle": "no requests",
     "other": "other",
 }
 _SHARES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "highest": 1.0}
@@ -126,6 +127,7 @@ def figures(runs: Sequence[RunSummary]) -> JobFigures:
                 ("batch cost", histogram(runs, "cost")),
                 ("batch duration (s)", histogram(runs, "duration")),
                 ("queue wait of the oldest record (s)", histogram(runs, "waited")),
+                ("request duration (s)", histogram(runs, "request")),
             )
             if buckets
         },

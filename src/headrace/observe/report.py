@@ -31,6 +31,7 @@ from headrace.events import (
 from headrace.observe.accountant import Account, Accountant
 from headrace.observe.advice import Advice, AdviceInputs, Host, advices, advise
 from headrace.observe.batches import BusyTime, successful_cost
+from headrace.observe.meter import InputSize
 from headrace.observe.timeline import Cause
 from headrace.records import LeftOut
 
@@ -120,6 +121,16 @@ class Report:
     """Everything worth changing, what gains most first."""
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """How far the records of a job have come."""
+
+    records: Mapping[str, int]
+    """Records that each host stage has finished: load, prepare, finish, write."""
+    input_size: InputSize
+    read_bytes: int
+
+
 class _WorkerRow:
     def __init__(self) -> None:
         self.records = self.failed = self.batches = self.lost = 0
@@ -145,11 +156,12 @@ class ReportBuilder:
     Args:
         began: when the time begins, on the events' clock; None for the first event.
         host: what the run has for its host stages.
+        server: whether the events are those of a server.
     """
 
-    def __init__(self, began: float | None = None, host: Host | None = None) -> None:
+    def __init__(self, began: float | None = None, host: Host | None = None, *, server: bool = False) -> None:
         self._lock = threading.Lock()
-        self._accountant = None if began is None else Accountant(began)
+        self._accountant = None if began is None else Accountant(began, server=server)
         self._host = host or Host()
         self._start: float | None = None
         self._started = False
@@ -162,6 +174,10 @@ class ReportBuilder:
         self._formed: dict[tuple[int, int], CloseReason] = {}
         self._failures: Counter[str] = Counter()
         self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
+        self._passed = dict.fromkeys(("load", "prepare", "finish", "write"), 0)
+        """Records that each stage has finished."""
+        self._size = InputSize(None, None)
+        self._loaded_bytes = 0
         self._prepared_tokens = self._truncated = self._nulled = self._batches = self._batched = self._splits = (
             self._out_of_memory
         ) = 0
@@ -193,8 +209,11 @@ class ReportBuilder:
         match event:
             case JobStarted():
                 self._skipped, self._skipped_failed = event.records_done, event.failed_done
+                self._size = InputSize(event.total_bytes, event.total_records)
             case StageDone():
                 self._stages[event.stage] += event.duration_s
+                self._passed[event.stage] += event.records
+                self._loaded_bytes += event.bytes if event.stage == "load" else 0
                 self._prepared_tokens += event.tokens
                 self._truncated += event.truncated
                 self._nulled += event.nulled
@@ -274,6 +293,11 @@ class ReportBuilder:
         with self._lock:
             account = self._account(now)
             return self._build(account), account
+
+    def passed(self) -> Passed:
+        """How far the records have come."""
+        with self._lock:
+            return Passed(dict(self._passed), self._size, self._loaded_bytes)
 
     def _account(self, now: float) -> Account:
         accountant = self._accountant or Accountant(now)

@@ -23,6 +23,10 @@ from headrace.jobs.state.state_file import read_state
 State: TypeAlias = Literal["running", "not running", "finished"]
 
 
+class NoJobError(ConfigError):
+    """No job has written this output, or its first run has only just started."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """The state of a job."""
@@ -50,21 +54,27 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
     """The output of that name, in its own format, and the state of its job.
 
     Raises:
-        ConfigError: no job has written there.
-        JobError: its state is damaged.
+        NoJobError: no job has written there.
+        ConfigError: its state cannot be read.
+        JobError: it is damaged.
     """
-    target = find_target(name) if _has_format(name) else find_target(name, "jsonl")
+    target = find(name)
     try:
         state = read_state(target.work / "job.json")
     except OSError as error:
         raise ConfigError(f"cannot read {target.work / 'job.json'}: {error}") from error
     if state is None:
-        raise ConfigError(
+        raise NoJobError(
             f"no job has written {name}: there is no {target.work / 'job.json'}, "
             "which a job writes once its model is loaded"
         )
     chosen = (state.get("settings") or {}).get("output_format")
     return find_target(name, chosen if isinstance(chosen, str) else target.format), state
+
+
+def find(name: str | Path) -> Target:
+    """The output of that name, whose format its job may not have told."""
+    return find_target(name) if _has_format(name) else find_target(name, "jsonl")
 
 
 def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
