@@ -10,9 +10,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
-from email.message import Message
 from http.client import HTTPException
-from typing import IO, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -148,11 +147,8 @@ def job_frame(name: str) -> Frame:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: the key must not go to another server."""
 
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
-    ) -> urllib.request.Request | None:
-        """None: the redirect becomes an error."""
-        return None
+    def redirect_request(self, *_: object) -> None:
+        """Nothing, so that the redirect becomes an error."""
 
 
 def _of_server(url: str) -> Callable[[], Frame]:
@@ -170,7 +166,7 @@ def _of_server(url: str) -> Callable[[], Frame]:
 
     def look() -> Frame:
         try:
-            request = urllib.request.Request(address, headers=headers)  # noqa: S310 - http or https, as checked
+            request = urllib.request.Request(address, headers=headers)
             with opener.open(request, timeout=_TIMEOUT_S) as answer:
                 content = answer.read(_MOST_BYTES)
         except urllib.error.HTTPError as error:
@@ -185,7 +181,7 @@ def _of_server(url: str) -> Callable[[], Frame]:
     return look
 
 
-def _reason(error: Any) -> str:
+def _reason(error: urllib.error.HTTPError) -> str:
     if error.code == 401:
         return "(unauthorized): put an API key of it in the environment variable HEADRACE_API_KEY"
     if error.code == 403:

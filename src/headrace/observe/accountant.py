@@ -198,12 +198,8 @@ class Accountant:
                 self._stage(event)
             case PipelineWaited():
                 self._wait(event)
-            case JobStarted():
-                self._start(event.at)
-            case JobDone():
-                self._end(event.at)
-            case ModelLoaded():
-                self._timeline.paint(event.at - event.duration_s, event.at, _LOADING, (("starting", 1.0),))
+            case JobStarted() | JobDone() | ModelLoaded():
+                self._start_or_end(event)
             case _:
                 pass
         self._timeline.extend(event.at)
@@ -331,6 +327,15 @@ class Accountant:
         self._bins.spread("requests", first, max(last, first), self._requested)
         self._requests.clear()
         self._requested = 0
+
+    def _start_or_end(self, event: JobStarted | JobDone | ModelLoaded) -> None:
+        match event:
+            case JobStarted():
+                self._start(event.at)
+            case JobDone():
+                self._end(event.at)
+            case ModelLoaded():
+                self._timeline.paint(event.at - event.duration_s, event.at, _LOADING, (("starting", 1.0),))
 
     def _start(self, at: float) -> None:
         if self._started is None:

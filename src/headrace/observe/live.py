@@ -105,7 +105,7 @@ class Window:
         self._totals: deque[Totals] = deque()
 
     def add(self, totals: Totals) -> Recent:
-        """What changed since the sums of ten seconds ago, or the earliest known; nothing if there are no recent ones."""
+        """What changed since the sums of ten seconds ago, or the earliest since then; nothing if there are none."""
         if self._totals and totals.at - self._totals[-1].at > _WINDOW_S:
             self._totals.clear()
         self._totals.append(totals)

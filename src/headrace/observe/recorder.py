@@ -1,4 +1,4 @@
-"""Writes the state of a run each second, and its summary at intervals: for a look at it while it runs or after a kill."""
+"""Writes the state of a run each second and its summary at intervals, for a look at it meanwhile or after a kill."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ class Recorder:
     def _show(self, state: str, now: float) -> None:
         """Replace the present state."""
         report, account = self._builder.snapshot(now)
-        self.frame = job_frame(self._description.name, state, report, account, self._builder.passed(), self._window, now)
+        self.frame = job_frame(
+            self._description.name, state, report, account, self._builder.passed(), self._window, now
+        )
         try:
             replace_file(self._live, self.frame.as_json())
         except OSError as error:

@@ -23,6 +23,7 @@ from headrace.events import (
     PartDamaged,
     PrecisionChosen,
     RecordFailed,
+    RequestDone,
     StageDone,
     StepDone,
     WorkerLost,
@@ -204,6 +205,12 @@ class ReportBuilder:
                     self._start = event.at  # what comes before belongs to loading the model
                 self._started = self._started or isinstance(event, JobStarted)
                 self._last = max(self._last, event.at)
+
+    def add_request(self, event: RequestDone) -> None:
+        """Take in a request of a server. There are many, and only the account needs them."""
+        with self._lock:
+            if self._accountant is not None:
+                self._accountant.add(event)
 
     def _add_event(self, event: Event) -> None:
         match event:
