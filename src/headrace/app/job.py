@@ -46,6 +46,7 @@ from headrace.jobs.state.output import LIVE, REPORT, StartMode
 from headrace.observe.progress import Progress
 from headrace.observe.recorder import Recorder
 from headrace.observe.report import Report, ReportBuilder
+from headrace.observe.trace import TraceWriter
 
 logger = logging.getLogger("headrace")
 
@@ -100,6 +101,8 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
         JobError: the job cannot start or continue; finished records are kept.
     """
     job, known = split_options(options)
+    if "listeners" in job:
+        job["listeners"] = _as_tuple(job["listeners"])
     config = EngineConfig(
         task, model_name(model), engine, merged_options(engine_options, known), batch_tokens, batch_size,
         engine_process, engine_timeout_s, pickled_weights,
@@ -117,7 +120,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     return _off_loop(functools.partial(execute, settings, StopRequest(), progress=progress))[1]
 
 
-def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
+def _as_tuple(names: Sequence[T]) -> tuple[T, ...]:
     """Names as settings keep them; other values are left to the type check."""
     is_list = hasattr(names, "__iter__") and not isinstance(names, str)
     return tuple(names) if is_list else names  # type: ignore[return-value]
@@ -171,8 +174,9 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
     Raises:
         JobError: the job cannot start or continue; finished records are kept.
     """
-    report = ReportBuilder(began or time.monotonic(), host_of(plan, tuned_profile(plan.settings, engine)))
-    listeners: list[Listener] = [report]
+    began = began or time.monotonic()
+    report = ReportBuilder(began, host_of(plan, tuned_profile(plan.settings, engine)))
+    listeners: list[Listener] = [report, *map(Guarded, plan.settings.listeners)]
     broadcast = Broadcast(listeners)
     try:
         job = build(plan, engine, stop, broadcast, batcher(broadcast) if batcher is not None else None)
@@ -187,9 +191,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             job = build(plan, engine, stop, broadcast)
         if (follower := follow(plan.settings.config, engine, job.batcher, broadcast)) is not None:
             listeners.append(follower)
-        with Progress() if progress else contextlib.nullcontext() as bar:
-            if bar is not None:
-                listeners.append(bar)
+        with _tracing(plan, began) as trace, Progress() if progress else contextlib.nullcontext() as bar:
+            listeners += [listener for listener in (trace, bar) if listener is not None]
             if tuned.precision is not None:
                 broadcast(tuned.precision)
             described = describe(plan, engine, tuned_profile(plan.settings, engine))
@@ -202,6 +205,12 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
         if isinstance(plan.output.writer, CallbackWriter):
             plan.output.writer.close()
     return end, replace(report.build(), model=downloaded_model(plan.settings))
+
+
+def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[TraceWriter | None]:
+    if plan.settings.trace is None:
+        return contextlib.nullcontext()
+    return TraceWriter(Path(plan.settings.trace), began, str(plan.output.target))
 
 
 def _close(engine: AnyEngine) -> None:
@@ -353,6 +362,25 @@ class Broadcast:
     def __call__(self, event: Event) -> None:
         for listener in self._listeners:
             listener(event)
+
+
+class Guarded:
+    """A listener of the user's. If it raises, it hears no further event, and the work goes on."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener: Listener | None = listener
+
+    def __call__(self, event: Event) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(event)
+        except Exception as error:  # noqa: BLE001 - a user's own code may raise anything
+            logger.warning(
+                "headrace: listener %r raised %s: %s; it is left out", self._listener, type(error).__name__,
+                text_of(error),
+            )  # fmt: skip
+            self._listener = None
 
 
 def _off_loop(call: Callable[[], T]) -> T:

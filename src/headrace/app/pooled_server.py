@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import headrace
 from headrace.app.describe import versions
-from headrace.app.job import Broadcast
+from headrace.app.job import Broadcast, Guarded
 from headrace.app.observed import ObservedServer
 from headrace.app.server import ServerSettings, build, checked
 from headrace.argument_types import parse_size
@@ -24,7 +24,7 @@ from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.events import Listener
 from headrace.observe.prometheus import PrometheusListener, device_seconds, merged
-from headrace.observe.server import ServerAccount, ServerFacts
+from headrace.observe.server import ServerAccount, ServerFacts, numbered
 from headrace.pool.pool import ModelPool
 from headrace.serving.auth import Keys
 from headrace.serving.metrics import families_of_pool
@@ -132,12 +132,13 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     pool = ModelPool(max_models=content.pool.max_models, memory_bytes=memory)
     models: list[ModelApp] = []
     account = ServerAccount(f"{len(content.models)} models", time.monotonic())
+    listeners: list[Listener] = [account, *map(Guarded, shared.listeners)]
     account.facts = ServerFacts({"models": ", ".join(entry.name for entry in content.models)}, versions())
     for entry in content.models:
         if missing := sorted(set(entry.keys or ()) - known_keys):
             raise ConfigError(f"model {entry.name!r}: there is no API key named {missing[0]!r} (--api-key-file)")
         try:
-            device = account.numbered(len(models), len(content.models))
+            device = numbered(Broadcast(listeners), len(models), len(content.models))
             models.append(_served(entry, shared, device))
         except ConfigError as error:
             raise ConfigError(f"model {entry.name!r}: {error}") from error
@@ -158,7 +159,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
 
     metrics = PrometheusListener(pulled, headrace.__version__)
     parts = [model.state for model in models]
-    state = ServerState(limits, keys, Broadcast([metrics, account]), metrics.render, parts=parts)
+    state = ServerState(limits, keys, Broadcast([metrics, *listeners]), metrics.render, parts=parts)
     state.observed = ObservedServer(state, account)
     return create_pooled_app(
         pool, models, state, lambda pages: merged(pages, "model"), version=headrace.__version__
@@ -178,7 +179,7 @@ def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> Mo
         pickled_weights=entry.pickled_weights,
     )
     names = (entry.name, *entry.aliases)
-    settings = checked(replace(shared, config=config, name=names, keys=(), state=None))
+    settings = checked(replace(shared, config=config, name=names, keys=(), state=None, listeners=()))
     settings.config.check()  # folders too, before the first request
     app, state = build(settings, device)
     allowed = None if entry.keys is None else frozenset(entry.keys)

@@ -17,7 +17,7 @@ import headrace
 from headrace.app.batch_api import MOST_WAITING, BatchApi
 from headrace.app.batchers import BatcherSettings, engine_process, make_batcher
 from headrace.app.describe import server_facts
-from headrace.app.job import Broadcast
+from headrace.app.job import Broadcast, Guarded
 from headrace.app.observed import ObservedServer
 from headrace.app.warm_up import warm_up
 from headrace.device.cache import TuningCache
@@ -61,6 +61,8 @@ class ServerSettings:
     """Folder for files and jobs of the Batch API; None for no Batch API."""
     latency_target_s: float | None = None
     """Maximum seconds of a request during bulk work; None for no target."""
+    listeners: Sequence[Listener] = ()
+    """Functions that are called with each event of `headrace.events`. One that raises is left out."""
 
 
 SERVER_SETTINGS = tuple(one.name for kind in (ServerSettings, ServeLimits) for one in fields(kind))
@@ -82,6 +84,7 @@ class ServerOptions(LocalOptions, total=False):
     state: str | Path | None
     latency_target_s: float | None
     pickled_weights: bool
+    listeners: Sequence[Listener]
 
 
 def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, public API
@@ -101,6 +104,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
     state: str | Path | None = None,
     latency_target_s: float | None = None,
     pickled_weights: bool = False,
+    listeners: Sequence[Listener] = (),
     **options: Unpack[EngineOptions],
 ) -> FastAPI:
     """A FastAPI app that serves one model: mount it, extend it, or give it to an ASGI server.
@@ -141,6 +145,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
             keys=keys,
             state=None if state is None else Path(state),
             latency_target_s=latency_target_s,
+            listeners=listeners,
         )
     )[0]
 
@@ -168,7 +173,7 @@ def build(settings: ServerSettings, device: Listener | None = None) -> tuple[Fas
             yield device_seconds(account.seconds_by_cause())
 
     metrics = PrometheusListener(pulled, version)
-    listeners: list[Listener] = [metrics]
+    listeners: list[Listener] = [metrics, *map(Guarded, settings.listeners)]
     if (observer := device or account) is not None:
         listeners.append(observer)
     server = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render, name=name)

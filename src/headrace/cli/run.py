@@ -17,7 +17,7 @@ from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import Command, FlagGroup, with_groups
 from headrace.cli.forecasts import print_forecast, print_survey
 from headrace.cli.outcome import conclude, guarded, say
-from headrace.cli.report import check_file, reported
+from headrace.cli.report import check_file, check_place, reported
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
@@ -202,11 +202,19 @@ class LimitFlags(FlagGroup):
         )
 
 
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(help="Write a trace of batches and stages for Perfetto or Chrome (JSON). Default: none."),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class ReportFlags(FlagGroup):
-    """An estimate instead of a run, and a report after it."""
+    """An estimate instead of a run, and what shows where its time goes."""
 
     panel: ClassVar[str] = "Estimate and report"
+
+    trace: TraceFile = None
 
     report: Annotated[
         Path | None,
@@ -250,6 +258,8 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
         raise typer.BadParameter("it needs --dry-run or --report", param_hint="--gpu-hour-price")
     if estimate.report is not None and estimate.dry_run:
         raise typer.BadParameter("a dry run has nothing to report", param_hint="--report")
+    if estimate.trace is not None and estimate.dry_run:
+        raise typer.BadParameter("a dry run has nothing to trace", param_hint="--trace")
     on_cluster = cluster.run()
     if on_cluster is not None and estimate.dry_run:
         raise typer.BadParameter(
@@ -260,7 +270,11 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 
     def settings() -> JobSettings:
         return _settings(
-            files, engine.config(context.args, "-i {}? Put a glob in quotes: -i '*.jsonl'"), records, job_limits
+            files,
+            engine.config(context.args, "-i {}? Put a glob in quotes: -i '*.jsonl'"),
+            records,
+            job_limits,
+            estimate.trace,
         )
 
     if estimate.dry_run:
@@ -272,6 +286,8 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 
 def _reported(settings: JobSettings, stopper: Stopper, execute_job: Execute, wanted: ReportFlags) -> int:
     """Run the job, and write its report whatever becomes of it."""
+    if wanted.trace is not None:
+        check_place(wanted.trace)
     if wanted.report is None:
         return _run(settings, stopper, execute_job)
     check_file(wanted.report)
@@ -318,7 +334,9 @@ def _rehearse(settings: JobSettings, gpu_hour_price: float | None) -> int:
     return 0
 
 
-def _settings(files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits) -> JobSettings:
+def _settings(
+    files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits, trace: Path | None
+) -> JobSettings:
     columns = (records.keep_columns or "").split(",")
     return JobSettings(
         files.source,
@@ -340,6 +358,7 @@ def _settings(files: FileFlags, config: EngineConfig, records: RecordFlags, limi
         finish=records.finish,
         worker_kind=records.worker_kind,
         dedupe=records.dedupe,
+        trace=trace,
     )
 
 

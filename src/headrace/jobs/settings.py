@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, cast
 from headrace.argument_types import check_types
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.events import Listener
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
@@ -85,6 +86,10 @@ class JobSettings:
     """Whether these run on threads or in processes; "auto" measures their cost."""
     dedupe: bool = False
     """Compute equal inputs only once; each record is still written."""
+    trace: str | Path | None = None
+    """A file for a trace of the run, for Perfetto; None for none."""
+    listeners: tuple[Listener, ...] = ()
+    """Functions that are called with each event of `headrace.events`, on any thread. One that raises is left out."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -104,6 +109,8 @@ class JobOptions(TypedDict, total=False):
     finish: FinishFn | str | None
     worker_kind: WorkerKind
     dedupe: bool
+    trace: str | Path | None
+    listeners: tuple[Listener, ...]
 
 
 def split_options(options: Mapping[str, object]) -> tuple[JobOptions, dict[str, object]]:
@@ -117,7 +124,7 @@ SETTING_NAMES = tuple(one.name for kind in (JobSettings, Selection, Limits) for 
 """Names to suggest for an unknown engine option."""
 
 
-_PER_RUN = frozenset({"config", "sink", "limits", "overwrite", "ignore_changes", "retry"})
+_PER_RUN = frozenset({"config", "sink", "limits", "overwrite", "ignore_changes", "retry", "trace", "listeners"})
 """Settings that may differ between runs of one job."""
 
 

@@ -113,20 +113,6 @@ class ServerAccount:
         if now - self._sampled >= _SAMPLE_S:
             self._sample(now)
 
-    def numbered(self, number: int, of: int) -> Listener:
-        """A listener for one model of several, whose batches each count from 0."""
-
-        def listen(event: Event) -> None:
-            if isinstance(event, RequestDone):  # the server of all models counts it
-                return
-            if isinstance(event, BatchFormed | BatchDone | BatchSplit):
-                event = replace(event, batch=event.batch * of + number)
-            elif isinstance(event, StepDone):
-                event = replace(event, step=event.step * of + number)
-            self(event)
-
-        return listen
-
     def _sample(self, now: float) -> None:
         with self._lock:
             self._sampled = now
@@ -159,6 +145,21 @@ class ServerAccount:
         with self._lock:
             self._highest = {cause: max(causes.get(cause, 0.0), self._highest.get(cause, 0.0)) for cause in CAUSES}
             return dict(self._highest)
+
+
+def numbered(listener: Listener, number: int, of: int) -> Listener:
+    """The listener for one model of several, whose batches each count from 0."""
+
+    def listen(event: Event) -> None:
+        if isinstance(event, RequestDone):  # the server of all models tells it
+            return
+        if isinstance(event, BatchFormed | BatchDone | BatchSplit):
+            event = replace(event, batch=event.batch * of + number)
+        elif isinstance(event, StepDone):
+            event = replace(event, step=event.step * of + number)
+        listener(event)
+
+    return listen
 
 
 def _sum(before: Totals, after: Totals) -> Totals:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.events import BatchDone, BatchFormed, Event, ModelLoaded, RequestDone, StageDone, StepDone
-from headrace.observe.server import ServerAccount, server_advice
+from headrace.observe.server import ServerAccount, numbered, server_advice
 
 
 class Clock:
@@ -67,7 +67,7 @@ def test_errors_are_counted_by_status_and_route() -> None:
 def test_the_batches_of_several_models_are_kept_apart() -> None:
     clock = Clock()
     account = ServerAccount("two", 0.0, clock)
-    first, second = account.numbered(0, 2), account.numbered(1, 2)
+    first, second = numbered(account, 0, 2), numbered(account, 1, 2)
     (formed, done), (other_formed, other_done) = batch(0, 1, 4, waited=0.5), batch(0, 2, 3, waited=0.25)
     for listen, event in ((first, formed), (second, other_formed), (second, other_done), (first, done)):
         listen(event)
@@ -117,7 +117,7 @@ def test_for_any_events_the_causes_add_up_and_no_counter_falls(events: list[Even
     before = account.seconds_by_cause()
     for event in events:
         account(event)
-        clock.now = max(clock.now, getattr(event, "at"))
+        clock.now = max(clock.now, event.at)
         after = account.seconds_by_cause()
         assert all(after[cause] >= before[cause] for cause in after)
         before = after
