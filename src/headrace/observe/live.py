@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-from headrace.observe.figures import COMPUTING
-from headrace.observe.timeline import CAUSES, Cause
+from headrace.observe.timeline import CAUSES, COMPUTING, Cause
 
 VERSION = 1
 _FORMAT = "headrace-live"

@@ -6,7 +6,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from headrace.events import (
     BatchDone,
@@ -29,12 +29,16 @@ from headrace.events import (
     WorkerLost,
     WorkUnitDone,
 )
+from headrace.observe import notebook
 from headrace.observe.accountant import Account, Accountant
 from headrace.observe.advice import Advice, AdviceInputs, Host, advices, advise
 from headrace.observe.batches import BusyTime, successful_cost
 from headrace.observe.meter import InputSize
 from headrace.observe.timeline import Cause
 from headrace.records import LeftOut
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 State: TypeAlias = Literal["finished", "interrupted", "failed"]
 
@@ -120,6 +124,20 @@ class Report:
     """Seconds of the device by cause, the starting time included: see `headrace.observe.timeline.Cause`."""
     advices: tuple[Advice, ...] = ()
     """Everything worth changing, what gains most first."""
+    account: Account | None = field(default=None, repr=False)
+    """Where the time went, in detail."""
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        return notebook.as_html(self)
+
+    def batches_table(self) -> pa.Table:
+        """The first and the last 300 batches as an Arrow table; `.to_pandas()` makes a data frame of it."""
+        return notebook.batches_table(self.account)
+
+    def over_time_table(self) -> pa.Table:
+        """Causes, records and cost over time as an Arrow table; `.to_pandas()` makes a data frame of it."""
+        return notebook.over_time_table(self.account)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +376,7 @@ class ReportBuilder:
             memory=self._memory,
             causes=account.causes,
             advices=tuple(advices(numbers)),
+            account=account,
         )
 
     @property

@@ -35,6 +35,21 @@ idle      idle: a server has no request
 other     idle, for no cause that an event tells
 """
 CAUSES: tuple[Cause, ...] = get_args(Cause)
+COMPUTING: tuple[Cause, ...] = ("real", "padding", "retry")
+LABELS: Mapping[Cause, str] = {
+    "real": "computing records",
+    "padding": "computing padding",
+    "retry": "retries and failures",
+    "starting": "starting (load, tune)",
+    "read": "starved by read",
+    "prepare": "starved by prepare",
+    "company": "waiting for company",
+    "finish": "blocked by finish",
+    "write": "blocked by write",
+    "draining": "draining",
+    "idle": "no requests",
+    "other": "other",
+}
 
 _SEGMENTS = 256
 """Stretches that may still change; older ones are settled."""

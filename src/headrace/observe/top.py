@@ -10,9 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.observe.figures import LABELS
 from headrace.observe.live import Frame
-from headrace.observe.timeline import CAUSES, Cause
+from headrace.observe.timeline import CAUSES, LABELS, Cause
 
 _COLOURS: Mapping[Cause, str] = {
     "real": "green",
