@@ -101,8 +101,6 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
         JobError: the job cannot start or continue; finished records are kept.
     """
     job, known = split_options(options)
-    if "listeners" in job:
-        job["listeners"] = _as_tuple(job["listeners"])
     config = EngineConfig(
         task, model_name(model), engine, merged_options(engine_options, known), batch_tokens, batch_size,
         engine_process, engine_timeout_s, pickled_weights,
@@ -120,7 +118,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     return _off_loop(functools.partial(execute, settings, StopRequest(), progress=progress))[1]
 
 
-def _as_tuple(names: Sequence[T]) -> tuple[T, ...]:
+def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
     """Names as settings keep them; other values are left to the type check."""
     is_list = hasattr(names, "__iter__") and not isinstance(names, str)
     return tuple(names) if is_list else names  # type: ignore[return-value]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
-from headrace.observe.live import Frame, Replica, Window, shares, shortened
+from headrace.observe.live import Frame, Replica, Window, shares, shortened, wall_clock
 from headrace.observe.page.dashboard import Page, dashboard
 from headrace.observe.page.render import ReportedJob, render
 from headrace.observe.server import ServerAccount, server_advice
@@ -52,7 +51,7 @@ def server_frame(state: ServerState, account: ServerAccount, window: Window) -> 
         kind="server",
         name=shortened(account.name),
         state="ready" if state.ready else "dead" if state.dead else "draining" if state.draining else "loading",
-        at=time.time(),
+        at=wall_clock(),
         up_s=totals.at - account.began,
         window_s=recent.window_s,
         lanes=recent.lanes,

@@ -117,8 +117,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
         model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
             the task's default model.
         options: options of the engine, such as `max_model_len`.
-        engine_options: the same as a mapping: for an engine of your own, whose options no type checker knows.
-
+        engine_options: the same as a mapping, for an engine of your own.
     All others are as `ServerSettings` and `EngineConfig` have them.
 
     Raises:

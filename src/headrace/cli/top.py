@@ -20,7 +20,7 @@ from headrace.errors import ConfigError
 from headrace.io.storage.locations import as_os_errors, is_remote
 from headrace.jobs.state.inspection import NoJobError, find, holder_of, state_of
 from headrace.jobs.state.output import LIVE
-from headrace.observe.live import Frame, parsed
+from headrace.observe.live import Frame, parsed, wall_clock
 
 EXAMPLES = """Examples:
 
@@ -68,23 +68,23 @@ def _top(what: str, interval: float, *, once: bool) -> int:
 
     console = Console(highlight=False)
     if once or not console.is_terminal:
-        console.print(drawn(first, time.time()))
+        console.print(drawn(first, wall_clock()))
         frame = first
         while not once and not _ended(frame):
             time.sleep(interval)
             console.print()
             frame = _next(look, frame)
-            console.print(drawn(frame, time.time()))
+            console.print(drawn(frame, wall_clock()))
         return 0
     frame = first
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while not _ended(frame):
-                live.update(drawn(frame, time.time()), refresh=True)
+                live.update(drawn(frame, wall_clock()), refresh=True)
                 time.sleep(interval)
                 frame = _next(look, frame)
     finally:
-        console.print(drawn(frame, time.time()))
+        console.print(drawn(frame, wall_clock()))
     return 0
 
 

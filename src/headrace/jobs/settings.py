@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
@@ -110,13 +110,15 @@ class JobOptions(TypedDict, total=False):
     worker_kind: WorkerKind
     dedupe: bool
     trace: str | Path | None
-    listeners: tuple[Listener, ...]
+    listeners: Sequence[Listener]
 
 
 def split_options(options: Mapping[str, object]) -> tuple[JobOptions, dict[str, object]]:
     """Split options into those of the job and those of the engine."""
     names = JobOptions.__annotations__.keys()
     job = {name: value for name, value in options.items() if name in names}
+    if isinstance(job.get("listeners"), list):
+        job["listeners"] = tuple(cast("list[Listener]", job["listeners"]))
     return cast(JobOptions, job), {name: value for name, value in options.items() if name not in names}
 
 

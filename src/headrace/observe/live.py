@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from headrace.observe.timeline import CAUSES, COMPUTING, Cause
@@ -183,6 +184,11 @@ def _check(frame: Frame) -> None:
 def _number(value: object) -> None:
     if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
         raise ValueError(f"it has a number that is none: {value!r:.40}")
+
+
+def wall_clock() -> float:
+    """Seconds since 1970."""
+    return datetime.now(UTC).timestamp()
 
 
 def shortened(text: str) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.io.storage.locations import is_remote
 from headrace.io.storage.parts import atomic_file
 from headrace.observe.accountant import Account
-from headrace.observe.live import Frame, Replica, Totals, Window, shares, shortened
-from headrace.observe.report import Passed, Report
+from headrace.observe.live import Frame, Replica, Totals, Window, shares, shortened, wall_clock
+from headrace.observe.meter import Passed
+from headrace.observe.report import Report
 
 _MOST_REASONS = 20
 
@@ -40,7 +40,7 @@ def job_frame(  # noqa: PLR0913 - what is known of a job at one moment
         kind="job",
         name=shortened(name),
         state=state,
-        at=time.time(),
+        at=wall_clock(),
         up_s=account.wall_s,
         window_s=recent.window_s,
         lanes=recent.lanes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.events import BatchDone, Event, JobStarted, PrecisionChosen, RecordFailed, StageDone, StepDone
@@ -34,6 +35,16 @@ class InputSize:
             processed = min(1.0, done / read) if read else 1.0
             return min(1.0, read_bytes * processed / self.bytes)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """How far the records of a job have come."""
+
+    records: Mapping[str, int]
+    """Records that each host stage has finished: load, prepare, finish, write."""
+    input_size: InputSize
+    read_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

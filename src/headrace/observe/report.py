@@ -33,7 +33,7 @@ from headrace.observe import notebook
 from headrace.observe.accountant import Account, Accountant
 from headrace.observe.advice import Advice, AdviceInputs, Host, advices, advise
 from headrace.observe.batches import BusyTime, successful_cost
-from headrace.observe.meter import InputSize
+from headrace.observe.meter import InputSize, Passed
 from headrace.observe.timeline import Cause
 from headrace.records import LeftOut
 
@@ -138,16 +138,6 @@ class Report:
     def over_time_table(self) -> pa.Table:
         """Causes, records and cost over time as an Arrow table; `.to_pandas()` makes a data frame of it."""
         return notebook.over_time_table(self.account)
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """How far the records of a job have come."""
-
-    records: Mapping[str, int]
-    """Records that each host stage has finished: load, prepare, finish, write."""
-    input_size: InputSize
-    read_bytes: int
 
 
 class _WorkerRow:

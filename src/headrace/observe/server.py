@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from headrace.device.process_memory import process_bytes
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, Listener, RequestDone, StepDone
 from headrace.observe import summary
-from headrace.observe.live import Totals
+from headrace.observe.live import Totals, wall_clock
 from headrace.observe.report import ReportBuilder
 from headrace.observe.summary import RunSummary
 from headrace.observe.timeline import CAUSES, Cause
@@ -36,7 +36,7 @@ class _Period:
 
     def __init__(self, began: float) -> None:
         self.began = began
-        self.started_at = time.time()
+        self.started_at = wall_clock()
         self.builder = ReportBuilder(began, server=True)
         self.requests = 0
         self.errors: Counter[str] = Counter()

@@ -62,6 +62,7 @@ def test_a_parquet_folder_to_one_file(s3: Any, folder: str) -> None:
     assert sorted(s3.find("rows/out")) == [
         "rows/out/vectors.parquet",
         "rows/out/vectors.parquet.parts/job.json",
+        "rows/out/vectors.parquet.parts/live.json",
         "rows/out/vectors.parquet.parts/report.json",
         "rows/out/vectors.parquet.parts/time.json",
     ]
