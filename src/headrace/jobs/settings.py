@@ -88,7 +88,7 @@ class JobSettings:
     """Compute equal inputs only once; each record is still written."""
     trace: str | Path | None = None
     """A file for a trace of the run, for Perfetto; None for none."""
-    listeners: tuple[Listener, ...] = ()
+    listeners: Sequence[Listener] = ()
     """Functions that are called with each event of `headrace.events`, on any thread. One that raises is left out."""
 
 
@@ -117,8 +117,6 @@ def split_options(options: Mapping[str, object]) -> tuple[JobOptions, dict[str, 
     """Split options into those of the job and those of the engine."""
     names = JobOptions.__annotations__.keys()
     job = {name: value for name, value in options.items() if name in names}
-    if isinstance(job.get("listeners"), list):
-        job["listeners"] = tuple(cast("list[Listener]", job["listeners"]))
     return cast(JobOptions, job), {name: value for name, value in options.items() if name not in names}
 
 
@@ -173,7 +171,9 @@ def check_values(settings: JobSettings) -> None:
     Raises:
         ConfigError: a setting is invalid; the message names it.
     """
-    check_types(settings, "sink")  # checked elsewhere
+    check_types(settings, "sink", "listeners")  # the sink is checked elsewhere
+    if not isinstance(settings.listeners, list | tuple) or not all(map(callable, settings.listeners)):
+        raise ConfigError(f"listeners is {settings.listeners!r:.60}; it must be a list of functions")
     check_types(settings.config)
     check_types(settings.limits)
     limits = settings.limits
