@@ -15,10 +15,11 @@ from typing import Annotated
 
 import typer
 
+from headrace.app.steps import steps_here
 from headrace.cli.outcome import guarded, say
 from headrace.errors import ConfigError
 from headrace.io.storage.locations import as_os_errors, is_remote
-from headrace.jobs.state.inspection import NoJobError, find, holder_of, state_of
+from headrace.jobs.state.inspection import NoJobError, holder_of, known_target, state_of
 from headrace.jobs.state.output import LIVE
 from headrace.observe.live import Frame, parsed, wall_clock
 
@@ -99,7 +100,7 @@ def _waited_for(look: Callable[[], Frame], what: str, interval: float) -> Frame:
         try:
             return look()
         except NoJobError:
-            if not is_remote(place := find(what).place) and not place.parent.is_dir():
+            if not is_remote(place := known_target(what).place) and not place.parent.is_dir():
                 raise
             if not said:
                 say(f"no job has written {what} yet; waiting for it to start (Ctrl-C ends)")
@@ -118,7 +119,24 @@ def _next(look: Callable[[], Frame], before: Frame) -> Frame:
 
 
 def job_frame(name: str) -> Frame:
-    """The state of the job with this output.
+    """The state of the job with this output; of a job of several steps, that of the step it has come to.
+
+    Raises:
+        NoJobError: there is none yet.
+        ConfigError: its state cannot be read.
+    """
+    steps = steps_here(name)
+    begun = [step for step in steps if step.has_begun]
+    if not begun:
+        return _frame(name)
+    frame = replace(_frame(begun[-1].output), name=f"{name}: {begun[-1].name}")
+    if frame.state == "finished" and len(begun) < len(steps):
+        return replace(frame, state=f"running: step {len(begun)} of {len(steps)} is finished")
+    return frame
+
+
+def _frame(name: str) -> Frame:
+    """The state of a job or step with this output.
 
     Raises:
         NoJobError: there is none yet.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from dataclasses import replace
 
 from headrace.events import (
     BatchDone,
@@ -14,14 +12,17 @@ from headrace.events import (
     BatchSplit,
     BudgetChanged,
     CloseReason,
+    DuplicatesFound,
     Event,
     InputLeftOut,
     JobDone,
     JobStarted,
     MemoryUsed,
+    OrderChosen,
     PartCommitted,
     PartDamaged,
     PrecisionChosen,
+    PrefixCacheUsed,
     RecordFailed,
     RequestDone,
     StageDone,
@@ -29,115 +30,16 @@ from headrace.events import (
     WorkerLost,
     WorkUnitDone,
 )
-from headrace.observe import notebook
 from headrace.observe.accountant import Account, Accountant
-from headrace.observe.advice import Advice, AdviceInputs, Host, advices, advise
+from headrace.observe.advice import AdviceInputs, Host, advices, advise
 from headrace.observe.batches import BusyTime, successful_cost
 from headrace.observe.meter import InputSize, Passed
-from headrace.observe.timeline import Cause
+from headrace.observe.results import Report as Report
+from headrace.observe.results import StageTimes as StageTimes
+from headrace.observe.results import State
+from headrace.observe.results import StepFigures as StepFigures
+from headrace.observe.results import WorkerRow as WorkerRow
 from headrace.records import LeftOut
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-State: TypeAlias = Literal["finished", "interrupted", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class StageTimes:
-    """Seconds spent in each step, summed over workers. Steps overlap, so the sum exceeds the wall time."""
-
-    load: float
-    prepare: float
-    starved: float
-    """The engine waited for input."""
-    inference: float
-    """At least one batch was running."""
-    finish: float
-    write: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """The figures of one cluster worker, including its replacements."""
-
-    worker: str
-    records: int
-    failed: int
-    batches: int
-    busy: float
-    """Fraction of the wall time with its engine busy."""
-    lost: int
-    """Number of its processes that died."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A job's results and timings."""
-
-    state: State
-    ok: int
-    """Records written by this run, without failed ones."""
-    failed: int
-    skipped: int
-    """Records that an earlier run had finished."""
-    failures: Mapping[str, int]
-    """Failed records by reason."""
-    truncated: int
-    wall_s: float
-    records_per_s: float
-    """Of this run, including failed records."""
-    tokens: int
-    """Of successful records; 0 if cost is not in tokens."""
-    tokens_per_s: float
-    busy: float
-    """Fraction of the wall time with a batch in the engine; the mean over several workers."""
-    padding_efficiency: float
-    """Real cost / computed cost; 1.0 if the engine does not pad."""
-    batches: int
-    mean_batch_size: float
-    splits: int
-    """Batches that were split and retried."""
-    close_reasons: Mapping[CloseReason, int]
-    times: StageTimes
-    advice: str
-    """One sentence of tuning advice."""
-    damaged: tuple[PartDamaged, ...] = ()
-    """Damaged parts of earlier runs. Their records were processed again, and count as ok or failed."""
-    lanes: tuple[WorkerRow, ...] = ()
-    """One per cluster worker; empty for a job in one process."""
-    left_out: tuple[LeftOut, ...] = ()
-    """Parts of the input that were not read, by reason."""
-    nulled: int = 0
-    """NaN and infinite values, which JSON lacks, written as null."""
-    skipped_failed: int = 0
-    """Number of skipped records that are dead letters."""
-    model: str | None = None
-    """The model as the user wrote it, with its commit, if it was downloaded."""
-    precision: PrecisionChosen | None = None
-    """The dtype that the model computed in, and why; None if the engine does not say."""
-    budget: float | None = None
-    """The last batch budget, in the engine's unit, if the job chose it; otherwise None."""
-    memory: MemoryUsed | None = None
-    """Peak memory of the process, if measured; otherwise None."""
-    causes: Mapping[Cause, float] = field(default_factory=dict)
-    """Seconds of the device by cause, the starting time included: see `headrace.observe.timeline.Cause`."""
-    advices: tuple[Advice, ...] = ()
-    """Everything worth changing, what gains most first."""
-    account: Account | None = field(default=None, repr=False)
-    """Where the time went, in detail."""
-
-    def _repr_html_(self) -> str:
-        """How a notebook shows it."""
-        return notebook.as_html(self)
-
-    def batches_table(self) -> pa.Table:
-        """The first and the last 300 batches as an Arrow table; `.to_pandas()` makes a data frame of it."""
-        return notebook.batches_table(self.account)
-
-    def over_time_table(self) -> pa.Table:
-        """Causes, records and cost over time as an Arrow table; `.to_pandas()` makes a data frame of it."""
-        return notebook.over_time_table(self.account)
 
 
 class _WorkerRow:
@@ -176,8 +78,7 @@ class ReportBuilder:
         self._started = False
         self._last = 0.0
         self._state: State = "interrupted"
-        self._skipped = self._skipped_failed = 0
-        self._ok = 0
+        self._skipped = self._skipped_failed = self._ok = 0
         """Committed records. A result that was computed once and written for several records counts for each."""
         self._damaged: list[PartDamaged] = []
         self._formed: dict[tuple[int, int], CloseReason] = {}
@@ -198,6 +99,9 @@ class ReportBuilder:
         self._precision: PrecisionChosen | None = None
         self._budget: float | None = None
         self._memory: MemoryUsed | None = None
+        self._duplicates = 0
+        self._orders: dict[str, OrderChosen] = {}
+        self._prefix_cache: PrefixCacheUsed | None = None
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -241,12 +145,21 @@ class ReportBuilder:
                 self._failures[event.reason] += 1
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
-            case PrecisionChosen() | BudgetChanged() | MemoryUsed():
+            case PrecisionChosen() | BudgetChanged() | MemoryUsed() | PrefixCacheUsed():
                 self._add_tuning_event(event)
+            case DuplicatesFound() | OrderChosen():
+                self._add_saving(event)
             case JobDone():
                 self._state = event.state
 
-    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed) -> None:
+    def _add_saving(self, event: DuplicatesFound | OrderChosen) -> None:
+        if isinstance(event, DuplicatesFound):
+            self._duplicates += event.records
+        else:
+            same = self._orders.get(event.order, replace(event, records=0))
+            self._orders[event.order] = replace(same, records=same.records + event.records)
+
+    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed | PrefixCacheUsed) -> None:
         match event:
             case PrecisionChosen():
                 self._precision = event
@@ -254,6 +167,8 @@ class ReportBuilder:
                 self._budget = event.budget
             case MemoryUsed():
                 self._memory = event
+            case PrefixCacheUsed():
+                self._prefix_cache = event
 
     def _add_engine_event(self, event: BatchFormed | BatchDone | BatchSplit | StepDone) -> None:
         match event:
@@ -364,6 +279,9 @@ class ReportBuilder:
             precision=self._precision,
             budget=self._budget,
             memory=self._memory,
+            duplicates=self._duplicates,
+            order=tuple(self._orders.values()),
+            prefix_cache=self._prefix_cache,
             causes=account.causes,
             advices=tuple(advices(numbers)),
             account=account,

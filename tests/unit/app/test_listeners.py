@@ -24,8 +24,12 @@ def test_each_batch_is_heard_and_a_listener_that_raises_is_left_out(
         raise OSError("no room")
 
     report = headrace.run(
-        [{"text": f"text {n}"} for n in range(10)], sink=tmp_path / "out.jsonl", engine="headrace.testing:FakeEngine", listeners=[bad, good], progress=False,
-    )  # fmt: skip
+        [{"text": f"text {n}"} for n in range(10)],
+        sink=tmp_path / "out.jsonl",
+        engine="headrace.testing:FakeEngine",
+        listeners=[bad, good],
+        progress=False,
+    )
     assert sum(heard) == report.ok == 10
     assert caplog.text.count("it is left out") == 1
 
