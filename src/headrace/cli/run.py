@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,8 +24,9 @@ from headrace.cli.outcome import conclude, guarded, say
 from headrace.cli.report import check_file, check_place, reported
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.cli.steps import StepFlags
+from headrace.cli.top import ObservedJob
 from headrace.engines.config import EngineConfig
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, MissingExtraError
 from headrace.io.sources.opening import known_formats
 from headrace.io.sources.selection import Selection, parse_shard
 from headrace.jobs.pipeline.job import Limits
@@ -234,6 +236,15 @@ class ReportFlags(FlagGroup):
 
     trace: TraceFile = None
 
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Show a dashboard of the job at http://127.0.0.1:PORT/dashboard; 0 picks a free port. Default: none.",
+        ),
+    ] = None
+
     report: Annotated[
         Path | None,
         typer.Option(
@@ -261,6 +272,28 @@ class ReportFlags(FlagGroup):
             raise typer.BadParameter("a dry run has nothing to report", param_hint="--report")
         if self.trace is not None and self.dry_run:
             raise typer.BadParameter("a dry run has nothing to trace", param_hint="--trace")
+        if self.port is not None and self.dry_run:
+            raise typer.BadParameter("a dry run has nothing to show", param_hint="--port")
+
+    @contextlib.contextmanager
+    def shown(self, output: str) -> Iterator[None]:
+        """Serve the dashboard while the body runs, if one is wanted.
+
+        Raises:
+            ConfigError: the port cannot be used.
+            MissingExtraError: a library is missing.
+        """
+        if self.port is None:
+            yield
+            return
+        try:
+            from headrace.app.job_dashboard import shown
+        except ModuleNotFoundError as error:
+            why = f"--port needs {error.name}, which is not installed"
+            raise MissingExtraError(f'{why}: pip install "headrace[serve]"') from error
+        with shown(ObservedJob(output), self.port) as address:
+            say(f"dashboard at {address}")
+            yield
 
 
 @with_groups
@@ -323,10 +356,12 @@ def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], 
     if wanted.trace is not None:
         check_place(wanted.trace)
     if wanted.report is None:
-        return run_job()
+        with wanted.shown(str(settings.sink)):
+            return run_job()
     check_file(wanted.report)
     try:
-        return run_job()
+        with wanted.shown(str(settings.sink)):
+            return run_job()
     finally:
         try:
             write_page(wanted.report, reported(str(settings.sink)), wanted.gpu_hour_price)

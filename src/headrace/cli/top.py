@@ -17,11 +17,14 @@ import typer
 
 from headrace.app.steps import steps_here
 from headrace.cli.outcome import guarded, say
-from headrace.errors import ConfigError
+from headrace.cli.report import reported
+from headrace.errors import ConfigError, HeadraceError
 from headrace.io.storage.locations import as_os_errors, is_remote
 from headrace.jobs.state.inspection import NoJobError, holder_of, known_target, state_of
 from headrace.jobs.state.output import LIVE
 from headrace.observe.live import Frame, parsed, wall_clock
+from headrace.observe.page.dashboard import Page, dashboard
+from headrace.observe.page.render import render
 
 EXAMPLES = """Examples:
 
@@ -133,6 +136,34 @@ def job_frame(name: str) -> Frame:
     if frame.state == "finished" and len(begun) < len(steps):
         return replace(frame, state=f"running: step {len(begun)} of {len(steps)} is finished")
     return frame
+
+
+class ObservedJob:
+    """What a job shows of itself, for its dashboard: what its files say."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._began = time.monotonic()
+        self.page: Page = dashboard()
+
+    def frame(self) -> tuple[bytes, bool]:
+        """The present state as JSON. The job itself has made its rates."""
+        try:
+            frame = job_frame(self._name)
+        except HeadraceError:  # it loads its model, or replaces its files
+            up_s = time.monotonic() - self._began
+            nothing: dict[str, float] = {}
+            frame = Frame("job", self._name, "starting", wall_clock(), up_s, 0.0, nothing, nothing, {},
+                          {"starting": 1.0}, nothing, nothing)  # fmt: skip
+        return frame.as_json().encode(), True
+
+    def report(self) -> str:
+        """The report as an HTML page.
+
+        Raises:
+            HeadraceError: it cannot be drawn.
+        """
+        return render(reported(self._name))
 
 
 def _frame(name: str) -> Frame:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from headrace.errors import MissingExtraError
+from headrace.errors import HeadraceError, MissingExtraError
 from headrace.serving.errors import ApiError
 
 INTERVAL_S = 1.0
@@ -42,6 +42,7 @@ class Observed(Protocol):
 
         Raises:
             MissingExtraError: what draws it is not installed.
+            HeadraceError: there is none yet.
         """
         ...
 
@@ -115,7 +116,7 @@ class LiveState:
         """The report, some seconds old at most; only one is drawn at a time.
 
         Raises:
-            ApiError: 501 if what draws it is not installed.
+            ApiError: 501 if what draws it is not installed, 503 if there is none yet.
         """
         if time.monotonic() - self._page_made >= _REPORT_S:
             if self._drawing is None or self._drawing.done():
@@ -128,4 +129,6 @@ class LiveState:
             page = await asyncio.to_thread(self._observed.report)
         except MissingExtraError as error:
             raise ApiError(501, str(error), code="not_installed") from error
+        except HeadraceError as error:  # such as a job that has not begun
+            raise ApiError(503, str(error), code="not_ready", retry_after_s=_REPORT_S) from error
         self._page, self._page_made = page.encode(), time.monotonic()

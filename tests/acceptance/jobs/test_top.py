@@ -10,9 +10,12 @@ import subprocess
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.acceptance.command import FAKE, PROGRAM, ROOT, end, headrace, start, traced
 from tests.acceptance.serving.process import server
+
+from headrace.observe.live import parsed
 
 pytestmark = pytest.mark.timeout(180)
 SLOW = ("--engine", "tests.acceptance.jobs.engines:slow")
@@ -133,3 +136,22 @@ def test_a_server_with_keys_needs_one(folder: Path, monkeypatch: pytest.MonkeyPa
         status, said = headrace("top", "--once", url, folder=folder)
         assert status == 0, said
         assert "ready" in said
+
+
+def test_a_job_shows_its_dashboard(folder: Path) -> None:
+    arguments = ("run", "-i", "in.jsonl", "-o", "out.jsonl", *SLOW, "--port", "0")
+    with traced(start(*arguments, folder=folder)) as job:
+        assert job.stderr is not None
+        url = next(line.split()[-1] for line in job.stderr if "dashboard at" in line)
+        assert "script-src" in httpx.get(url).headers["content-security-policy"]
+        assert httpx.get(url, headers={"Host": "attacker.example"}).status_code == 400  # no page of another server
+        with httpx.stream("GET", f"{url}/events", timeout=60) as answer:
+            frames = (parsed(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+            running = next(frame for frame in frames if frame.counts.get("records"))
+        assert running.state.startswith("running, by process")
+        port = url.split(":")[2].split("/")[0]
+        status, said = headrace("run", "-i", "in.jsonl", "-o", "b.jsonl", *SLOW, "--port", port, folder=folder)
+        assert status == 2
+        assert f"cannot listen on 127.0.0.1 port {port}" in said
+        job.send_signal(signal.SIGINT)
+        assert job.wait(30) == 130
