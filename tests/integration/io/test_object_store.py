@@ -66,7 +66,7 @@ def test_a_parquet_folder_to_one_file(s3: Any, folder: str) -> None:
         "rows/out/vectors.parquet.parts/report.json",
         "rows/out/vectors.parquet.parts/time.json",
     ]
-    assert figures(reported(sink).runs).ok == 1000
+    assert figures(reported(sink)[0].runs).ok == 1000
     again = headrace.run(folder, sink=sink, **FAKE)
     assert again.ok == 0, "it is finished"
 
