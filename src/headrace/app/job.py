@@ -10,6 +10,7 @@ import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
@@ -39,10 +40,11 @@ from headrace.jobs.planning.survey import Survey, survey, survey_prompts
 from headrace.jobs.settings import JobSettings as JobSettings
 from headrace.jobs.settings import as_json
 from headrace.jobs.state.in_flight import InFlight, warn_of_crash
-from headrace.jobs.state.output import REPORT, StartMode
+from headrace.jobs.state.output import LIVE, REPORT, StartMode
 from headrace.observe.progress import Progress
 from headrace.observe.recorder import Recorder
 from headrace.observe.report import Report, ReportBuilder
+from headrace.observe.trace import TraceWriter
 
 logger = logging.getLogger("headrace")
 
@@ -95,8 +97,9 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
     Raises:
         JobError: the job cannot start or continue; finished records are kept.
     """
-    report = ReportBuilder(began or time.monotonic(), host_of(plan, tuned_profile(plan.settings, engine)))
-    listeners: list[Listener] = [report]
+    began = began or time.monotonic()
+    report = ReportBuilder(began, host_of(plan, tuned_profile(plan.settings, engine)))
+    listeners: list[Listener] = [report, *map(Guarded, plan.settings.listeners)]
     broadcast = Broadcast(listeners)
     try:
         job = build(plan, engine, stop, broadcast, batcher(broadcast) if batcher is not None else None)
@@ -113,13 +116,12 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             listeners.append(follower)
         if (counter := prefix_cache_listener(engine, broadcast)) is not None:
             listeners.append(counter)
-        with Progress() if progress else contextlib.nullcontext() as bar:
-            if bar is not None:
-                listeners.append(bar)
+        with _tracing(plan, began) as trace, Progress() if progress else contextlib.nullcontext() as bar:
+            listeners += [listener for listener in (trace, bar) if listener is not None]
             if tuned.precision is not None:
                 broadcast(tuned.precision)
             described = describe(plan, engine, tuned_profile(plan.settings, engine))
-            listeners.append(Recorder(report, plan.output.work / REPORT, described))
+            listeners.append(Recorder(report, plan.output.work / REPORT, plan.output.work / LIVE, described))
             for left_out in plan.left_out:
                 broadcast(InputLeftOut(left_out, time.monotonic()))
             end = main_path.run(job)
@@ -128,6 +130,12 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
         if isinstance(plan.output.writer, CallbackWriter):
             plan.output.writer.close()
     return end, replace(report.build(), model=downloaded_model(plan.settings))
+
+
+def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[TraceWriter | None]:
+    if plan.settings.trace is None:
+        return contextlib.nullcontext()
+    return TraceWriter(Path(plan.settings.trace), began, str(plan.output.target))
 
 
 def _close(engine: AnyEngine) -> None:
@@ -289,3 +297,22 @@ class Broadcast:
     def __call__(self, event: Event) -> None:
         for listener in self._listeners:
             listener(event)
+
+
+class Guarded:
+    """A listener of the user's. If it raises, it hears no further event, and the work goes on."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener: Listener | None = listener
+
+    def __call__(self, event: Event) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(event)
+        except Exception as error:  # noqa: BLE001 - a user's own code may raise anything
+            logger.warning(
+                "headrace: listener %r raised %s: %s; it is left out", self._listener, type(error).__name__,
+                text_of(error),
+            )  # fmt: skip
+            self._listener = None

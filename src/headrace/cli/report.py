@@ -99,6 +99,15 @@ def check_file(path: Path) -> None:
         MissingExtraError: a library is missing.
     """
     check_installed()
+    check_place(path)
+
+
+def check_place(path: Path) -> None:
+    """Check that a file may be there.
+
+    Raises:
+        ConfigError: it is a folder, or its folder does not exist.
+    """
     if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a folder; name a file")
     if not path.parent.is_dir():

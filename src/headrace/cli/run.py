@@ -20,7 +20,8 @@ from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import Command, FlagGroup, with_groups
 from headrace.cli.forecasts import print_forecast, print_survey
 from headrace.cli.outcome import conclude, guarded, say
-from headrace.cli.report import check_file, reported
+from headrace.cli.report import check_file, check_place, reported
+from headrace.cli.report_flags import ReportFlags
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.cli.steps import StepFlags
 from headrace.engines.config import EngineConfig
@@ -220,32 +221,6 @@ class LimitFlags(FlagGroup):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFlags(FlagGroup):
-    """An estimate instead of a run, and a report after it."""
-
-    panel: ClassVar[str] = "Estimate and report"
-
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write an HTML page of where the time went, also if the run fails; see headrace report. Default: none."
-        ),
-    ] = None
-
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Estimate records, lengths, time and disk space without running the job or writing anything.",
-        ),
-    ] = False
-    gpu_hour_price: Annotated[
-        float | None,
-        typer.Option(min=0, help="With --dry-run or --report: price of one hour, to add costs. Default: no costs."),
-    ] = None
-
-
 @with_groups
 def run(  # noqa: PLR0913 - one parameter per group of flags
     context: typer.Context,
@@ -265,10 +240,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 
     A record that fails for a transient reason (a connection, a time-out) is retried after growing waits.
     """
-    if estimate.gpu_hour_price is not None and not (estimate.dry_run or estimate.report):
-        raise typer.BadParameter("it needs --dry-run or --report", param_hint="--gpu-hour-price")
-    if estimate.report is not None and estimate.dry_run:
-        raise typer.BadParameter("a dry run has nothing to report", param_hint="--report")
+    estimate.check()
     on_cluster = cluster.run()
     if on_cluster is not None and estimate.dry_run:
         raise typer.BadParameter(
@@ -280,7 +252,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
     def settings() -> tuple[JobSettings, tuple[list[Step], str | None] | None]:
         one = replace(engine, model=models[:1])  # several are several steps
         config = one.config(context.args, "-i {}? Put a glob in quotes: -i '*.jsonl'")
-        job = _settings(files, config, records, job_limits)
+        job = _settings(files, config, records, job_limits, estimate.trace)
         return job, steps.steps_of(several, models, job)
 
     def rehearse_job() -> int:
@@ -294,6 +266,8 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
         execute_job = on_cluster or locally
         if found is None:
             return _reported(job, estimate, lambda: conclude(job, stopper, *execute_job(job, stopper)))
+        if estimate.trace is not None:
+            raise ConfigError("a trace is of one model, and these are several steps: leave out --trace")
         return _reported(job, estimate, lambda: steps.run(job, *found, stopper, execute_job))
 
     if estimate.dry_run:
@@ -304,11 +278,15 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 
 def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], int]) -> int:
     """Run the job, and write its report whatever becomes of it."""
+    if wanted.trace is not None:
+        check_place(wanted.trace)
     if wanted.report is None:
-        return run_job()
+        with wanted.shown(str(settings.sink)):
+            return run_job()
     check_file(wanted.report)
     try:
-        return run_job()
+        with wanted.shown(str(settings.sink)):
+            return run_job()
     finally:
         try:
             write_page(wanted.report, reported(str(settings.sink)), wanted.gpu_hour_price)
@@ -346,7 +324,9 @@ def _rehearse(settings: JobSettings, gpu_hour_price: float | None) -> int:
     return 0
 
 
-def _settings(files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits) -> JobSettings:
+def _settings(
+    files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits, trace: Path | None
+) -> JobSettings:
     columns = (records.keep_columns or "").split(",")
     return JobSettings(
         files.source,
@@ -368,6 +348,7 @@ def _settings(files: FileFlags, config: EngineConfig, records: RecordFlags, limi
         finish=records.finish,
         worker_kind=records.worker_kind,
         dedupe=records.dedupe,
+        trace=trace,
         order=records.order,
     )
 

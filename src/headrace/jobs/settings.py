@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, cast
 from headrace.argument_types import check_types
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.events import Listener
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
@@ -119,6 +120,10 @@ class JobSettings:
     chooses by the prompts. The output is in the order of the input in any case."""
     step: StepSettings | None = None
     """For one step of several: see `app.steps`."""
+    trace: str | Path | None = None
+    """A file for a trace of the run, for Perfetto; None for none."""
+    listeners: Sequence[Listener] = ()
+    """Functions that are called with each event of `headrace.events`, on any thread. One that raises is left out."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -139,6 +144,8 @@ class JobOptions(TypedDict, total=False):
     worker_kind: WorkerKind
     dedupe: bool | None
     order: Order
+    trace: str | Path | None
+    listeners: Sequence[Listener]
 
 
 def split_options(options: Mapping[str, object]) -> tuple[JobOptions, dict[str, object]]:
@@ -154,7 +161,9 @@ SETTING_NAMES = tuple(
 """Names to suggest for an unknown engine option."""
 
 
-_PER_RUN = frozenset({"config", "sink", "limits", "overwrite", "ignore_changes", "retry", "order"})
+_PER_RUN = frozenset(
+    {"config", "sink", "limits", "overwrite", "ignore_changes", "retry", "order", "trace", "listeners"}
+)
 """Settings that may differ between runs of one job."""
 
 
@@ -216,7 +225,9 @@ def check_values(settings: JobSettings) -> None:
     Raises:
         ConfigError: a setting is invalid; the message names it.
     """
-    check_types(settings, "sink")  # checked elsewhere
+    check_types(settings, "sink", "listeners")  # the sink is checked elsewhere
+    if not isinstance(settings.listeners, list | tuple) or not all(map(callable, settings.listeners)):
+        raise ConfigError(f"listeners is {settings.listeners!r:.60}; it must be a list of functions")
     check_types(settings.config)
     check_types(settings.limits)
     limits = settings.limits

@@ -24,6 +24,10 @@ from headrace.jobs.state.windows import Windows
 State: TypeAlias = Literal["running", "not running", "finished"]
 
 
+class NoJobError(ConfigError):
+    """No job has written this output, or its first run has only just started."""
+
+
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """The state of a job."""
@@ -60,8 +64,9 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
     """The output of that name, in its own format, and the state of its job.
 
     Raises:
-        ConfigError: no job has written there.
-        JobError: its state is damaged.
+        NoJobError: no job has written there.
+        ConfigError: its state cannot be read.
+        JobError: it is damaged.
     """
     target = known_target(name)
     try:
@@ -69,7 +74,7 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
     except OSError as error:
         raise ConfigError(f"cannot read {target.work / 'job.json'}: {error}") from error
     if state is None:
-        raise ConfigError(
+        raise NoJobError(
             f"no job has written {name}: there is no {target.work / 'job.json'}, "
             "which a job writes once its model is loaded"
         )

@@ -39,6 +39,8 @@ from headrace.jobs.state.windows import Windows
 
 REPORT = "report.json"
 """The figures of a job's runs, which stay beside its state."""
+LIVE = "live.json"
+"""What the newest run does now, or did last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,7 @@ class JobOutput:
             RunTimeLog(self.work).forget()
             StallDetector(self.work).forget()
             remove(self.work / REPORT)
+            remove(self.work / LIVE)
             self._write_state(start, None)
             return self._pass(start, Ledger([]))
         finished = self._resumed(state, start)
