@@ -21,6 +21,7 @@ from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
 from headrace.io.sinks.callback_sink import CallbackWriter
+from headrace.io.sinks.table_writer import TableWriter
 from headrace.io.sinks.targets import Target, find_target, openai_writer, refuse_output_in_input
 from headrace.io.sources.images import ImageSource
 from headrace.io.sources.opening import open_source
@@ -139,6 +140,8 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
         raise ConfigError(f"cannot write {output.target}: {error.strerror or error}") from error
     if not (settings.overwrite or settings.retry):
         output.refuse_foreign_files()
+    if isinstance(output.writer, TableWriter) and not output.is_finished:
+        output.writer.check(begun=settings.overwrite or output.has_begun)
 
 
 def _check_kept(source: Source, names: Sequence[str]) -> None:
@@ -177,6 +180,10 @@ def _target(settings: JobSettings) -> Target:
 def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) -> PartWriter:
     if callable(settings.sink):
         return CallbackWriter(settings.sink, task.output)
+    if target.table is not None:
+        if url is not None:
+            raise ConfigError("the answers to an OpenAI batch file go to a .jsonl file, not to a table")
+        return TableWriter(target.table, task.output, settings.keep_columns, settings.on_nan)
     if url is None:
         return target.writer(task.output, settings.on_nan)
     chosen = settings.config.task
@@ -283,6 +290,7 @@ def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
         "prompt_template": plan.columns.template,
         "keep_columns": list(plan.columns.keep),
         **plan.user.describe(),
+        **({"table": table.shown} if (table := plan.output.table) is not None else {}),
     }
 
 

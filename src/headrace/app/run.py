@@ -91,8 +91,8 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
         model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
             the task's default model.
         sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
-            Or a database (docs/tables.md), "pandas", "polars" or "arrow" for a table as the result, or a function that is
-            called with lists of rows.
+            Or a database (docs/tables.md), "pandas", "polars" or "arrow" for a table as the result, or a function that
+            is called with lists of rows.
         engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
             outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
         engine_options: the engine's options as a mapping, for an engine whose options no type checker knows.

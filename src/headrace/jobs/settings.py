@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, cast
 from headrace.argument_types import check_types
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.io.databases.names import is_database, without_password
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
@@ -127,6 +128,8 @@ def as_json(settings: JobSettings) -> JsonObject | None:
     kept = {name: value for name, value in flat.items() if name not in _PER_RUN}
     if not isinstance(kept["source"], (str, Path)) or str(kept["source"]) == "-":
         return None
+    if is_database(kept["source"]):
+        kept["source"] = without_password(str(kept["source"]))
     for name in ("source", "model"):  # to be found from any folder
         kept[name] = _absolute(kept[name])
     for name in ("prepare", "finish"):

@@ -43,7 +43,7 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
     if target.is_folder:
         raise ConfigError(f"cannot merge into {into}: it is a folder; name a file")
     if (target.format, target.compression) != (source.format, source.compression):
-        raise ConfigError(f"{name} holds parts in {_format(source)}: the file must end in {_format(source)}")
+        raise ConfigError(f"{source} holds parts in {_format(source)}: the file must end in {_format(source)}")
     if target.place == source.place:
         raise ConfigError(f"cannot merge into {into}: it is the job's own output; finish the job, or name another file")
     if {source.place, source.work} & set(target.place.parents):
