@@ -79,7 +79,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     target = _target(settings)
     if isinstance(settings.source, (str, Path)):
         refuse_output_in_input(settings.source, target)
-    source = open_source(settings.source, settings.input_format)
+    source = open_source(settings.source, settings.input_format, settings.sql)
     left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
     url = openai.url_of(source)
     if own_engine and url in openai.SERVER_ONLY:

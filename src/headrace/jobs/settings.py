@@ -71,6 +71,8 @@ class JobSettings:
     input_format: str | None = None
     """For names that do not show the format: see `headrace.io.sources.opening.known_formats`."""
     output_format: str | None = None
+    sql: str | None = None
+    """The query whose rows are the input, if the source is a database."""
     limits: Limits = field(default_factory=Limits)
     overwrite: bool = False
     """Start again and replace an existing output."""
@@ -98,6 +100,7 @@ class JobOptions(TypedDict, total=False):
     on_nan: OnNan
     input_format: str | None
     output_format: str | None
+    sql: str | None
     overwrite: bool
     ignore_changes: bool
     retry: bool

@@ -62,12 +62,14 @@ class LanceTable:
     def _find(self) -> Any:
         """The table; None if there is none."""
         if self._open is None and self._address.path.is_dir():
-            database, names, start = self._database(), [], None
-            while found := list(database.table_names(page_token=start, limit=1000)):
-                names += found
-                start = found[-1]
-            if self._address.table in names:
-                self._open = database.open_table(self._address.table)
+            database, token = self._database(), None
+            while self._open is None:
+                page = database.list_tables(page_token=token)
+                if self._address.table in page.tables:
+                    self._open = database.open_table(self._address.table)
+                token = page.page_token
+                if token is None:
+                    break
         return self._open
 
     @contextlib.contextmanager
@@ -91,15 +93,19 @@ def _encoded(rows: Sequence[Row], schema: pa.Schema | None) -> pa.Table:
     """
     import pyarrow as pa
 
-    try:
-        if schema is None:
-            schema = pa.schema([(name, _type_of([row[name] for row in rows])) for name in rows[0]])
-        known = [field for field in schema if field.name in rows[0]]
-        if pa.types.is_string(schema.field("id").type):
-            rows = [{**row, "id": str(row["id"])} if type(row["id"]) is int else row for row in rows]
-        return pa.Table.from_pylist(list(rows), pa.schema(known))
-    except (pa.ArrowException, OverflowError, TypeError) as error:
-        raise RecordError(f"a value does not fit the table: {_line(error)}") from error
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    if schema is not None and pa.types.is_string(schema.field("id").type):
+        columns["id"] = [str(one) if type(one) is int else one for one in columns["id"]]
+    arrays = {}
+    for name, values in columns.items():
+        try:
+            kind = _type_of(values) if schema is None else schema.field(name).type
+            if pa.types.is_integer(kind) and any(type(value) is float for value in values):
+                raise TypeError(f"the column is {kind}, and a value is a float")  # which pyarrow would truncate
+            arrays[name] = pa.array(values, kind)
+        except (pa.ArrowException, OverflowError, TypeError) as error:
+            raise RecordError(f"a value does not fit the column {name!r}: {_line(error)}") from error
+    return pa.table(arrays)
 
 
 def _type_of(values: list[Any]) -> pa.DataType:

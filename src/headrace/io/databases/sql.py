@@ -99,7 +99,7 @@ class SqlTable:
         dialect = connection.dialect.name
         has_vector = dialect == "postgresql" and bool(connection.execute(sa.text(_HAS_VECTOR)).all())
         kinds = {name: _type_of(name, [row[name] for row in rows], dialect, has_vector) for name in rows[0]}
-        columns = [sa.Column(name, kind, primary_key=name == "id") for name, kind in kinds.items()]
+        columns = [sa.Column(name, kind, primary_key=name == "id", autoincrement=False) for name, kind in kinds.items()]
         try:
             table = sa.Table(self._address.table, sa.MetaData(), *columns, schema=self._address.schema)
             table.create(connection)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from headrace.errors import BrokenOffError, ConfigError
+from headrace.errors import BrokenOffError, ConfigError, JobError
 from headrace.io.databases.base import Row, TableStore
 from headrace.io.databases.names import Address
 from headrace.io.formats.dead_letters import encode_failures
@@ -67,6 +67,8 @@ class TableWriter:
         if rows:
             try:
                 with_retries(lambda: self._store.put(rows))()
+            except ConfigError as error:  # such as a name that the store refuses
+                raise JobError(str(error)) from error
             except OSError as error:
                 raise BrokenOffError(
                     f"cannot write {self._address.shown}: {error}; committed records are kept; run again to continue"
