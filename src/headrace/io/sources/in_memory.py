@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import ConfigError, HeadraceError, JobError, text_of
+from headrace.errors import ConfigError, JobError, text_of
 from headrace.io.base import Chunk
 from headrace.io.formats.strict_json import dump_any, safe_text
 from headrace.io.storage.files import CHUNK_ROWS, todo
@@ -100,8 +100,8 @@ class IterableSource:
         iterator = _run(rows) if isinstance(rows, AsyncIterable) else iter(rows)
         try:
             yield from iterator
-        except (GeneratorExit, HeadraceError):
-            raise  # the reader has stopped, or a source of Headrace's own has failed
+        except GeneratorExit:
+            raise  # the reader has stopped
         except BaseException as error:
             # User code may raise anything; it ends the job, not a record.
             raise JobError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError, text_of
 from headrace.io.base import Chunk
@@ -13,7 +15,8 @@ from headrace.io.databases.base import needs
 from headrace.io.databases.connections import as_os_errors, make_engine
 from headrace.io.databases.names import Address, is_database, parse_database
 from headrace.io.formats.tables import check_names
-from headrace.io.sources.in_memory import IterableSource
+from headrace.io.sources.in_memory import chunk_of, digest_of
+from headrace.io.storage.files import todo
 from headrace.io.storage.locations import RETRIES
 from headrace.retry import is_transient_io
 
@@ -23,13 +26,15 @@ if TYPE_CHECKING:
 
 _ROWS = 512
 """Rows fetched together."""
+_HEAD_ROWS = 64
+"""Rows by which a query is recognized."""
 _TOKEN = re.compile(
     r"""--[^\n]* | /\*.*?\*/ | '(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*` | \$(?P<tag>\w*)\$.*?\$(?P=tag)\$ | [()]
     | (?P<order>\border\s+by\b)""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 
-Rows = Iterator[list[dict[str, Any]]]
+Rows: TypeAlias = Generator[list[dict[str, Any]]]
 
 
 class Database(Protocol):
@@ -50,8 +55,8 @@ class Database(Protocol):
 class SqlSource:
     """The rows of a query that sorts them. The position of a row is its place in the result.
 
-    The query runs once to count its rows and once to read them, through a cursor of the server. After a lost connection
-    it runs again and skips what was read. A job that is resumed asks for the same number of rows and the same first 64.
+    The query runs to count its rows, for its first rows, and to read all, through a cursor of the server. After a lost
+    connection it runs again and skips what was read. A resumed job asks for the same number of rows and first 64 rows.
 
     Raises:
         ConfigError: the database cannot be reached, or the query cannot run or does not sort its rows.
@@ -70,29 +75,39 @@ class SqlSource:
         self.total_bytes: int | None = None
         try:
             self._total = database.count(self._query)
+            with contextlib.closing(database.rows(self._query)) as rows:
+                self._head = next(rows, [])[:_HEAD_ROWS]
         except (OSError, RecordError) as error:
             raise ConfigError(f"cannot read {database.shown}: {error}") from error
         self.total_records: int | None = self._total
-        self._source = IterableSource(self._read)
 
     def describe(self) -> Mapping[str, object]:
         """The query, the number of its rows, and a digest of the first."""
-        facts = {"format": "sql", "database": self._database.shown, "query": self._query, "records": self._total}
-        return {**self._source.describe(), **facts}
+        return {
+            "format": "sql",
+            "database": self._database.shown,
+            "query": self._query,
+            "records": self._total,
+            "blake2b": digest_of(self._head),
+        }
 
     def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
-        """Chunks of at most 64 rows."""
-        return self._source.chunks(next_todo)
+        """Chunks of at most 512 rows; the first needs no query."""
+        start = 0
+        for rows in self._read():
+            positions = todo(start, start + len(rows), next_todo)
+            yield chunk_of([(position, rows[position - start]) for position in positions])
+            start += len(rows)
 
-    def _read(self) -> Iterator[dict[str, Any]]:
+    def _read(self) -> Rows:
         """All rows; runs the query again after a lost connection."""
-        given, attempt = 0, 0
-        last: dict[str, Any] | None = None
+        given, last, attempt = len(self._head), self._head[-1:], 0
+        yield self._head
         while True:
             try:
-                for row in self._rows_after(given, last):
-                    given, last, attempt = given + 1, row, 0
-                    yield row
+                for rows in self._rows_after(given, last):
+                    given, last, attempt = given + len(rows), rows[-1:], 0
+                    yield rows
                 break
             except OSError as error:
                 attempt += 1
@@ -106,14 +121,17 @@ class SqlSource:
         if given != self._total:
             raise self._changed()
 
-    def _rows_after(self, given: int, last: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    def _rows_after(self, given: int, last: list[dict[str, Any]]) -> Rows:
         """The rows from `given` on; checks that the one before is still the same."""
         place = 0
-        for rows in self._database.rows(self._query):
-            if place < given <= place + len(rows) and rows[given - place - 1] != last:
-                raise self._changed()
-            yield from rows[max(0, given - place) :]
-            place += len(rows)
+        with contextlib.closing(self._database.rows(self._query)) as found:
+            for rows in found:
+                skipped = max(0, given - place)
+                if 0 < skipped <= len(rows) and rows[skipped - 1 : skipped] != last:
+                    raise self._changed()
+                if rows[skipped:]:
+                    yield rows[skipped:]
+                place += len(rows)
 
     def _changed(self) -> JobError:
         return BrokenOffError(
@@ -147,24 +165,36 @@ class _SqlAlchemy:
             return int(found.scalar_one())
 
     def rows(self, query: str) -> Rows:
-        with as_os_errors(), self._engine.connect() as connection:
+        with as_os_errors(), self._engine.connect() as connection, contextlib.ExitStack() as stack:
             if self._engine.dialect.name == "sqlite":
-                query = _as_temporary(connection, query)
+                query = stack.enter_context(_as_temporary(connection, query))
             options = {"stream_results": True, "yield_per": _ROWS, "no_parameters": True}
             result = connection.exec_driver_sql(query, execution_options=options)
-            names = list(result.keys())
-            check_names(names, "the result of the query")
+            stack.callback(result.close)
+            names = _names_of(result)
             for part in result.partitions():
                 yield [dict(zip(names, row, strict=True)) for row in part]
 
 
-def _as_temporary(connection: sa.Connection, query: str) -> str:
+@contextlib.contextmanager
+def _as_temporary(connection: sa.Connection, query: str) -> Iterator[str]:
     """Copy the rows to a temporary table: while a query runs, SQLite lets nobody write, not even the same job."""
-    names = list(connection.exec_driver_sql(f"SELECT * FROM ({query}\n) LIMIT 0").keys())
-    check_names(names, "the result of the query")
-    connection.exec_driver_sql(f"CREATE TEMP TABLE headrace_rows AS {query}")
+    table = f"temp.headrace_{uuid.uuid4().hex}"
+    connection.exec_driver_sql(f"CREATE TABLE {table} AS {query}")
     connection.commit()
-    return "SELECT * FROM temp.headrace_rows ORDER BY rowid"
+    try:
+        yield f"SELECT * FROM {table} ORDER BY rowid"
+    finally:
+        connection.rollback()
+        connection.exec_driver_sql(f"DROP TABLE {table}")
+        connection.commit()
+
+
+def _names_of(result: sa.CursorResult[Any]) -> list[str]:
+    """The names of the columns, which SQLAlchemy would make unique."""
+    names = [column[0] for column in result.cursor.description]
+    check_names(names, "the result of the query")
+    return names
 
 
 class _DuckDB:
