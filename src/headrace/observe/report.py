@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from headrace.events import (
@@ -14,14 +14,17 @@ from headrace.events import (
     BatchSplit,
     BudgetChanged,
     CloseReason,
+    DuplicatesFound,
     Event,
     InputLeftOut,
     JobDone,
     JobStarted,
     MemoryUsed,
+    OrderChosen,
     PartCommitted,
     PartDamaged,
     PrecisionChosen,
+    PrefixCacheUsed,
     RecordFailed,
     StageDone,
     StepDone,
@@ -114,8 +117,15 @@ class Report:
     """The last batch budget, in the engine's unit, if the job chose it; otherwise None."""
     memory: MemoryUsed | None = None
     """Peak memory of the process, if measured; otherwise None."""
+    prefix_cache: PrefixCacheUsed | None = None
+    """Prompt tokens, and how many came from the prefix cache; None if the engine has none."""
     causes: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of the device by cause, the starting time included: see `headrace.observe.timeline.Cause`."""
+    duplicates: int = 0
+    """Records that got the answer of an equal one."""
+    order: tuple[OrderChosen, ...] = ()
+    """How many records were worked on in which order, and why; the first reason of each. Empty if it makes no
+    difference."""
     advices: tuple[Advice, ...] = ()
     """Everything worth changing, what gains most first."""
 
@@ -173,6 +183,9 @@ class ReportBuilder:
         self._precision: PrecisionChosen | None = None
         self._budget: float | None = None
         self._memory: MemoryUsed | None = None
+        self._duplicates = 0
+        self._orders: dict[str, OrderChosen] = {}
+        self._prefix_cache: PrefixCacheUsed | None = None
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -207,12 +220,21 @@ class ReportBuilder:
                 self._failures[event.reason] += 1
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
-            case PrecisionChosen() | BudgetChanged() | MemoryUsed():
+            case PrecisionChosen() | BudgetChanged() | MemoryUsed() | PrefixCacheUsed():
                 self._add_tuning_event(event)
+            case DuplicatesFound() | OrderChosen():
+                self._add_saving(event)
             case JobDone():
                 self._state = event.state
 
-    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed) -> None:
+    def _add_saving(self, event: DuplicatesFound | OrderChosen) -> None:
+        if isinstance(event, DuplicatesFound):
+            self._duplicates += event.records
+        else:
+            same = self._orders.get(event.order, replace(event, records=0))
+            self._orders[event.order] = replace(same, records=same.records + event.records)
+
+    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed | PrefixCacheUsed) -> None:
         match event:
             case PrecisionChosen():
                 self._precision = event
@@ -220,6 +242,8 @@ class ReportBuilder:
                 self._budget = event.budget
             case MemoryUsed():
                 self._memory = event
+            case PrefixCacheUsed():
+                self._prefix_cache = event
 
     def _add_engine_event(self, event: BatchFormed | BatchDone | BatchSplit | StepDone) -> None:
         match event:
@@ -325,6 +349,9 @@ class ReportBuilder:
             precision=self._precision,
             budget=self._budget,
             memory=self._memory,
+            duplicates=self._duplicates,
+            order=tuple(self._orders.values()),
+            prefix_cache=self._prefix_cache,
             causes=account.causes,
             advices=tuple(advices(numbers)),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -89,6 +89,10 @@ class TableWriter:
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
         """Nothing to interleave: rows of retried records are in the table."""
+
+    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:  # noqa: ARG002
+        """Nothing to rearrange: the rows of a table have no order."""
+        return iter([b""] * len(orders))
 
     def close(self) -> None:
         """Close the connections."""
