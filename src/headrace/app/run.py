@@ -111,25 +111,14 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
         engine_process, engine_timeout_s, pickled_weights,
     )  # fmt: skip
     selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
-    settings = JobSettings(
-        source,
-        sink,
-        config,
-        keep_columns=kept,
-        selection=selection,
-        limits=Limits() if limits is None else limits,
-        **job,
-    )
+    limits = Limits() if limits is None else limits
+    settings = JobSettings(source, sink, config, keep_columns=kept, selection=selection, limits=limits, **job)
+    report = functools.partial(_report, progress=progress)
+    return _off_loop(lambda: run_to_table(settings, report) if is_table_kind(sink) else report(settings))
 
-    def report(settings: JobSettings) -> Report:
-        return execute(settings, StopRequest(), progress=progress)[1]
 
-    call = (
-        functools.partial(run_to_table, settings, report)
-        if is_table_kind(sink)
-        else functools.partial(report, settings)
-    )
-    return _off_loop(call)
+def _report(settings: JobSettings, *, progress: bool) -> Report:
+    return execute(settings, StopRequest(), progress=progress)[1]
 
 
 def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
