@@ -10,7 +10,7 @@ import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.budgets import follow, starting_budget
@@ -27,6 +27,7 @@ from headrace.errors import ConfigError, StoppedEarly, text_of
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
 from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.io.sinks.table_writer import TableWriter
+from headrace.io.sources.joined import JoinedSource
 from headrace.io.sources.unique_ids import UniqueIds
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
@@ -44,8 +45,6 @@ from headrace.observe.recorder import Recorder
 from headrace.observe.report import Report, ReportBuilder
 
 logger = logging.getLogger("headrace")
-
-T = TypeVar("T")
 
 
 def execute(
@@ -162,6 +161,8 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         JobError: the input cannot be read.
     """
     plan = check(settings)
+    if isinstance(plan.source, JoinedSource):
+        plan = replace(plan, source=plan.source.preview())
     engine = load(plan)
     try:
         job = build(plan, engine, StopRequest(), Broadcast(()))
@@ -196,7 +197,8 @@ def build(
     """Build the job; `batcher` is for a shared or remote engine."""
     settings = plan.settings
     # Duplicate ids would make outputs ambiguous. A retry need not check again.
-    identity = None if settings.retry else plan.columns.id
+    later = settings.step is not None and settings.step.earlier  # the first step has checked them
+    identity = None if settings.retry or later else plan.columns.id
     source, ids = plan.source, None
     if identity and settings.prepare:
         ids = MappedIds(plan.source, plan.columns, plan.user, lambda: plan.output.scratch)
@@ -210,7 +212,7 @@ def build(
         batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
         output=plan.output,
         start=StartMode(
-            fingerprint(plan, _description(engine)),
+            fingerprint(plan, describe_engine(engine)),
             as_json(settings),
             changes(settings),
             engine_identity(settings),
@@ -258,7 +260,7 @@ def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
     return OrderPlan("input", reason) if reason else OrderPlan(wanted)
 
 
-def _description(engine: AnyEngine) -> Mapping[str, object]:
+def describe_engine(engine: AnyEngine) -> Mapping[str, object]:
     """The engine's `describe()` after a round trip through JSON.
 
     Raises:

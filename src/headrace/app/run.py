@@ -1,4 +1,4 @@
-"""`headrace.run`."""
+"""`headrace.run`: run a bulk job from Python."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
 from headrace.app.job import execute
+from headrace.app.step_settings import parse_steps, refuse_beside_steps
+from headrace.app.steps import prepared, run_steps
 from headrace.app.tables import TableKind, is_table_kind, run_to_table
 from headrace.engines.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
+from headrace.errors import ConfigError
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
 from headrace.jobs.pipeline.job import Limits, StopRequest
@@ -31,6 +34,8 @@ class RunParameters(RunOptions, total=False):
 
     task: str | None
     engine: str | Callable[..., object] | None
+    steps: Sequence[Mapping[str, object]] | None
+    model_column: str | None
     engine_options: Mapping[str, object] | None
     engine_process: bool
     engine_timeout_s: float | None
@@ -65,6 +70,8 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     sink: str | Path | Receiver,
     task: str | None = None,
     engine: str | Callable[..., object] | None = None,
+    steps: Sequence[Mapping[str, object]] | None = None,
+    model_column: str | None = None,
     engine_options: Mapping[str, object] | None = None,
     engine_process: bool = False,
     engine_timeout_s: float | None = None,
@@ -82,8 +89,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
 ) -> Any:
     """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
 
-    With sink="pandas", "polars" or "arrow" it returns the finished table instead, with a row for each record in input
-    order.
+    With sink="pandas", "polars" or "arrow" it returns the finished table instead, a row for each record.
 
     Args:
         source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
@@ -91,10 +97,12 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
         model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
             the task's default model.
         sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
-            Or a database (docs/tables.md), "pandas", "polars" or "arrow" for a table as the result, or a function that
-            is called with lists of rows.
+            Or a database (docs/tables.md), "pandas", "polars" or "arrow", or a function called with lists of rows.
         engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
             outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
+        steps: several models, each a mapping with its settings: the next ones see the outputs of those before as
+            columns (docs/jobs.md); instead of `model`, `task`, `engine` and other settings of one model.
+        model_column: with `steps`: the column in which each record names the model that computes it.
         engine_options: the engine's options as a mapping, for an engine whose options no type checker knows.
         pickled_weights: allow pickled weights, which can run code, in a downloaded model.
         shard, sample, sample_seed, limit: which rows, as `Selection` has them.
@@ -110,15 +118,23 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
         task, model_name(model), engine, merged_options(engine_options, known), batch_tokens, batch_size,
         engine_process, engine_timeout_s, pickled_weights,
     )  # fmt: skip
-    selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
     limits = Limits() if limits is None else limits
+    selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
     settings = JobSettings(source, sink, config, keep_columns=kept, selection=selection, limits=limits, **job)
-    report = functools.partial(_report, progress=progress)
+    report = functools.partial(_run, steps=steps, model_column=model_column, progress=progress)
     return _off_loop(lambda: run_to_table(settings, report) if is_table_kind(sink) else report(settings))
 
 
-def _report(settings: JobSettings, *, progress: bool) -> Report:
-    return execute(settings, StopRequest(), progress=progress)[1]
+def _run(
+    settings: JobSettings, steps: Sequence[Mapping[str, object]] | None, model_column: str | None, *, progress: bool
+) -> Report:
+    run_one = functools.partial(execute, stop=StopRequest(), progress=progress)
+    if steps is None:
+        if model_column is not None:
+            raise ConfigError("model_column needs steps: one for each model that records may name")
+        return run_one(settings)[1]
+    refuse_beside_steps(settings)
+    return run_steps(prepared(settings, parse_steps(steps), model_column), run_one).report
 
 
 def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
