@@ -69,12 +69,13 @@ def test_the_console_block_says_what_is_shown(tmp_path: Path) -> None:
         assert (ended.stdout or ended.stderr.splitlines()[-1] + "\n") == said
 
 
+@pytest.mark.timeout(120)
 def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat: Any = pytest.importorskip("nbformat")
     nbclient: Any = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     notebook = nbformat.read(ROOT / "examples" / "table.ipynb", as_version=4)
-    nbclient.NotebookClient(notebook, timeout=50).execute()
+    nbclient.NotebookClient(notebook, timeout=100).execute()
     *_, last = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert last.outputs[0]["data"]["text/plain"].splitlines()[1].split()[1] == "Mills"
