@@ -28,6 +28,7 @@ from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, StoppedEarly, text_of
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
 from headrace.io.sinks.callback_sink import CallbackWriter
+from headrace.io.sinks.table_writer import TableWriter
 from headrace.io.sources.joined import JoinedSource
 from headrace.io.sources.unique_ids import UniqueIds
 from headrace.jobs import run as main_path
@@ -127,7 +128,7 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             end = main_path.run(job)
     finally:
         _close(engine)
-        if isinstance(plan.output.writer, CallbackWriter):
+        if isinstance(plan.output.writer, CallbackWriter | TableWriter):
             plan.output.writer.close()
     return end, replace(report.build(), model=downloaded_model(plan.settings))
 

@@ -30,6 +30,7 @@ def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
         (plan.user.prepares, "the prompts are made by --map"),
         (plan.output.windows is None, "the output is in an object store"),
         (isinstance(plan.output.writer, CallbackWriter), "the output goes to a function"),
+        (plan.output.table is not None, "the output is a table"),
     )
     reason = next((reason for holds, reason in reasons if holds), "")
     if reason and wanted == "prefix":

@@ -56,7 +56,8 @@ class FileFlags(FlagGroup):
             "-i",
             "--input-file",
             help="File, folder, glob or address (s3://...) of the records, or - for stdin: JSONL, CSV, TSV, Parquet, "
-            "Arrow, tar, images, an OpenAI batch file or a saved dataset; text and tar files may be .gz or .zst.",
+            "Arrow, tar, images, an OpenAI batch file or a saved dataset; text and tar files may be .gz or .zst. "
+            "Or a database, with --sql.",
         ),
     ]
     sink: Annotated[
@@ -65,7 +66,8 @@ class FileFlags(FlagGroup):
             "-o",
             "--output-file",
             help="File or address (s3://...) of the results: .jsonl, .jsonl.gz, .jsonl.zst or .parquet; a name that "
-            "ends in / is a folder of parts.",
+            "ends in / is a folder of parts. Or a table: 'postgresql://host/db?table=vectors', sqlite:///, "
+            "lancedb:///, 'qdrant://host?collection=vectors'.",
         ),
     ]
     input_format: Annotated[
@@ -74,6 +76,13 @@ class FileFlags(FlagGroup):
     ] = None
     output_format: Annotated[
         str | None, typer.Option(help="Format of the output: jsonl or parquet. Default: from the name.")
+    ] = None
+    sql: Annotated[
+        str | None,
+        typer.Option(
+            help="Query whose rows are the input, if -i is a database (postgresql://, sqlite:///, duckdb:///); "
+            "it must sort them."
+        ),
     ] = None
     on_nan: Annotated[
         Literal["null", "error"],
@@ -341,6 +350,7 @@ def _settings(
         selection=records.selection(),
         input_format=files.input_format,
         output_format=files.output_format,
+        sql=files.sql,
         limits=limits,
         overwrite=files.overwrite,
         ignore_changes=files.ignore_changes,

@@ -12,6 +12,7 @@ from headrace.argument_types import check_types
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.events import Listener
+from headrace.io.databases.names import is_database, without_password
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
@@ -100,6 +101,8 @@ class JobSettings:
     input_format: str | None = None
     """For names that do not show the format: see `headrace.io.sources.opening.known_formats`."""
     output_format: str | None = None
+    sql: str | None = None
+    """The query whose rows are the input, if the source is a database."""
     limits: Limits = field(default_factory=Limits)
     overwrite: bool = False
     """Start again and replace an existing output."""
@@ -136,6 +139,7 @@ class JobOptions(TypedDict, total=False):
     on_nan: OnNan
     input_format: str | None
     output_format: str | None
+    sql: str | None
     overwrite: bool
     ignore_changes: bool
     retry: bool
@@ -173,6 +177,8 @@ def as_json(settings: JobSettings) -> JsonObject | None:
     kept = {name: value for name, value in flat.items() if name not in _PER_RUN}
     if not isinstance(kept["source"], (str, Path)) or str(kept["source"]) == "-":
         return None
+    if is_database(kept["source"]):
+        kept["source"] = without_password(str(kept["source"]))
     for name in ("source", "model"):  # to be found from any folder
         kept[name] = _absolute(kept[name])
     for name in ("prepare", "finish"):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from headrace.errors import ConfigError
+from headrace.io.databases.names import shown
 from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.locations import as_os_errors, exists, is_remote
 from headrace.io.storage.parts import PartFolder
@@ -75,7 +76,7 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
         raise ConfigError(f"cannot read {target.work / 'job.json'}: {error}") from error
     if state is None:
         raise NoJobError(
-            f"no job has written {name}: there is no {target.work / 'job.json'}, "
+            f"no job has written {shown(name)}: there is no {target.work / 'job.json'}, "
             "which a job writes once its model is loaded"
         )
     chosen = (state.get("settings") or {}).get("output_format")
