@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -65,5 +66,6 @@ def running(device: torch.device, what: Callable[[], str]) -> Iterator[None]:
 
 def release(device: torch.device) -> None:
     """Give memory that no tensor uses any more back to the device."""
+    gc.collect()  # modules of transformers refer to each other in cycles
     if device.type == "cuda":
         torch.cuda.empty_cache()
