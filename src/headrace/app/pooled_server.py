@@ -56,6 +56,7 @@ class ModelSection(_Section):
     batch_tokens: Annotated[int, Field(ge=1)] | None = None
     batch_size: Annotated[int, Field(ge=1)] | None = None
     pickled_weights: bool = False
+    latency_target_ms: Annotated[float, Field(gt=0)] | None = None
     memory: str | None = None
     max_wait_s: Annotated[float, Field(ge=0)] | None = None
     idle_timeout_s: Seconds | None = None
@@ -162,7 +163,8 @@ def _served(entry: ModelSection, shared: ServerSettings) -> ModelApp:
         pickled_weights=entry.pickled_weights,
     )
     names = (entry.name, *entry.aliases)
-    settings = checked(replace(shared, config=config, name=names, keys=(), state=None))
+    target_s = None if entry.latency_target_ms is None else entry.latency_target_ms / 1000
+    settings = checked(replace(shared, config=config, name=names, keys=(), state=None, latency_target_s=target_s))
     settings.config.check()  # folders too, before the first request
     app, state = build(settings)
     allowed = None if entry.keys is None else frozenset(entry.keys)

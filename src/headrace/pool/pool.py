@@ -326,8 +326,7 @@ class ModelPool:
     def _loaded(self, entry: PoolEntry, grown: float) -> None:
         assert self._loop is not None
         now = self._loop.time()
-        entry.drops = False
-        entry.phase, entry.loaded_at, entry.last_used = Phase.LOADED, now, now
+        entry.drops, entry.phase, entry.loaded_at, entry.last_used = False, Phase.LOADED, now, now
         if entry.size is None:  # it was loaded alone
             entry.size = max(grown, 1.0)
             try:
@@ -361,7 +360,7 @@ class ModelPool:
 
     async def _put_to_sleep(self, entry: PoolEntry) -> bool:
         """Move a model to host memory, if it can sleep there and is worth the room; others may be dropped for it."""
-        if self._closing or entry.drops or not self._host_room or not can_sleep(entry.model):
+        if not self._may_sleep(entry):
             return False
         # One that requests wait for is about to leave host memory.
         asleep = [other for other in self._entries.values() if other.phase is Phase.ASLEEP and not other.waiting]
@@ -376,10 +375,12 @@ class ModelPool:
                 raise
             warn("putting to sleep", entry.name, error)
             return False
-        if self._closing or entry.drops:
-            return False
-        entry.phase = Phase.ASLEEP
-        return True
+        if self._may_sleep(entry):  # still
+            entry.phase = Phase.ASLEEP
+        return entry.phase is Phase.ASLEEP
+
+    def _may_sleep(self, entry: PoolEntry) -> bool:
+        return not (self._closing or entry.drops) and self._host_room > 0 and can_sleep(entry.model)
 
     async def _drop(self, entry: PoolEntry) -> None:
         """Remove a model from all memory. A model in phase LOADING is then to be loaded anew."""

@@ -16,6 +16,7 @@ import openai
 import pytest
 from tests.integration.serving.running import until
 
+from headrace.app import pooled_server
 from headrace.app.pooled_server import build_pooled, read_models
 from headrace.app.server import ServerSettings
 from headrace.errors import ConfigError
@@ -272,3 +273,18 @@ def test_accepted_requests_are_answered_when_the_server_stops(tmp_path: Path) ->
         until(lambda: client.get("/ready").status_code == 503)
         assert embed(client, "slow").status_code == 503
         assert [future.result().status_code for future in asked] == [200] * 4
+
+
+def test_each_model_has_its_own_latency_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets: list[float | None] = []
+
+    def build(settings: ServerSettings) -> Any:
+        targets.append(settings.latency_target_s)
+        return real(settings)
+
+    real = pooled_server.build
+    monkeypatch.setattr(pooled_server, "build", build)
+    file = tmp_path / "models.yaml"
+    file.write_text(MODELS.replace("name: small,", "name: small, latency_target_ms: 250,"))
+    build_pooled(read_models(file), ServerSettings())
+    assert targets == [0.25, None, None]
