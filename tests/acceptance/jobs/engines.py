@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from headrace.engines.profile import EngineProfile
 from headrace.errors import EngineDeadError, RecordError, TransientError
 from headrace.testing import FakeEngine
 
@@ -86,3 +87,16 @@ def asked(model: str | None = None) -> Callable[[list[str]], list[str]]:
 def _note(model: str | None) -> None:
     with Path(os.environ["HEADRACE_TEST_LOADS"]).open("a") as log:
         log.write(f"{os.getpid()} {model}\n")
+
+
+class _Sharing(_Poisoned):
+    """Reads the common beginning of texts once, so that a job puts those that begin alike together."""
+
+    @property
+    def profile(self) -> EngineProfile:
+        return EngineProfile(batching="batches", batch_cost=4096, batch_size=64, workers_cache_prefixes=True)
+
+
+def sharing(model: str | None = None) -> FakeEngine:
+    """Like `poisoned`, for `scripts/torture --task generate`."""
+    return _Sharing(model, refuses=lambda text: RecordError("it is poison") if "poison" in text else None)

@@ -71,6 +71,8 @@ class PreparedChunk:
     truncated: int = 0
     bytes: int = 0
     """Bytes of input that the chunk was read from."""
+    in_order: bool = False
+    """See `Chunk.in_order`."""
 
     def __len__(self) -> int:
         return len(self.work) + len(self.answered)
@@ -98,6 +100,7 @@ class PreparedChunk:
         self.answered += other.answered
         self.tokens += other.tokens
         self.truncated += other.truncated
+        self.in_order |= other.in_order
 
 
 Answered: TypeAlias = tuple[Sequence[Work], Sequence[object], bool]
