@@ -81,10 +81,9 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
         task, model_name(model), engine, merged_options(engine_options, known), batch_tokens, batch_size,
         engine_process, engine_timeout_s, pickled_weights,
     )  # fmt: skip
+    limits = Limits() if limits is None else limits
     selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
-    settings = JobSettings(
-        source, sink, config, keep_columns=kept, selection=selection, limits=limits or Limits(), **job
-    )  # fmt: skip
+    settings = JobSettings(source, sink, config, keep_columns=kept, selection=selection, limits=limits, **job)
     return _off_loop(functools.partial(_run, settings, steps, model_column, progress=progress))
 
 

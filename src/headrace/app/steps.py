@@ -33,8 +33,7 @@ from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.inspection import known_target
 from headrace.jobs.state.lock import exclusive
 from headrace.jobs.state.state_file import read_state
-from headrace.observe.report import Report
-from headrace.observe.step_figures import StepFigures
+from headrace.observe.report import Report, StepFigures
 
 MANIFEST = "steps.json"
 

@@ -20,8 +20,7 @@ from headrace.cli.signals import Stopper
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.settings import JobSettings
-from headrace.observe.report import Report
-from headrace.observe.step_figures import StepFigures
+from headrace.observe.report import Report, StepFigures
 from headrace.observe.table import print_report
 
 

@@ -34,7 +34,6 @@ from headrace.events import (
 from headrace.observe.accountant import Account, Accountant
 from headrace.observe.advice import Advice, AdviceInputs, Host, advices, advise
 from headrace.observe.batches import BusyTime, successful_cost
-from headrace.observe.step_figures import StepFigures
 from headrace.observe.timeline import Cause
 from headrace.records import LeftOut
 
@@ -67,6 +66,24 @@ class WorkerRow:
     """Fraction of the wall time with its engine busy."""
     lost: int
     """Number of its processes that died."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What this run did in one step of a job of several."""
+
+    name: str
+    model: str
+    loads: int
+    """How often the model was loaded; 0 if the step was finished before."""
+    records: int
+    """Finished records, those of earlier runs and failed ones included."""
+    failed: int
+    """How many of them failed, in this step or before it."""
+    load_s: float
+    """Seconds until the first batch: loading the model, and choosing its dtype."""
+    wall_s: float
+    """Seconds of the whole step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +185,7 @@ class ReportBuilder:
         self._started = False
         self._last = 0.0
         self._state: State = "interrupted"
-        self._skipped = self._skipped_failed = 0
-        self._ok = 0
+        self._skipped = self._skipped_failed = self._ok = 0
         """Committed records. A result that was computed once and written for several records counts for each."""
         self._damaged: list[PartDamaged] = []
         self._formed: dict[tuple[int, int], CloseReason] = {}

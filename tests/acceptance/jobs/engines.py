@@ -67,6 +67,19 @@ def slow(model: str | None = None) -> FakeEngine:
     return _Slow(model)
 
 
+class _Sharing(_Poisoned):
+    """Reads the common beginning of texts once, so that a job puts those that begin alike together."""
+
+    @property
+    def profile(self) -> EngineProfile:
+        return EngineProfile(batching="batches", batch_cost=4096, batch_size=64, workers_cache_prefixes=True)
+
+
+def sharing(model: str | None = None) -> FakeEngine:
+    """Like `poisoned`, for `scripts/torture --task generate`."""
+    return _Sharing(model, refuses=lambda text: RecordError("it is poison") if "poison" in text else None)
+
+
 def logged(model: str | None = None) -> FakeEngine:
     """`poisoned`, which notes that its model was loaded."""
     _note(model)
@@ -87,16 +100,3 @@ def asked(model: str | None = None) -> Callable[[list[str]], list[str]]:
 def _note(model: str | None) -> None:
     with Path(os.environ["HEADRACE_TEST_LOADS"]).open("a") as log:
         log.write(f"{os.getpid()} {model}\n")
-
-
-class _Sharing(_Poisoned):
-    """Reads the common beginning of texts once, so that a job puts those that begin alike together."""
-
-    @property
-    def profile(self) -> EngineProfile:
-        return EngineProfile(batching="batches", batch_cost=4096, batch_size=64, workers_cache_prefixes=True)
-
-
-def sharing(model: str | None = None) -> FakeEngine:
-    """Like `poisoned`, for `scripts/torture --task generate`."""
-    return _Sharing(model, refuses=lambda text: RecordError("it is poison") if "poison" in text else None)

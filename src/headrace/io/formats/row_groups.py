@@ -1,4 +1,4 @@
-"""Boundaries of Parquet row groups, which depend only on the rows, not on how they were read; and a reader of rows."""
+"""Boundaries of Parquet row groups, which depend only on the rows, not on how they were read."""
 
 from __future__ import annotations
 
@@ -99,22 +99,3 @@ def _inner(array: pa.Array) -> pa.Array:
     if pa.types.is_map(array.type):
         return pa.StructArray.from_arrays([array.keys, array.items], names=["key", "item"])
     return array.values
-
-
-class RowReader:
-    """Record batches from which any number of rows can be taken."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self._left: pa.RecordBatch | None = None
-
-    def take(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """The next `rows` rows, or all remaining ones."""
-        while rows > 0:
-            batch = self._left if self._left is not None else next(self._batches, None)
-            if batch is None:
-                return
-            self._left = batch.slice(rows) if batch.num_rows > rows else None
-            taken = batch.slice(0, rows)
-            rows -= taken.num_rows
-            yield taken

@@ -69,7 +69,7 @@ class Settling:
     async def sort_out(self, chunk: PreparedChunk) -> tuple[list[Work], Answered]:
         """Split a chunk into records for the engine, and those already answered, such as refused or equal ones."""
         work = chunk.work
-        answered = [*chunk.answered]
+        answered: list[tuple[Work, object]] = [*chunk.answered]
         if self._dedupe is None and any(item.key is not None for item in work):
             self._dedupe = Deduplicator()
         if self._dedupe is not None:
