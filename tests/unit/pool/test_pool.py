@@ -479,3 +479,19 @@ def test_whatever_unloading_raises_leaves_the_room(virtual: VirtualTime) -> None
             await use(pool, "a")
 
     virtual(main())
+
+
+def test_models_that_never_fit_together_take_turns(virtual: VirtualTime) -> None:
+    machine = Machine()
+
+    async def main() -> None:
+        pool = ModelPool(memory_bytes=100)
+        for name in "ab":
+            pool.add(name, machine.model(name), memory_bytes=60, max_wait_s=0)
+        async with pool:
+            for name in "abab":
+                await use(pool, name)
+
+    virtual(main())
+    assert machine.loads == {"a": 2, "b": 2}
+    assert machine.most == 1
