@@ -384,8 +384,7 @@ class ModelPool:
 
     async def _drop(self, entry: PoolEntry) -> None:
         """Remove a model from all memory. A model in phase LOADING is then to be loaded anew."""
-        model, rest = entry.model, entry.rest
-        entry.model = entry.rest = None
+        (model, rest), entry.model, entry.rest = (entry.model, entry.rest), None, None
         try:
             await unload(model, rest)
         except BaseException as error:
@@ -393,7 +392,8 @@ class ModelPool:
                 raise
             warn("unloading", entry.name, error)
         del model, rest
-        await call(gc.collect)  # parts of a model may refer to each other in cycles
+        await asyncio.sleep(0)  # its last user lets go of it
+        gc.collect()  # parts of a model may refer to each other in cycles
         if entry.phase is not Phase.LOADING:
             entry.phase, entry.drops = Phase.UNLOADED, False
             self._decide()
