@@ -63,6 +63,7 @@ class ModelSection(_Section):
     batch_tokens: Annotated[int, Field(ge=1)] | None = None
     batch_size: Annotated[int, Field(ge=1)] | None = None
     pickled_weights: bool = False
+    latency_target_ms: Annotated[float, Field(gt=0)] | None = None
     memory: str | None = None
     max_wait_s: Annotated[float, Field(ge=0)] | None = None
     idle_timeout_s: Seconds | None = None
@@ -179,7 +180,10 @@ def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> Mo
         pickled_weights=entry.pickled_weights,
     )
     names = (entry.name, *entry.aliases)
-    settings = checked(replace(shared, config=config, name=names, keys=(), state=None, listeners=()))
+    target_s = None if entry.latency_target_ms is None else entry.latency_target_ms / 1000
+    settings = checked(
+        replace(shared, config=config, name=names, keys=(), state=None, listeners=(), latency_target_s=target_s)
+    )
     settings.config.check()  # folders too, before the first request
     app, state = build(settings, device)
     allowed = None if entry.keys is None else frozenset(entry.keys)

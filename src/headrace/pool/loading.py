@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from headrace.batching.batcher import Batcher
 from headrace.errors import ConfigError, ProcessError, text_of
+
+logger = logging.getLogger("headrace")
 
 _NOTHING = object()
 
@@ -52,6 +55,19 @@ async def unload(model: Any, rest: Any) -> None:
         await _on_thread(functools.partial(next, rest, None))
     elif not isinstance(model, Batcher) and callable(close := getattr(model, "close", None)):
         await _on_thread(close)
+
+
+def can_sleep(model: object) -> bool:
+    """Whether a model has the methods `sleep` and `wake`."""
+    return callable(getattr(model, "sleep", None)) and callable(getattr(model, "wake", None))
+
+
+async def call(method: Callable[[], Any]) -> None:
+    """Call a method of a model on a thread, or on the event loop if it is asynchronous; raises what it raises."""
+    if inspect.iscoroutinefunction(method):
+        await method()
+    else:
+        await _on_thread(method)
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -101,3 +117,14 @@ async def _on_thread(call: Callable[[], Any], too_late: Callable[[Any], object] 
 
     threading.Thread(target=run, name="headrace-pool", daemon=True).start()
     return await done
+
+
+def warn(doing: str, name: str, error: BaseException) -> None:
+    """Log what a model's own code raised."""
+    logger.warning("headrace: %s model %r raised %s: %s", doing, name, type(error).__name__, text_of(error))
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether this task is being cancelled. A user's function may raise the same error, or any other."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and bool(task.cancelling())

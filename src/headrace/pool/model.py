@@ -6,12 +6,26 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
-from headrace.pool.policy import ModelView, Phase
+from headrace.pool.policy import ModelView, Phase, SleeperView
 
 _FIRST_LOAD_S = 1.0
 """Expected loading time of a model that was never loaded."""
+
+
+class ModelOptions(TypedDict, total=False):
+    """Options of a model in a pool."""
+
+    memory_bytes: float | None
+    """What it takes; None to measure it when it is first loaded. Only for a pool with `memory_bytes`."""
+    max_wait_s: float | None
+    """Seconds that a request waits before this model takes the room of one that has requests too; None for twice the
+    time that it takes to load."""
+    idle_timeout_s: float | None
+    """Unload it when it was not used for so many seconds; None to keep it until others need its room."""
+    load_timeout_s: float | None
+    """Fail its requests if loading takes longer; 600 by default, None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +33,8 @@ class ModelStats:
     """What happened to a model so far."""
 
     phase: str
-    """unloaded, loading, loaded, draining (it serves its last requests) or unloading."""
+    """unloaded, loading, loaded, draining (it serves its last requests), unloading, asleep or dropping (it leaves host
+    memory)."""
     loads: int
     failed_loads: int
     requests: int
@@ -33,6 +48,10 @@ class ModelStats:
     """Expected loading time in seconds, learned from the last loads."""
     size: float | None
     """Measured or given memory in bytes; None if it is not known yet. 1 if the pool counts models."""
+    wakes: int
+    """How often it was woken from host memory; not counted as loads."""
+    wake_s: float | None
+    """Expected waking time in seconds, learned from the last times; None if it was never woken."""
 
 
 class PoolEntry:
@@ -61,7 +80,10 @@ class PoolEntry:
         self.error = ""
         self.failures = 0
         """Failed loads in a row."""
-        self.loads = self.failed_loads = self.requests = 0
+        self.loads = self.failed_loads = self.requests = self.wakes = 0
+        self.wake_s: float | None = None
+        self.drops = False
+        """Whether it is to leave host memory too."""
         self.wait_s = self.longest_wait_s = 0.0
 
     def view(self, budget: float) -> ModelView:
@@ -72,7 +94,7 @@ class PoolEntry:
             self.name,
             self.phase,
             budget if self.size is None else self.size,
-            self.load_s,
+            self.load_s if self.wake_s is None or self.phase is Phase.UNLOADED else self.wake_s,
             self.max_wait_s,
             self.idle_timeout_s,
             self.in_use,
@@ -80,6 +102,21 @@ class PoolEntry:
             self.loaded_at,
             self.last_used,
         )
+
+    def sleeper(self) -> SleeperView:
+        """What the choice of sleeping models knows of it."""
+        saves_s = float("inf") if self.wake_s is None else self.load_s - self.wake_s
+        return SleeperView(self.name, self.size or 1.0, saves_s, self.last_used)
+
+    def loaded(self, seconds: float, *, woken: bool) -> None:
+        """Learn from a load, or from a waking, that took so long."""
+        if woken:
+            self.wake_s = seconds if self.wake_s is None else (self.wake_s + seconds) / 2
+            self.wakes += 1
+        else:
+            self.load_s = seconds if not self.loads else (self.load_s + seconds) / 2
+            self.loads += 1
+        self.failures = 0
 
     def grant(self, arrived: float, now: float) -> None:
         """Count a request that gets the model now."""
@@ -101,4 +138,6 @@ class PoolEntry:
             self.longest_wait_s,
             self.load_s,
             self.size,
+            self.wakes,
+            self.wake_s,
         )

@@ -34,6 +34,15 @@ class Phase(Enum):
     DRAINING = "draining"
     """It is to be unloaded and serves its last requests; later ones wait."""
     UNLOADING = "unloading"
+    ASLEEP = "asleep"
+    """It has left the device, and can be woken from host memory."""
+    DROPPING = "dropping"
+    """It leaves host memory."""
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it takes no memory of the device."""
+        return self in (Phase.UNLOADED, Phase.ASLEEP, Phase.DROPPING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,7 @@ class ModelView:
     size: float
     """Memory, in the unit of the budget; the whole budget while it is not known."""
     load_s: float
-    """Expected loading time."""
+    """Expected time to load it, or to wake it if it is asleep."""
     max_wait_s: float | None = None
     idle_timeout_s: float | None = None
     in_use: int = 0
@@ -92,14 +101,14 @@ def decide(now: float, models: Iterable[ModelView], budget: float) -> Decision:
         budget: memory for all models together.
     """
     models = list(models)
-    free = budget - sum(model.size for model in models if model.phase is not Phase.UNLOADED)
+    free = budget - sum(model.size for model in models if not model.phase.is_out)
     coming = sum(model.size for model in models if model.phase in (Phase.DRAINING, Phase.UNLOADING))
     candidates = [model for model in models if model.phase is Phase.LOADED]
     load: list[str] = []
     unload: list[str] = []
     again_at = float("inf")
     for model in sorted(models, key=lambda model: model.deadline):
-        if model.phase is not Phase.UNLOADED or model.waiting_since is None:
+        if model.phase not in (Phase.UNLOADED, Phase.ASLEEP) or model.waiting_since is None:
             continue
         if model.size <= free:
             load.append(model.name)
@@ -151,3 +160,30 @@ def _may_go_at(loaded: ModelView, waiting: ModelView) -> float:
     if loaded.is_idle:
         return min(loaded.last_used + waiting.hold_s, waiting.deadline)
     return max(loaded.loaded_at + RESIDENCY * loaded.load_s, waiting.deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class SleeperView:
+    """A model that is asleep, or could go to sleep now."""
+
+    name: str
+    size: float
+    """Host memory, in the unit of the room."""
+    saves_s: float
+    """Seconds that waking saves over loading; inf if not known yet."""
+    last_used: float
+
+
+def to_sleep(models: Iterable[SleeperView], room: float) -> frozenset[str]:
+    """The models to keep in host memory: those that save most time for their size; of equal ones, those used last.
+
+    Args:
+        models: those that are asleep, and the one that leaves the device.
+        room: host memory for all of them.
+    """
+    kept: list[str] = []
+    for model in sorted(models, key=lambda one: (one.saves_s / one.size, one.last_used), reverse=True):
+        if model.saves_s > 0 and model.size <= room:
+            kept.append(model.name)
+            room -= model.size
+    return frozenset(kept)

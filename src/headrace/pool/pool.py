@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
 from headrace.batching.options import number, optional, whole
 from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError, EngineError, NotRunningError, StoppedError, text_of
-from headrace.pool.loading import as_exception, make, unload
-from headrace.pool.model import ModelStats, PoolEntry
-from headrace.pool.policy import Phase, decide
+from headrace.pool.loading import as_exception, call, can_sleep, is_cancelled, make, unload, warn
+from headrace.pool.model import ModelOptions, ModelStats, PoolEntry
+from headrace.pool.policy import Phase, decide, to_sleep
 
 T = TypeVar("T")
-
-logger = logging.getLogger("headrace")
 
 _LOAD_TIMEOUT_S = 600.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
 """Seconds between tries to load a model that cannot be loaded; they double each time."""
-
-
-class ModelOptions(TypedDict, total=False):
-    """Options of a model in a pool."""
-
-    memory_bytes: float | None
-    """What it takes; None to measure it when it is first loaded. Only for a pool with `memory_bytes`."""
-    max_wait_s: float | None
-    """Seconds that a request waits before this model takes the room of one that has requests too; None for twice the
-    time that it takes to load."""
-    idle_timeout_s: float | None
-    """Unload it when it was not used for so many seconds; None to keep it until others need its room."""
-    load_timeout_s: float | None
-    """Fail its requests if loading takes longer; 600 by default, None for no limit."""
 
 
 class PooledModel(Generic[T]):
@@ -54,9 +38,9 @@ class PooledModel(Generic[T]):
 class ModelPool:
     """Models that share memory: each is loaded when it is asked for, and unloaded when others need its room.
 
-    `headrace.pool.policy` says when a model makes room for another, and how long a request may wait for that. A model
-    is loaded once however many requests wait for it, and never unloaded while a request uses it. A model that cannot be
-    loaded fails its own requests; the next tries wait 1 s, 2 s, ... up to 60 s, and requests in between fail at once.
+    `headrace.pool.policy` says when a model makes room for another. A model is loaded once however many requests wait
+    for it, and never unloaded while a request uses it. A model that cannot be loaded fails its own requests; the next
+    tries wait 1 s, 2 s, ... up to 60 s, and requests in between fail at once.
 
     All calls come from one event loop.
 
@@ -64,6 +48,9 @@ class ModelPool:
         max_models: how many models fit into memory together.
         memory_bytes: or, the memory for all models together, in bytes. What a model takes is measured when it is
             first loaded, alone, unless `add` gives it.
+        max_asleep: with `max_models`: how many models may sleep in host memory besides.
+        host_memory_bytes: with `memory_bytes`: host memory for models that sleep. A model sleeps if it has methods
+            `sleep`, which frees the device, and `wake`, and if waking it is faster than loading.
         used_memory: the memory in use, in bytes, such as `torch.cuda.memory_allocated`; None for this process's memory.
 
     Raises:
@@ -75,6 +62,8 @@ class ModelPool:
         *,
         max_models: int | None = None,
         memory_bytes: float | None = None,
+        max_asleep: int | None = None,
+        host_memory_bytes: float | None = None,
         used_memory: Callable[[], float] | None = None,
     ) -> None:
         if (max_models is None) == (memory_bytes is None):
@@ -84,7 +73,13 @@ class ModelPool:
         else:
             self._budget = number("memory_bytes", memory_bytes, above=0)
         self._counts_models = max_models is not None
-        self._used_memory = used_memory or _process_bytes
+        if (host_memory_bytes if self._counts_models else max_asleep) is not None:
+            raise ConfigError("max_asleep belongs to max_models, and host_memory_bytes to memory_bytes")
+        if self._counts_models:
+            self._host_room: float = whole("max_asleep", max_asleep or 0, 0)
+        else:
+            self._host_room = number("host_memory_bytes", host_memory_bytes or 0, minimum=0)
+        self._used_memory = used_memory or (lambda: process_bytes() or 0.0)
         self._entries: dict[str, PoolEntry] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
@@ -153,10 +148,7 @@ class ModelPool:
             self._fail(entry, StoppedError("the model pool is closing"))
         self._decide()
         while self._tasks or any(entry.in_use for entry in self._entries.values()):
-            if self._tasks:
-                await asyncio.wait(set(self._tasks))
-            else:
-                await asyncio.sleep(0.01)  # the last requests
+            await (asyncio.wait(set(self._tasks)) if self._tasks else asyncio.sleep(0.01))  # the last requests
         self._loop = None
 
     @asynccontextmanager
@@ -183,10 +175,13 @@ class ModelPool:
             ConfigError: the pool has no such model.
         """
         entry = self._entry(name)
+        entry.drops = not entry.phase.is_out
         if entry.phase is Phase.LOADED:
             entry.phase = Phase.DRAINING
             if not entry.in_use:
                 self._unload_now(entry)
+        elif entry.phase is Phase.ASLEEP:
+            self._drop_now(entry)
 
     def stats(self) -> dict[str, ModelStats]:
         """A snapshot of each model's counters."""
@@ -254,13 +249,17 @@ class ModelPool:
             self._timer = None
         if self._closing:
             decided = [entry for entry in self._entries.values() if entry.phase is Phase.LOADED]
+            for entry in self._entries.values():
+                if entry.phase is Phase.ASLEEP:
+                    self._drop_now(entry)
         else:
             views = [entry.view(self._budget) for entry in self._entries.values()]
             decision = decide(self._loop.time(), views, self._budget)
             decided = [self._entries[name] for name in decision.unload]
             for name in decision.load:
-                self._entries[name].phase = Phase.LOADING
-                self._start(self._load(self._entries[name]))
+                entry = self._entries[name]
+                sleeps, entry.phase = entry.phase is Phase.ASLEEP, Phase.LOADING
+                self._start(self._load(entry, sleeps=sleeps))
             if decision.again_at < float("inf"):
                 self._timer = self._loop.call_at(decision.again_at, self._decide)
         for entry in decided:
@@ -272,19 +271,28 @@ class ModelPool:
         entry.phase = Phase.UNLOADING
         self._start(self._unload(entry))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _drop_now(self, entry: PoolEntry) -> asyncio.Task[None]:
+        entry.phase = Phase.DROPPING
+        return self._start(self._drop(entry))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._loop is not None
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _load(self, entry: PoolEntry) -> None:
+    async def _load(self, entry: PoolEntry, *, sleeps: bool) -> None:
         assert self._loop is not None
         started, before = self._loop.time(), self._used_memory()
         limit = asyncio.timeout(entry.load_timeout_s)
         try:
             async with limit:
-                entry.model, entry.rest = await make(entry.load)
+                woken = sleeps and await self._wake(entry)
+                if sleeps and not woken:
+                    started, before = self._loop.time(), self._used_memory()
+                if not woken:
+                    entry.model, entry.rest = await make(entry.load)
         except BaseException as raised:
             error = as_exception(raised)
             late = limit.expired()  # the function may raise a TimeoutError of its own
@@ -294,25 +302,38 @@ class ModelPool:
                 else f"cannot be loaded: {text_of(error)}"
             )
             self._not_loaded(entry, f"model {entry.name!r} {why}", error)
-            if _is_cancelled(raised):
+            if entry.model is not None:  # it was to be woken
+                self._drop_now(entry)
+            if is_cancelled(raised):
                 raise
         else:
-            self._loaded(entry, started, self._used_memory() - before)
+            entry.loaded(self._loop.time() - started, woken=woken)
+            self._loaded(entry, self._used_memory() - before)
         self._decide()
 
-    def _loaded(self, entry: PoolEntry, started: float, grown: float) -> None:
+    async def _wake(self, entry: PoolEntry) -> bool:
+        """Wake a sleeping model. If it cannot be woken, it is dropped, to be loaded anew."""
+        try:
+            await call(entry.model.wake)
+        except BaseException as error:
+            if is_cancelled(error):
+                raise
+            warn("waking", entry.name, error)
+            await self._drop(entry)
+            return False
+        return True
+
+    def _loaded(self, entry: PoolEntry, grown: float) -> None:
         assert self._loop is not None
         now = self._loop.time()
-        entry.load_s = now - started if not entry.loads else (entry.load_s + now - started) / 2
-        entry.loads += 1
-        entry.failures = 0
-        entry.phase, entry.loaded_at, entry.last_used = Phase.LOADED, now, now
+        entry.drops, entry.phase, entry.loaded_at, entry.last_used = False, Phase.LOADED, now, now
         if entry.size is None:  # it was loaded alone
             entry.size = max(grown, 1.0)
             try:
                 self._check_size(entry)
             except ConfigError as error:
                 self._fail(entry, error)
+                entry.drops = True
                 self._unload_now(entry)
         while entry.waiting:
             arrived, granted = entry.waiting.popleft()
@@ -332,25 +353,47 @@ class ModelPool:
         self._fail(entry, failure)
 
     async def _unload(self, entry: PoolEntry) -> None:
-        model, rest = entry.model, entry.rest
-        entry.model = entry.rest = None
+        if await self._put_to_sleep(entry):
+            self._decide()
+        else:
+            await self._drop(entry)
+
+    async def _put_to_sleep(self, entry: PoolEntry) -> bool:
+        """Move a model to host memory, if it can sleep there and is worth the room; others may be dropped for it."""
+        if not self._may_sleep(entry):
+            return False
+        # One that requests wait for is about to leave host memory.
+        asleep = [other for other in self._entries.values() if other.phase is Phase.ASLEEP and not other.waiting]
+        kept = to_sleep([other.sleeper() for other in (*asleep, entry)], self._host_room)
+        if entry.name not in kept:
+            return False
+        await asyncio.gather(*[self._drop_now(other) for other in asleep if other.name not in kept])
+        try:
+            await call(entry.model.sleep)
+        except BaseException as error:
+            if is_cancelled(error):
+                raise
+            warn("putting to sleep", entry.name, error)
+            return False
+        if self._may_sleep(entry):  # still
+            entry.phase = Phase.ASLEEP
+        return entry.phase is Phase.ASLEEP
+
+    def _may_sleep(self, entry: PoolEntry) -> bool:
+        return not (self._closing or entry.drops) and self._host_room > 0 and can_sleep(entry.model)
+
+    async def _drop(self, entry: PoolEntry) -> None:
+        """Remove a model from all memory. A model in phase LOADING is then to be loaded anew."""
+        (model, rest), entry.model, entry.rest = (entry.model, entry.rest), None, None
         try:
             await unload(model, rest)
         except BaseException as error:
-            if _is_cancelled(error):
+            if is_cancelled(error):
                 raise
-            kind = type(error).__name__
-            logger.warning("headrace: unloading model %r raised %s: %s", entry.name, kind, text_of(error))
+            warn("unloading", entry.name, error)
         del model, rest
-        entry.phase = Phase.UNLOADED
-        self._decide()
-
-
-def _process_bytes() -> float:
-    return process_bytes() or 0
-
-
-def _is_cancelled(error: BaseException) -> bool:
-    """Whether this task is being cancelled. A user's function may raise the same error, or any other."""
-    task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and bool(task.cancelling())
+        await asyncio.sleep(0)  # its last user lets go of it
+        gc.collect()  # parts of a model may refer to each other in cycles
+        if entry.phase is not Phase.LOADING:
+            entry.phase, entry.drops = Phase.UNLOADED, False
+            self._decide()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import threading
@@ -10,12 +11,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import openai
 import pytest
 from tests.integration.serving.running import until
 
+from headrace.app import pooled_server
 from headrace.app.pooled_server import build_pooled, read_models
 from headrace.app.server import ServerSettings
 from headrace.errors import ConfigError
@@ -272,3 +275,31 @@ def test_accepted_requests_are_answered_when_the_server_stops(tmp_path: Path) ->
         until(lambda: client.get("/ready").status_code == 503)
         assert embed(client, "slow").status_code == 503
         assert [future.result().status_code for future in asked] == [200] * 4
+
+
+def test_each_model_has_its_own_latency_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets: list[float | None] = []
+
+    def build(settings: ServerSettings) -> Any:
+        targets.append(settings.latency_target_s)
+        return real(settings)
+
+    real = pooled_server.build
+    monkeypatch.setattr(pooled_server, "build", build)
+    file = tmp_path / "models.yaml"
+    file.write_text(MODELS.replace("name: small,", "name: small, latency_target_ms: 250,"))
+    build_pooled(read_models(file), ServerSettings())
+    assert targets == [0.25, None, None]
+
+
+@pytest.mark.parametrize("name", ["a.b/c%20d", "..%2f..", "x?y#z", "ümlaut / ::"])
+def test_names_with_any_characters(tmp_path: Path, name: str) -> None:
+    text = MODELS.replace("name: small", f"name: {json.dumps(name)}")
+    with serving(tmp_path, text) as client:
+        path = quote(name, safe="")
+        assert client.get(f"/v1/models/{path}").json()["id"] == name
+        assert client.get(f"/ready/{path}").status_code == 503
+        answer = client.post("/v1/embeddings", json={"model": name, "input": "a"})
+        assert (answer.status_code, answer.json()["model"]) == (200, name)
+        assert client.get(f"/ready/{path}").status_code == 200
+        assert client.post("/models/unload", json={"model": name}).json()["id"] == name

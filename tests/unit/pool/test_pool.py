@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -479,3 +481,47 @@ def test_whatever_unloading_raises_leaves_the_room(virtual: VirtualTime) -> None
             await use(pool, "a")
 
     virtual(main())
+
+
+def test_models_that_never_fit_together_take_turns(virtual: VirtualTime) -> None:
+    machine = Machine()
+
+    async def main() -> None:
+        pool = ModelPool(memory_bytes=100)
+        for name in "ab":
+            pool.add(name, machine.model(name), memory_bytes=60, max_wait_s=0)
+        async with pool:
+            for name in "abab":
+                await use(pool, name)
+
+    virtual(main())
+    assert machine.loads == {"a": 2, "b": 2}
+    assert machine.most == 1
+
+
+def test_a_model_whose_parts_refer_to_each_other_is_freed(virtual: VirtualTime) -> None:
+    class Part:
+        def __init__(self) -> None:
+            self.whole = self
+
+    found: list[weakref.ref[Part]] = []
+
+    def load() -> Part:
+        part = Part()
+        found.append(weakref.ref(part))
+        return part
+
+    async def main() -> None:
+        pool = ModelPool(max_models=1)
+        pool.add("a", load)
+        async with pool:
+            async with pool.use("a"):
+                pass
+            pool.unload("a")
+
+    gc.disable()
+    try:
+        virtual(main())
+        assert [one() for one in found] == [None]
+    finally:
+        gc.enable()
