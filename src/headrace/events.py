@@ -193,6 +193,8 @@ class PrecisionChosen:
     duration_s: float
     """Time taken to choose it."""
     at: float
+    speed: float = 1.0
+    """How many times as fast as in float32 the device computes a product in it."""
 
 
 @dataclass(frozen=True, slots=True)
