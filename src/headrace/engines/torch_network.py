@@ -91,9 +91,15 @@ class TorchNetwork:
 
 
 def load_pretrained(
-    auto_class: type[_BaseAutoModelClass], folder: Path, device: str, dtype: str
+    auto_class: type[_BaseAutoModelClass],
+    folder: Path,
+    device: str,
+    dtype: str,
+    split: Mapping[str, object] | None = None,
 ) -> tuple[PreTrainedModel, torch.device, set[str]]:
     """Load a transformers model in evaluation mode; returns the model, its device and the names of missing weights.
+
+    `split` are the arguments of `from_pretrained` that load a part of the model, on a device that they choose.
 
     Raises:
         ConfigError: unknown device or dtype.
@@ -103,9 +109,10 @@ def load_pretrained(
     torch_dtype = choose_dtype(dtype, place)
     with loading(folder):
         model, facts = auto_class.from_pretrained(
-            str(folder), local_files_only=True, dtype=torch_dtype, output_loading_info=True
+            str(folder), local_files_only=True, dtype=torch_dtype, output_loading_info=True, **(split or {})
         )
-        model = model.to(place)
+        if not split:
+            model = model.to(place)
     return model.eval(), place, set(facts["missing_keys"])
 
 
