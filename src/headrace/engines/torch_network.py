@@ -15,6 +15,7 @@ from headrace.device.native import hardware, speeds
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.engines.model_folder import digest
 from headrace.engines.network import Arrays, Rows
+from headrace.engines.options import INT8
 from headrace.errors import EngineDeadError, EngineError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ LEAST_PARAMETERS = 4_000_000
 """Smaller models gain nothing by fewer bits: most of their time does not go to matrix products."""
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 """Maximum rounding error by dtype, as a fraction of the largest component."""
+INT8_TOLERANCE = 3e-2
 
 
 class TorchNetwork:
@@ -52,12 +54,15 @@ class TorchNetwork:
         self._dtype = next(module.parameters()).dtype
         self.kind = device.type
         self.inputs = inputs
-        self.tolerance = TOLERANCE.get(self._dtype, 1e-4)
+        # torchao's tensors have the dtype of what they stand for.
+        self._int8 = any(type(one).__module__.startswith("torchao.") for one in module.parameters())
+        self.tolerance = INT8_TOLERANCE if self._int8 else TOLERANCE.get(self._dtype, 1e-4)
         self.by_length = by_length
 
     def describe(self) -> Mapping[str, object]:
         """The model's dtype and the digest of its files, each of which is read."""
-        return {"model_digest": digest(self._folder), "dtype": str(self._dtype).removeprefix("torch.")}
+        dtype = INT8 if self._int8 else str(self._dtype).removeprefix("torch.")
+        return {"model_digest": digest(self._folder), "dtype": dtype}
 
     def hardware(self) -> Mapping[str, object]:
         """See `Network.hardware`."""

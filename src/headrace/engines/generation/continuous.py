@@ -102,17 +102,19 @@ class GenerationEngine:
         prompting = PromptSettings(default_sampling(sampling), system_prompt, chat, seed)
         whole("max_num_seqs", max_num_seqs, 1)
         size = whole("tensor_parallel_size", tensor_parallel_size, 1)
-        same: dict[str, object] = {
-            "device": device,
-            "dtype": dtype,
-            "max_model_len": max_model_len,
-            "max_num_seqs": max_num_seqs,
-            "kv_cache_tokens": kv_cache_tokens,
-            "tensor_parallel_size": size,
-        }
         self._answers: dict[int, _Answer] = {}
         self._is_split = size > 1
-        self._ranks = start_ranks(folder_of(model), size, device, partial(GenerationEngine, model, **same))
+        other = partial(
+            GenerationEngine,
+            model,
+            device=device,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            kv_cache_tokens=kv_cache_tokens,
+            tensor_parallel_size=size,
+        )
+        self._ranks = start_ranks(folder_of(model), size, device, other)
         with loaded_together(self._ranks):
             split = load_options(size) if self._is_split else None
             self._lm = CausalLM(model, prompting, device, dtype, max_model_len, split)

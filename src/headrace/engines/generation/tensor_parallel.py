@@ -231,7 +231,7 @@ def agreed(scores: torch.Tensor) -> torch.Tensor:
 
 def is_follower() -> bool:
     """Whether this process is a rank that repeats rank 0's steps."""
-    return dist.is_initialized() and dist.get_rank() > 0
+    return bool(dist.is_initialized() and dist.get_rank() > 0)
 
 
 def check_split(folder: Path, size: int) -> None:
@@ -288,7 +288,7 @@ def _device_kind(size: int, device: str) -> str:
         )
     if place.type == "cuda" and size > torch.cuda.device_count():
         raise ConfigError(f"tensor_parallel_size is {size}, and PyTorch sees {torch.cuda.device_count()} CUDA devices")
-    return place.type
+    return str(place.type)
 
 
 def _backend(kind: str) -> str:

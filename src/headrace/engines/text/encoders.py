@@ -44,14 +44,14 @@ def tune(model: torch.nn.Module) -> list[str]:
         expected = _states(base)
     except _UNFIT:
         return []  # it does not take texts
-    changes = {"prepacked": (_prepack, _unpack_weights), "packed": (_pack, _pad)}
+    changes = {"prepacked": (_prepack, unpack_weights), "packed": (_pack, _pad)}
     return [name for name, (change, undo) in changes.items() if _stays(change, undo, base, expected)]
 
 
 def restore(model: PreTrainedModel) -> None:
     """Undo `tune`, for tools that read a model, such as an export."""
     _pad(model.base_model)
-    _unpack_weights(model.base_model)
+    unpack_weights(model.base_model)
 
 
 def by_length(model: torch.nn.Module) -> bool:
@@ -186,7 +186,8 @@ def _prepack(base: PreTrainedModel) -> bool:
     return True
 
 
-def _unpack_weights(base: PreTrainedModel) -> None:
+def unpack_weights(base: PreTrainedModel) -> None:
+    """Undo the prepacking of linear layers."""
     for part in base.modules():
         dense = getattr(part, "dense", None)
         if type(dense) is PrepackedLinear and dense.gelu:
