@@ -220,6 +220,28 @@ class MemoryUsed:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceUsed:
+    """What the device of a job did while its batches ran."""
+
+    computed_s: float
+    """Of the forward passes alone: by the device's own clock on CUDA."""
+    operations: float
+    """Floating-point operations that the real tokens needed; 0 if unknown."""
+    weight_bytes: float
+    """Weights that the passes read, together."""
+    peak_operations: float
+    """Per second, of a large matrix product in this dtype on this device; 0 if not measured."""
+    peak_bytes: float
+    """Per second, read from memory; 0 if not measured."""
+    dtype: str
+    at: float
+    energy_j: float | None = None
+    """Of the GPU, by NVML; None if unknown."""
+    clock_mhz: float | None = None
+    """Of the GPU's processors at the end."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobDone:
     """A job ended. A later run of the same command finds this `state`."""
 
@@ -291,6 +313,7 @@ Event: TypeAlias = (
     | PrecisionChosen
     | BudgetChanged
     | MemoryUsed
+    | DeviceUsed
     | JobDone
     | WorkUnitDone
     | WorkerLost

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, Unpack
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.budgets import follow, starting_budget
 from headrace.app.describe import describe, host_of
+from headrace.app.device_use import watch_device
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, downloaded_model, engine_identity, fingerprint, finished_before, model_state
 from headrace.app.plan import check as check
@@ -187,6 +188,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             job = build(plan, engine, stop, broadcast)
         if (follower := follow(plan.settings.config, engine, job.batcher, broadcast)) is not None:
             listeners.append(follower)
+        if (watch := watch_device(engine, broadcast)) is not None:
+            listeners.append(watch)
         with Progress() if progress else contextlib.nullcontext() as bar:
             if bar is not None:
                 listeners.append(bar)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from headrace.device.native import hardware, speeds
+from headrace.device.forward import ForwardMeter, NetworkSize
+from headrace.device.native import Stopwatch, gpu_uuid, hardware, speeds
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.engines.model_folder import digest
 from headrace.engines.network import Arrays, Rows
@@ -19,7 +21,6 @@ from headrace.engines.options import INT8
 from headrace.errors import EngineDeadError, EngineError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 LEAST_PARAMETERS = 4_000_000
@@ -58,6 +59,7 @@ class TorchNetwork:
         self._int8 = any(type(one).__module__.startswith("torchao.") for one in module.parameters())
         self.tolerance = INT8_TOLERANCE if self._int8 else TOLERANCE.get(self._dtype, 1e-4)
         self.by_length = by_length
+        self.meter = ForwardMeter(_size(module), gpu_uuid(device))
 
     def describe(self) -> Mapping[str, object]:
         """The model's dtype and the digest of its files, each of which is read."""
@@ -86,7 +88,10 @@ class TorchNetwork:
                 )
                 for name, array in arrays.items()
             }
-            rows: Rows = call(tensors).float().cpu().numpy()
+            with Stopwatch(self._device) as watch:
+                output = call(tensors)
+            rows: Rows = output.float().cpu().numpy()  # waits for the device
+        self.meter.add(watch.seconds(), _lengths(arrays))
         return rows
 
     def close(self) -> None:
@@ -147,6 +152,34 @@ def loading(folder: Path) -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bar:
             transformers_logging.enable_progress_bar()
+
+
+def _size(module: torch.nn.Module) -> NetworkSize | None:
+    """Of a transformer of texts; None for other networks."""
+    base = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), None)
+    if base is None or not hasattr(base.config, "hidden_size") or not hasattr(base.config, "vocab_size"):
+        return None
+    layers = getattr(base.config, "num_hidden_layers", 0)
+    multiplied = sum(
+        weight.numel()
+        for name, part in base.base_model.named_modules()
+        if (weight := _linear_weight(part)) is not None and not name.startswith("pooler")
+    )
+    stored = sum(one.numel() * one.element_size() for one in base.base_model.parameters() if one.dim() == 1)
+    element = base.dtype.itemsize
+    return NetworkSize(multiplied, base.config.hidden_size * layers, multiplied * element + stored)
+
+
+def _linear_weight(part: torch.nn.Module) -> torch.Tensor | None:
+    if isinstance(part, torch.nn.Linear):
+        return part.weight
+    return getattr(part, "packed_weight", None)
+
+
+def _lengths(arrays: Arrays) -> list[int]:
+    """Real tokens of each text; empty if the inputs are not texts."""
+    mask = arrays.get("attention_mask")
+    return [] if mask is None else [int(length) for length in mask.sum(axis=1)]
 
 
 def _describe(arrays: Arrays) -> str:

