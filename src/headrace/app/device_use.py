@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,4 +90,8 @@ class DeviceWatch:
             native = importlib.import_module("headrace.device.native")  # imports PyTorch
             kept = native.peaks("cuda" if self._engine.hardware().get("device") != "cpu" else "cpu", dtype)
             self._cache.write(key, kept)
-        return {name: float(value) for name, value in kept.items() if isinstance(value, (int, float))}
+        return {
+            name: float(value)
+            for name, value in kept.items()
+            if isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+        }

@@ -17,7 +17,7 @@ from headrace.engines.base import AnyBatchEngine, AnyEngine, Prepared, TunableEn
 from headrace.engines.config import EngineConfig
 from headrace.engines.loading import load_engine
 from headrace.engines.profile import profile_of
-from headrace.errors import EngineError, EngineOutOfMemoryError
+from headrace.errors import ConfigError, EngineError, EngineOutOfMemoryError
 from headrace.jobs.pipeline.work import Work
 from headrace.records import Record
 
@@ -100,7 +100,7 @@ def _find(engine: TunableEngine, config: EngineConfig, target_s: float | None) -
 def _reloaded(engine: AnyBatchEngine, config: EngineConfig, dtype: str) -> AnyEngine:
     try:
         other = load_engine(in_dtype(config, dtype))
-    except EngineError as error:
+    except (EngineError, ConfigError) as error:  # the file may name anything
         logger.warning("%s was chosen for this model before, and cannot be loaded now: %s", dtype, error)
         return engine
     engine.close()
