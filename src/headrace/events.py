@@ -183,6 +183,25 @@ class PartDamaged:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderChosen:
+    """The order of some records of a job was chosen."""
+
+    order: Literal["prefix", "input"]
+    records: int
+    reason: str
+    """Why, for a person."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicatesFound:
+    """Records got the answer of an equal one."""
+
+    records: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class PrecisionChosen:
     """The model's dtype was chosen."""
 
@@ -239,6 +258,19 @@ class DeviceUsed:
     """Of the GPU, by NVML; None if unknown."""
     clock_mhz: float | None = None
     """Of the GPU's processors at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheUsed:
+    """How many prompt tokens a language model has read for a job so far, and how many of them from its prefix cache."""
+
+    queries: int
+    """Tokens of prompts."""
+    hits: int
+    """Tokens found in the cache."""
+    computed: int
+    """Tokens that the model computed."""
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +342,13 @@ Event: TypeAlias = (
     | JobStarted
     | PartCommitted
     | PartDamaged
+    | OrderChosen
+    | DuplicatesFound
     | PrecisionChosen
     | BudgetChanged
     | MemoryUsed
     | DeviceUsed
+    | PrefixCacheUsed
     | JobDone
     | WorkUnitDone
     | WorkerLost

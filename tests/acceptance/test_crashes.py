@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.acceptance.command import FAKE, end, headrace, start
+from tests.processes import descendants, wait_until_gone
 
 MINE = "tests.acceptance.crashing"
 ROWS = 240
@@ -146,11 +147,11 @@ def test_a_second_signal_ends_at_once_whatever_hangs(folder: Path, flags: tuple[
     job.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         job.wait(0.5)
-    children = _children(job.pid)
+    children = descendants(job.pid)
     job.send_signal(signal.SIGINT)
     assert job.wait(3) == status
     assert "Traceback" not in job.communicate()[1]
-    _gone(children)
+    wait_until_gone(children)
 
 
 @pytest.mark.timeout(60)
@@ -166,11 +167,11 @@ def test_a_second_signal_ends_at_once_whatever_hangs(folder: Path, flags: tuple[
 def test_one_signal_ends_a_job_that_has_not_begun(folder: Path, flags: tuple[str, ...]) -> None:
     job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
     _wait_for(folder / "hangs")
-    children = _children(job.pid)
+    children = descendants(job.pid)
     job.send_signal(signal.SIGINT)
     assert job.wait(10) == 130
     assert "interrupted before the job began" in job.communicate()[1]
-    _gone(children)
+    wait_until_gone(children)
 
 
 @pytest.mark.timeout(60)
@@ -178,39 +179,25 @@ def test_no_child_outlives_a_killed_parent(folder: Path) -> None:
     flags = ("--task", "custom", "--engine", f"{MINE}:stuck", "--engine-process")
     job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *flags, folder=folder)
     _wait_for(folder / "hangs")
-    children = _children(job.pid)
+    children = descendants(job.pid)
     assert children
     job.kill()
     job.communicate()
-    _gone(children)
+    wait_until_gone(children)
 
 
 def test_a_plain_end_leaves_no_process(folder: Path) -> None:
     job = start("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE, "--engine-process", folder=folder)
+    seen: set[psutil.Process] = set()
+    while job.poll() is None:
+        seen.update(descendants(job.pid))
+        time.sleep(0.02)
     assert end(job)[0] == 0
-    assert not _children(job.pid)
+    assert seen
+    wait_until_gone(seen, seconds=5)
 
 
 def _wait_for(file: Path) -> None:
     """Until it is there; a test's time limit ends a wait in vain."""
     while not file.exists():
         time.sleep(0.05)
-
-
-def _children(parent: int) -> list[int]:
-    found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False).stdout
-    return [int(line) for line in found.split()]
-
-
-def _gone(children: list[int]) -> None:
-    """Wait for their end; a test's time limit ends a wait in vain."""
-    while any(_alive(child) for child in children):
-        time.sleep(0.05)
-
-
-def _alive(child: int) -> bool:
-    try:
-        os.kill(child, 0)
-        return "Z" not in Path(f"/proc/{child}/stat").read_text().split(")")[1].split()[0]
-    except (ProcessLookupError, FileNotFoundError):
-        return False

@@ -38,6 +38,18 @@ def test_importing_headrace_brings_the_standard_library_alone() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def test_a_job_over_local_files_imports_no_client_of_a_store(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"id": 1, "text": "one"}\n')
+    code = (
+        "import sys, headrace\n"
+        "for _ in range(2):  # the second run reads the state of the first\n"
+        "    headrace.run('in.jsonl', sink='out.jsonl', engine='headrace.testing:FakeEngine', progress=False)\n"
+        "print(sorted({'aiohttp', 'botocore', 'huggingface_hub', 's3fs', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("batching/")])
 def test_batching_is_written_on_the_standard_library(module: str) -> None:
     assert imports(PACKAGE / module) <= sys.stdlib_module_names | {"headrace"}

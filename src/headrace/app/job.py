@@ -22,6 +22,7 @@ from headrace.app.device_use import watch_device
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, downloaded_model, engine_identity, fingerprint, finished_before, model_state
 from headrace.app.plan import check as check
+from headrace.app.prefix_caching import prefix_cache_listener
 from headrace.app.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
@@ -35,11 +36,11 @@ from headrace.io.sources.selection import Selection
 from headrace.io.sources.unique_ids import UniqueIds
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
-from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, Limits, OrderPlan, StopRequest
 from headrace.jobs.pipeline.mapped_ids import MappedIds
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
-from headrace.jobs.planning.survey import Survey, survey
+from headrace.jobs.planning.survey import Survey, survey, survey_prompts
 from headrace.jobs.settings import JobOptions, as_json, split_options
 from headrace.jobs.settings import JobSettings as JobSettings
 from headrace.jobs.state.in_flight import InFlight, warn_of_crash
@@ -186,10 +187,9 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, stop, broadcast)
-        if (follower := follow(plan.settings.config, engine, job.batcher, broadcast)) is not None:
-            listeners.append(follower)
-        if (watch := watch_device(engine, broadcast)) is not None:
-            listeners.append(watch)
+        follower = follow(plan.settings.config, engine, job.batcher, broadcast)
+        watches = (follower, watch_device(engine, broadcast), prefix_cache_listener(engine, broadcast))
+        listeners += [watch for watch in watches if watch is not None]
         with Progress() if progress else contextlib.nullcontext() as bar:
             if bar is not None:
                 listeners.append(bar)
@@ -246,7 +246,13 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, StopRequest(), Broadcast(()))
-        found = replace(found, precision=tuned.precision, model=downloaded_model(plan.settings))
+        found = replace(
+            found,
+            precision=tuned.precision,
+            model=downloaded_model(plan.settings),
+            repeats=survey_prompts(replace(job, source=plan.source)),
+            order=job.order,
+        )
         profile = tuned_profile(plan.settings, engine)
         if profile.batching == "batches":
             profile = replace(profile, batch_cost=starting_budget(plan.settings.config, engine, profile))
@@ -293,9 +299,38 @@ def build(
         ids=ids,
         engine_timeout_s=None if settings.config.engine_process else settings.config.engine_timeout_s,
         dedupe=settings.dedupe,
+        order=order_plan(plan, profile_of(engine)),
         retry=settings.retry,
         in_flight=in_flight,
     )
+
+
+def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
+    """The order of work that the job may have; None if the engine reads every prompt anew.
+
+    Raises:
+        ConfigError: the order asked for cannot be had.
+    """
+    wanted = plan.settings.order
+    if not profile.wants_prefix_order:
+        if wanted == "prefix":
+            raise ConfigError(
+                "order is 'prefix', but this engine reads every prompt anew: leave --order out; only language models "
+                "with a cache of prefixes gain from it"
+            )
+        return None
+    if wanted == "input":
+        return OrderPlan("input", "as asked")
+    reasons = (
+        (plan.settings.retry, "a retry goes through the dead letters"),
+        (plan.user.prepares, "the prompts are made by --map"),
+        (plan.output.windows is None, "the output is in an object store"),
+        (isinstance(plan.output.writer, CallbackWriter), "the output goes to a function"),
+    )
+    reason = next((reason for holds, reason in reasons if holds), "")
+    if reason and wanted == "prefix":
+        raise ConfigError(f"order is 'prefix', but {reason}: leave --order out")
+    return OrderPlan("input", reason) if reason else OrderPlan(wanted)
 
 
 def _description(engine: AnyEngine) -> Mapping[str, object]:

@@ -126,8 +126,20 @@ class RecordFlags(FlagGroup):
         str | None, typer.Option(help="i/n: process every n-th record, starting at record i (0 to n-1). Default: all.")
     ] = None
     dedupe: Annotated[
-        bool, typer.Option("--dedupe", help="Compute equal inputs only once; each record is still written.")
-    ] = False
+        bool | None,
+        typer.Option(
+            "--dedupe/--no-dedupe",
+            help="Compute equal inputs only once; each record is still written. Default: only requests to language "
+            "models without sampling.",
+        ),
+    ] = None
+    order: Annotated[
+        Literal["auto", "prefix", "input"],
+        typer.Option(
+            help="Order of work for language models: prefix puts prompts that begin alike together, auto does so where "
+            "it saves work. The output is always in the order of the input."
+        ),
+    ] = "auto"
     prepare: Annotated[
         str | None,
         typer.Option("--map", help="Your module:function, (row) -> row, called for each input row. Default: none."),
@@ -340,6 +352,7 @@ def _settings(files: FileFlags, config: EngineConfig, records: RecordFlags, limi
         finish=records.finish,
         worker_kind=records.worker_kind,
         dedupe=records.dedupe,
+        order=records.order,
     )
 
 

@@ -14,7 +14,7 @@ from headrace.errors import ConfigError
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.pipeline.job import Limits, Order
 from headrace.jobs.pipeline.user_code import FinishFn, PrepareFn, WorkerKind
 from headrace.records import JsonObject
 
@@ -83,8 +83,11 @@ class JobSettings:
     """`(row, output) -> output`, or `module:function`: called for each output before it is written."""
     worker_kind: WorkerKind = "auto"
     """Whether these run on threads or in processes; "auto" measures their cost."""
-    dedupe: bool = False
-    """Compute equal inputs only once; each record is still written."""
+    dedupe: bool | None = None
+    """Compute equal inputs only once; each record is still written. None for requests that are answered greedily."""
+    order: Order = "auto"
+    """The order of work: "prefix" puts prompts that begin alike together, "input" keeps the order of the input, "auto"
+    chooses by the prompts. The output is in the order of the input in any case."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -103,7 +106,8 @@ class JobOptions(TypedDict, total=False):
     prepare: PrepareFn | str | None
     finish: FinishFn | str | None
     worker_kind: WorkerKind
-    dedupe: bool
+    dedupe: bool | None
+    order: Order
 
 
 def split_options(options: Mapping[str, object]) -> tuple[JobOptions, dict[str, object]]:
@@ -117,7 +121,7 @@ SETTING_NAMES = tuple(one.name for kind in (JobSettings, Selection, Limits) for 
 """Names to suggest for an unknown engine option."""
 
 
-_PER_RUN = frozenset({"config", "sink", "limits", "overwrite", "ignore_changes", "retry"})
+_PER_RUN = frozenset({"config", "sink", "limits", "overwrite", "ignore_changes", "retry", "order"})
 """Settings that may differ between runs of one job."""
 
 

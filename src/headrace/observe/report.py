@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from headrace.events import (
@@ -15,14 +15,17 @@ from headrace.events import (
     BudgetChanged,
     CloseReason,
     DeviceUsed,
+    DuplicatesFound,
     Event,
     InputLeftOut,
     JobDone,
     JobStarted,
     MemoryUsed,
+    OrderChosen,
     PartCommitted,
     PartDamaged,
     PrecisionChosen,
+    PrefixCacheUsed,
     RecordFailed,
     StageDone,
     StepDone,
@@ -116,10 +119,17 @@ class Report:
     """The last batch budget, in the engine's unit, if the job chose it; otherwise None."""
     memory: MemoryUsed | None = None
     """Peak memory of the process, if measured; otherwise None."""
+    prefix_cache: PrefixCacheUsed | None = None
+    """Prompt tokens, and how many came from the prefix cache; None if the engine has none."""
     causes: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of the device by cause, the starting time included: see `headrace.observe.timeline.Cause`."""
     device: DeviceFigures | None = None
     """What the device did, if the engine measures it; otherwise None."""
+    duplicates: int = 0
+    """Records that got the answer of an equal one."""
+    order: tuple[OrderChosen, ...] = ()
+    """How many records were worked on in which order, and why; the first reason of each. Empty if it makes no
+    difference."""
     advices: tuple[Advice, ...] = ()
     """Everything worth changing, what gains most first."""
 
@@ -178,6 +188,9 @@ class ReportBuilder:
         self._budget: float | None = None
         self._memory: MemoryUsed | None = None
         self._device: DeviceUsed | None = None
+        self._duplicates = 0
+        self._orders: dict[str, OrderChosen] = {}
+        self._prefix_cache: PrefixCacheUsed | None = None
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -212,12 +225,23 @@ class ReportBuilder:
                 self._failures[event.reason] += 1
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
-            case PrecisionChosen() | BudgetChanged() | MemoryUsed() | DeviceUsed():
+            case PrecisionChosen() | BudgetChanged() | MemoryUsed() | DeviceUsed() | PrefixCacheUsed():
                 self._add_tuning_event(event)
+            case DuplicatesFound() | OrderChosen():
+                self._add_saving(event)
             case JobDone():
                 self._state = event.state
 
-    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed | DeviceUsed) -> None:
+    def _add_saving(self, event: DuplicatesFound | OrderChosen) -> None:
+        if isinstance(event, DuplicatesFound):
+            self._duplicates += event.records
+        else:
+            same = self._orders.get(event.order, replace(event, records=0))
+            self._orders[event.order] = replace(same, records=same.records + event.records)
+
+    def _add_tuning_event(
+        self, event: PrecisionChosen | BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed
+    ) -> None:
         match event:
             case PrecisionChosen():
                 self._precision = event
@@ -227,6 +251,8 @@ class ReportBuilder:
                 self._memory = event
             case DeviceUsed():
                 self._device = event
+            case PrefixCacheUsed():
+                self._prefix_cache = event
 
     def _add_engine_event(self, event: BatchFormed | BatchDone | BatchSplit | StepDone) -> None:
         match event:
@@ -332,6 +358,9 @@ class ReportBuilder:
             precision=self._precision,
             budget=self._budget,
             memory=self._memory,
+            duplicates=self._duplicates,
+            order=tuple(self._orders.values()),
+            prefix_cache=self._prefix_cache,
             causes=account.causes,
             device=self._figures_of_device(account, records, wall),
             advices=tuple(advices(numbers)),

@@ -44,6 +44,7 @@ _OF_REPORT = (
     "budget",
     "memory",
     "device",
+    "prefix_cache",
 )
 
 RunState: TypeAlias = Literal["running", "finished", "interrupted", "failed"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from headrace.engines.profile import EngineProfile
 from headrace.errors import EngineDeadError, RecordError, TransientError
 from headrace.testing import FakeEngine
 
@@ -62,3 +63,16 @@ class _Slow(FakeEngine):
 def slow(model: str | None = None) -> FakeEngine:
     """Computes 100 records a second."""
     return _Slow(model)
+
+
+class _Sharing(_Poisoned):
+    """Reads the common beginning of texts once, so that a job puts those that begin alike together."""
+
+    @property
+    def profile(self) -> EngineProfile:
+        return EngineProfile(batching="batches", batch_cost=4096, batch_size=64, workers_cache_prefixes=True)
+
+
+def sharing(model: str | None = None) -> FakeEngine:
+    """Like `poisoned`, for `scripts/torture --task generate`."""
+    return _Sharing(model, refuses=lambda text: RecordError("it is poison") if "poison" in text else None)

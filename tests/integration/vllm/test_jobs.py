@@ -8,13 +8,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.vllm.conftest import FLAGS
+from tests.processes import command_line, descendants, wait_until_gone
 
 from headrace.app import job as app_job
 from headrace.batching.passthrough import PassthroughBatcher
@@ -94,27 +93,6 @@ def wait_for_progress(process: subprocess.Popen[str]) -> None:
     raise AssertionError(f"the job ended before it was at work:\n{said}")
 
 
-def descendants(parent: int) -> Iterator[tuple[int, str]]:
-    listed = subprocess.run(["pgrep", "-P", str(parent), "-a"], capture_output=True, text=True, check=False)
-    for line in listed.stdout.splitlines():
-        number, name = line.split(maxsplit=1)
-        yield int(number), name
-        yield from descendants(int(number))
-
-
-def wait_until_gone(processes: Iterable[int]) -> None:
-    """None of the engine's processes outlives the job for long."""
-    for number in processes:
-        for _ in range(300):
-            try:
-                os.kill(number, 0)
-            except ProcessLookupError:
-                break
-            time.sleep(0.1)
-        else:
-            raise AssertionError(f"process {number} is left")
-
-
 def check_finished(command: list[str], folder: Path) -> None:
     """The same command again goes on and ends; every record is there exactly once."""
     again = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=540, check=False)  # for what hangs
@@ -126,9 +104,9 @@ def check_finished(command: list[str], folder: Path) -> None:
 def test_a_killed_core_ends_the_job_with_all_that_was_finished_kept(command: list[str], tmp_path: Path) -> None:
     process = start(command)
     wait_for_progress(process)
-    started = dict(descendants(process.pid))
-    (core,) = (number for number, name in started.items() if "EngineCore" in name)
-    os.kill(core, signal.SIGKILL)
+    started = descendants(process.pid)
+    (core,) = (child for child in started if "EngineCore" in command_line(child))
+    core.kill()
     _, errors = process.communicate(timeout=60)
     wait_until_gone(started)
     assert process.returncode == 75, errors

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import signal
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.integration.vllm.conftest import OPTIONS
+from tests.processes import command_line, descendants
 
 from headrace.errors import ConfigError, EngineDeadError, EngineError, TransientError
 
@@ -28,8 +28,7 @@ def payloads(engine: Any, *values: Any) -> list[Any]:
 
 def core_processes() -> set[int]:
     """The processes of ours that hold models."""
-    children = subprocess.run(["pgrep", "-P", str(os.getpid()), "-a"], capture_output=True, text=True, check=False)
-    return {int(line.split()[0]) for line in children.stdout.splitlines() if "EngineCore" in line}
+    return {child.pid for child in descendants(os.getpid()) if "EngineCore" in command_line(child)}
 
 
 def test_a_cancelled_request_leaves_its_slot(engine: Any) -> None:

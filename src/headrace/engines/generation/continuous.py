@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
-from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
-from headrace.engines.base import Prepared
+from headrace.engines.base import PrefixCacheStats, Prepared
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
 from headrace.engines.generation.ragged_attention import use_ragged_attention
-from headrace.engines.generation.sampling import TokenSampler
-from headrace.engines.generation.tensor_parallel import agreed, is_follower, load_options, loaded_together, start_ranks
+from headrace.engines.generation.sampling import BatchSampler, TokenSampler
+from headrace.engines.generation.scheduler import PageScheduler
+from headrace.engines.generation.tensor_parallel import load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, default_sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         ContinuousBatchingManager,
         ContinuousBatchProcessor,
     )
-    from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState
+    from transformers.generation.continuous_batching.requests import RequestState
 
 _PAGE = 32
 """Tokens per page of the key-value cache. transformers' default of 256 wastes most of a page on short answers."""
@@ -72,6 +72,8 @@ class GenerationEngine:
         max_model_len: maximum tokens of prompt and answer together; None for the model's limit.
         max_num_seqs: maximum concurrent answers.
         kv_cache_tokens: size of the key-value cache in tokens; None for a size that fits `max_num_seqs`.
+        enable_prefix_caching: whether prompts that begin with the same tokens use the same pages of the key-value
+            cache; None for True if the model's attention allows it.
         chat: whether a plain text is a user's message instead of a prompt to continue.
         system_prompt: for each chat without a system message; implies `chat`.
         seed: combined with each prompt to seed its sampling; a request's own seed takes precedence.
@@ -93,6 +95,7 @@ class GenerationEngine:
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         kv_cache_tokens: int | None = None,
+        enable_prefix_caching: bool | None = None,
         chat: bool = False,
         system_prompt: str | None = None,
         seed: int = 0,
@@ -112,6 +115,7 @@ class GenerationEngine:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             kv_cache_tokens=kv_cache_tokens,
+            enable_prefix_caching=enable_prefix_caching,
             tensor_parallel_size=size,
         )
         self._ranks = start_ranks(folder_of(model), size, device, other)
@@ -124,10 +128,13 @@ class GenerationEngine:
                 raise ConfigError(
                     f"kv_cache_tokens is {wanted}: one answer may need {longest}; raise it or lower max_model_len"
                 )
-            self._sampler = _Sampler(self._choose, is_split=self._is_split)
+            if enable_prefix_caching not in (None, False, True):
+                raise ConfigError(f"enable_prefix_caching is {enable_prefix_caching!r:.60}: it must be true or false")
+            self._sampler = BatchSampler(self._choose, is_split=self._is_split)
             with torch.inference_mode():
                 # One more page per answer, since its last page is rarely full: this keeps the budget in tokens.
                 self._manager, self._processor = self._open(-(-wanted // _PAGE) + max_num_seqs + 1, max_num_seqs)
+            self._scheduler = self._share_pages(enable_prefix_caching, max_num_seqs)
         self.profile = EngineProfile(
             batching="steps",
             max_in_flight=max_num_seqs,
@@ -135,6 +142,7 @@ class GenerationEngine:
             max_model_len=longest,
             followable=True,
             tokenizes=True,
+            caches_prefixes=self._scheduler is not None and enable_prefix_caching is not False,
         )
 
     def _open(self, pages: int, slots: int) -> tuple[ContinuousBatchingManager, ContinuousBatchProcessor]:
@@ -144,7 +152,7 @@ class GenerationEngine:
             max_batch_tokens=max(_BATCH_TOKENS[self._lm.device.type], slots),
             max_requests_per_batch=slots,
             safety_margin=0.0,  # the batcher enforces the budget
-            allow_block_sharing=False,
+            allow_block_sharing=False,  # `PageScheduler` shares pages
             # This engine runs each step and chooses the tokens: nothing may run ahead or be captured.
             use_async_batching=False,
             use_cuda_graph=False,
@@ -167,9 +175,29 @@ class GenerationEngine:
             ) from error
         except (ValueError, NotImplementedError) as error:  # how transformers refuses an attention or a cache
             raise _cannot_batch(str(error).strip().splitlines()[0]) from error
-        if self._lm.device.type == "cpu":
-            use_ragged_attention(self._lm.model, processor.cache)
         return manager, processor
+
+    def _share_pages(self, wanted: bool | None, slots: int) -> PageScheduler | None:
+        """Replace transformers' scheduler by one that shares pages; None if the model's attention does not allow it.
+
+        Raises:
+            ConfigError: sharing was asked for, and is not possible.
+        """
+        processor = self._processor
+        kinds = sorted(processor.cache.cache_allocators)
+        if kinds != [FULL_ATTENTION]:
+            if wanted:
+                raise ConfigError(
+                    f"enable_prefix_caching is true: it needs full_attention in all layers, and this model has "
+                    f"{' and '.join(kinds)}; leave it out"
+                )
+            return None
+        ragged = self._lm.device.type == "cpu" and use_ragged_attention(self._lm.model, processor.cache)
+        if ragged:
+            processor.inputs_and_outputs.attention_mask = None  # filling it would take longer than the attention
+        scheduler = PageScheduler(processor.cache, slots, share=wanted is not False, indexed=not ragged)
+        processor.scheduler = processor.offloading_manager.scheduler = scheduler
+        return scheduler
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an answer."""
@@ -238,6 +266,8 @@ class GenerationEngine:
             if self._processor.prepare_next_batch():
                 self._processor._generation_step(self._lm.model)
                 self._processor.update_batch()
+                if self._scheduler is not None:
+                    self._scheduler.step_done()
 
     def repeat_step(self) -> None:
         """Run rank 0's step on another rank of a split model."""
@@ -285,6 +315,21 @@ class GenerationEngine:
         """Tokens of the prompt and the answer, including the next token."""
         return len(self._answers[key].ask.prompt) + self._count(key) + 1
 
+    def shared(self, key: int) -> float:
+        """Tokens of the prompt in pages of an earlier request."""
+        return 0 if self._scheduler is None else self._scheduler.shared(str(key))
+
+    def overlap(self, record: TokenizedRequest | _Resumed) -> float:
+        """Tokens of the prompt in pages of requests that are in the engine."""
+        if self._scheduler is None:
+            return 0
+        ask, before = (record.ask, record.generated) if isinstance(record, _Resumed) else (record, ())
+        return self._scheduler.pages.held((*ask.prompt, *before))
+
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        """Counts of prompt tokens, also if no pages are shared; 0 with transformers' own scheduler."""
+        return PrefixCacheStats(0, 0, 0) if self._scheduler is None else self._scheduler.stats
+
     def remove(self, key: int) -> _Resumed | None:
         """Remove a request. When it resumes, its generated tokens are prefilled, not generated again."""
         answer = self._answers.get(key)
@@ -309,7 +354,7 @@ class GenerationEngine:
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
         self._answers.clear()
-        self._manager = self._processor = None
+        self._manager = self._processor = self._scheduler = None
         self._lm.close()
         if self._ranks is not None:
             self._ranks.close()
@@ -344,31 +389,3 @@ class GenerationEngine:
 
 def _cannot_batch(reason: str) -> EngineError:
     return EngineError(f"transformers cannot batch this model continuously: {reason}; use the engine static, or vllm")
-
-
-class _Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types
-    """Chooses each request's next token with its own sampling parameters; transformers does greedy decoding.
-
-    In a model that is split, rank 0 chooses for all ranks.
-    """
-
-    def __init__(self, choose: Callable[[str, torch.Tensor, int], None], *, is_split: bool) -> None:
-        super().__init__(LogitsProcessorList())
-        self.do_processing = True
-        self._choose = choose
-        self._is_split = is_split
-        self._requests: list[str] = []
-
-    def prepare_tensor_args(
-        self, requests_in_batch: list[FutureRequestState], arg_storage: torch.Tensor
-    ) -> torch.Tensor:
-        """Store the ids of the requests with a next token, in the order of the logits."""
-        self._requests = [request.state.request_id for request in requests_in_batch if request.has_new_token]
-        return arg_storage
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: object) -> torch.Tensor:  # noqa: ARG002
-        """Scores of shape (requests, vocabulary), highest for the chosen tokens."""
-        if not (self._is_split and is_follower()):
-            for row, request_id in enumerate(self._requests):
-                self._choose(request_id, scores, row)
-        return scores if not self._is_split else agreed(scores)

@@ -96,7 +96,6 @@ class ParquetWriter:
         Raises:
             Exception: a row cannot be written.
         """
-        buffer = io.BytesIO()
         if outcomes:
             names = list(dict.fromkeys(name for ok in outcomes for name in ok.record.data or ()))
             columns = {"id": self._array("id", [ok.record.id for ok in outcomes])}
@@ -108,9 +107,7 @@ class ParquetWriter:
             self._schema = table.schema
         else:
             table = self._schema.empty_table()
-        # Parts are usually temporary: do not spend time on compression or statistics.
-        self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
-        return buffer.getvalue()
+        return self._small_file(table)
 
     def _as_committed(self, table: pa.Table) -> pa.Table:
         """The rows in the schema of the folder's parts; for the first part, in a schema that later parts can use.
@@ -146,11 +143,13 @@ class ParquetWriter:
         return bool(self._pa.types.is_null(found) or self._common(kept, found) == kept)
 
     def _committed_schema(self) -> pa.Schema | None:
-        """The schema of the first part; None if there is no part."""
+        """The schema of the first part, in input order or not yet; None if there is no part."""
         assert self._folder is not None, "asked for by `encode`"
-        names = (name for name in file_names(self._folder) if name.startswith("part-") and name.endswith(self.suffix))
-        first = min(names, default=None)
-        return None if first is None else self._footer(self._folder / first)[0]
+        for folder in (self._folder, *sorted(self._folder.glob("_headrace/order/*"))):
+            parts = [name for name in file_names(folder) if name.startswith("part-") and name.endswith(self.suffix)]
+            if parts:
+                return self._footer(folder / min(parts))[0]
+        return None
 
     def _settled(self, kind: pa.DataType) -> pa.DataType:
         """A type that later values fit too: text for null, decimals with maximum digits."""
@@ -265,6 +264,22 @@ class ParquetWriter:
             yield from old.take(sys.maxsize)
 
         self._write(batches(), schema, target)
+
+    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:
+        """Rows in another order, in the schema that fits all of them.
+
+        Raises:
+            JobError: a part is damaged, or parts do not fit together.
+        """
+        schema = self._merged_schema(parts)
+        table = self._pa.Table.from_batches(self._batches(parts, schema), schema)
+        for rows in (table.take(self._pa.array(order, self._pa.int64())) for order in orders):
+            yield self._small_file(rows if self._folder is None or not len(rows) else self._as_committed(rows))
+
+    def _small_file(self, table: pa.Table) -> bytes:
+        buffer = io.BytesIO()  # usually temporary: do not spend time on compression or statistics
+        self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
+        return buffer.getvalue()
 
     def _write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, target: BinaryIO) -> None:
         pa, pq = self._pa, self._pq

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,46 +122,40 @@ def as_os_errors(call: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(call)
     def translated(*args: Any, **options: Any) -> T:
-        passing, lasting = _client_errors()
         try:
             return call(*args, **options)
         except FileNotFoundError as error:
             cause = error.__cause__  # also raised for http URLs that cannot be reached
-            if isinstance(cause, (*passing, TimeoutError)) and getattr(cause, "status", 0) != _NOT_FOUND:
+            if isinstance(cause, (*_transient_errors(), TimeoutError)) and getattr(cause, "status", 0) != _NOT_FOUND:
                 raise OSError(f"{type(cause).__name__}: {cause}") from error
             raise
-        except passing as error:
+        except _transient_errors() as error:
             raise OSError(f"{type(error).__name__}: {error}") from error
-        except lasting as error:
+        except _permanent_errors() as error:
             raise PermanentIOError(str(error)) from error
 
     return translated
 
 
-@functools.cache
-def _client_errors() -> tuple[tuple[type[Exception], ...], tuple[type[Exception], ...]]:
-    """Exceptions of store clients other than OSError: transient ones, and those left after the client's retries."""
-    passing: list[type[Exception]] = []
-    lasting: list[type[Exception]] = []
-    try:
-        from aiohttp import ClientError
+def _transient_errors() -> tuple[type[Exception], ...]:
+    """Exceptions of store clients, other than OSError, that may pass."""
+    http = _imported("huggingface_hub.errors", "HfHubHTTPError")
+    # The hub's error derives from the HTTPError of the client it uses, which differs by version.
+    return _imported("aiohttp", "ClientError") + tuple(error.__bases__[0] for error in http)
 
-        passing.append(ClientError)
-    except ImportError:
-        pass
-    try:
-        from huggingface_hub.errors import HfHubHTTPError
 
-        passing += HfHubHTTPError.__bases__[:1]  # the HTTPError of the client it uses, which differs by version
-    except ImportError:
-        pass
-    try:
-        from botocore.exceptions import BotoCoreError
+def _permanent_errors() -> tuple[type[Exception], ...]:
+    """Exceptions of store clients, other than OSError, that are left after the client's own retries."""
+    return _imported("botocore.exceptions", "BotoCoreError")
 
-        lasting.append(BotoCoreError)
-    except ImportError:
-        pass
-    return tuple(passing), tuple(lasting)
+
+def _imported(module: str, name: str) -> tuple[type[Exception], ...]:
+    """An exception of a client, if the client has been imported: otherwise it cannot have been raised.
+
+    Importing the clients here would delay each command by a second.
+    """
+    found = getattr(sys.modules.get(module), name, None)
+    return () if found is None else (found,)
 
 
 def drop_uploads(*places: Path) -> None:

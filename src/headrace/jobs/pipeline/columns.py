@@ -70,6 +70,15 @@ class Columns:
             _check_text(second, self.pair)
         return value, second
 
+    def fields_of(self, record: Record) -> dict[str, str]:
+        """The text of each field of the template.
+
+        Raises:
+            RecordError: see `input_of`.
+        """
+        names = _template_columns(self.template) if self.template is not None else ()
+        return {name: _filled(record, name) for name in names}
+
     def kept(self, record: Record) -> Mapping[str, object] | None:
         """The columns to copy; null for one that the record lacks."""
         return {name: record.data.get(name) for name in self.keep} if self.keep else None

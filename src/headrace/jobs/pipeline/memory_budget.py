@@ -61,7 +61,7 @@ class Memory:
         return self._rows + self.prepared + self.outputs
 
     def hold(self, start: int, count: int, size: int) -> None:
-        """Count `count` records of `size` bytes together, the first at position `start`."""
+        """Count `count` records of `size` bytes together, the first at place `start`."""
         self._last_chunk = size
         if not count:
             return
@@ -72,7 +72,7 @@ class Memory:
         self._rows += size
 
     def release(self, positions: Sequence[int]) -> None:
-        """Release the records at these positions, in ascending order."""
+        """Release the records at these places, in ascending order."""
         done = 0
         while done < len(positions):
             place = bisect_right(self._starts, positions[done]) - 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import time
 from collections import deque
@@ -130,7 +129,7 @@ class Preparing:
         if chunk is None:
             return None
         prepared = await self._prepare(self._preparation.prepare, chunk)
-        prepared.bytes = chunk.bytes
+        prepared.bytes, prepared.in_order = chunk.bytes, chunk.in_order
         return prepared
 
     async def _prepare(self, call: Callable[[T], tuple[PreparedChunk, StageDone]], argument: T) -> PreparedChunk:
@@ -148,7 +147,7 @@ class Preparation:
     columns: Columns
     engine: AnyEngine
     user: UserCode
-    dedupe: bool
+    dedupe: bool | None
     in_time: InTime = field(default_factory=InTime)
     """Applies the time limit of the engine's `prepare`."""
 
@@ -166,15 +165,15 @@ class Preparation:
         started = time.monotonic()
         done = PreparedChunk(refused=[unreadable(failed) for failed in failures])
         selected, inputs = self._select(rows, attempts, done)
-        keys = [key_of(value) for value in inputs] if self.dedupe else itertools.repeat(None)
         sees = self.user.finishes
         in_tokens = profile_of(self.engine).counts_tokens
         answers = self.in_time.prepare(self.engine, inputs) if inputs else []
-        for (row, mapped, kept), value, prepared, key in zip(selected, inputs, answers, keys, strict=False):
+        for (row, mapped, kept), value, prepared in zip(selected, inputs, answers, strict=True):
             attempt = attempts.get(row.position, 1) if attempts else 1
             if isinstance(prepared, Exception):
                 done.refuse(row, kept.id, prepared, attempt)
                 continue
+            key = key_of(value) if self.dedupe or (self.dedupe is None and prepared.greedy) else None
             cost, payload = prepared.cost, prepared.payload
             size = 0 if payload is value else value_bytes(payload)
             done.work.append(Work(kept, row.data, payload, cost, attempt, mapped.data if sees else None, key, size))

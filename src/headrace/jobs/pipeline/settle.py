@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 
 from headrace.engines.profile import profile_of
 from headrace.errors import BrokenOffError, EngineDeadError, ProcessTimeoutError, StoppedError
+from headrace.events import DuplicatesFound
 from headrace.jobs.pipeline.dedupe import Deduplicator
 from headrace.jobs.pipeline.infer import MAX_RUN
 from headrace.jobs.pipeline.job import Job
@@ -44,7 +45,8 @@ class Settling:
         self._job = job
         self._memory = memory
         self._retries = RetryQueue(RetryPolicy(job.limits.max_attempts, job.limits.retry_wait_s))
-        self._dedupe: Deduplicator[Work] | None = Deduplicator() if job.dedupe else None
+        self._dedupe: Deduplicator[Work] | None = None
+        """Made for the first record that may be equal to another."""
         self._suspects = SuspectFailures(profile_of(job.engine).batching, job.engine_timeout_s)
         self._in_flight = self._done = 0
         self._began = math.inf
@@ -67,8 +69,11 @@ class Settling:
         """Split a chunk into records for the engine, and records already answered: refused, or equal to a done one."""
         work = chunk.work
         answered: list[tuple[Work, object]] = [*chunk.refused]
+        if self._dedupe is None and any(item.key is not None for item in work):
+            self._dedupe = Deduplicator()
         if self._dedupe is not None:
             work, known = await self._dedupe.sort_out(work)
+            self._count_duplicates(len(known))
             answered += [(item._replace(key=None), output) for item, output in known]
         self._in_flight += len(work) + len(answered)
         self._began = min(self._began, time.monotonic())
@@ -140,6 +145,7 @@ class Settling:
                 self._dedupe.given_up(work) if isinstance(answer, Exception) else self._dedupe.computed(work, answer)
             )
             self._memory.release_prepared(likewise)
+            self._count_duplicates(0 if isinstance(answer, Exception) else len(likewise))
         for item in (work, *likewise):
             if not isinstance(answer, Exception):
                 outcomes += [*self._suspects.release(), self._ok(item, answer)]
@@ -149,6 +155,10 @@ class Settling:
                 self._retries.add(item.original, item.attempt, time.monotonic())
             else:
                 self._suspects.add(answer, _failed(item, answer), outcomes)
+
+    def _count_duplicates(self, records: int) -> None:
+        if records:
+            self._job.listener(DuplicatesFound(records, time.monotonic()))
 
     def _ok(self, work: Work, output: object) -> Ok:
         if self._job.user.finishes:

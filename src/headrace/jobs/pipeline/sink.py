@@ -41,7 +41,7 @@ class Sink:
     def __init__(self, job: Job, todo: Pass, tally: Tally, memory: Memory) -> None:
         limits = job.limits
         self._output = job.output
-        self._parts = todo.parts
+        self._parts = todo.sink
         self._run_time = RunTimeLog(job.output.work)
         self._user = job.user
         self._listener = job.listener
@@ -125,7 +125,7 @@ class Sink:
             wait_s = least_wait_s(time.monotonic() - self._began)
             while run := self._coalescer.take(self._now(closing), wait_s):
                 events, unfinished = await loop.run_in_executor(self._thread, self._commit, *run)
-                self._release(run[1])
+                self._release(run[0])
                 for event in events:
                     self._listener(event)
                 self._report(unfinished)
@@ -148,10 +148,11 @@ class Sink:
             return float("inf")
         return float("-inf") if self._stop.requested else time.monotonic()
 
-    def _release(self, outcomes: Sequence[Outcome]) -> None:
+    def _release(self, interval: Interval) -> None:
         """Release the memory of committed outcomes."""
-        self._memory.release([outcome.record.position for outcome in outcomes])
-        self._memory.release_outputs(len(outcomes) / (len(outcomes) + len(self._coalescer)))
+        places = range(interval.start, interval.end)
+        self._memory.release(places)
+        self._memory.release_outputs(len(places) / (len(places) + len(self._coalescer)))
 
     def _commit(self, interval: Interval, outcomes: list[Outcome]) -> tuple[tuple[Event, ...], list[Failed]]:
         """Finish, encode and write a run on the sink's thread. Returns events and new failures.

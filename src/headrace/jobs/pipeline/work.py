@@ -57,6 +57,8 @@ class PreparedChunk:
     truncated: int = 0
     bytes: int = 0
     """Bytes of input that the chunk was read from."""
+    in_order: bool = False
+    """See `Chunk.in_order`."""
 
     def __len__(self) -> int:
         return len(self.work) + len(self.refused)
@@ -84,6 +86,7 @@ class PreparedChunk:
         self.refused += other.refused
         self.tokens += other.tokens
         self.truncated += other.truncated
+        self.in_order |= other.in_order
 
 
 Answered: TypeAlias = tuple[Sequence[Work], Sequence[object], bool]

@@ -16,6 +16,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from headrace.concurrency.garbage_collection import fewer_collections
 from headrace.errors import ConfigError
 from headrace.serving.http.bounded_protocol import protocol_options
 from headrace.serving.state import ServerState
@@ -105,13 +106,9 @@ class Server(uvicorn.Server):
 
     async def _run(self, listener: socket.socket) -> None:
         async with self._app.router.lifespan_context(self._app):
-            # Exclude the loaded model from garbage collection, which would delay requests.
             gc.collect()
-            gc.freeze()
-            try:
+            with fewer_collections():  # they would delay requests
                 await self.serve(sockets=[listener])
-            finally:
-                gc.unfreeze()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen and call `on_ready`."""

@@ -1,0 +1,56 @@
+"""Python's garbage collector while many records are on their way."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+
+_ALLOCATIONS = 5000
+"""Containers allocated between two collections. A job holds thousands of records at a time, all of them reachable, and
+Python's default of 700 has the collector visit them again and again for nothing (`scripts/bench jobs`)."""
+
+
+class _Collector:
+    """The process's collector, and how many blocks want it eased."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._threshold: tuple[int, int, int] | None = None
+
+    def ease(self) -> None:
+        with self._lock:
+            self._holders += 1
+            threshold = gc.get_threshold()
+            default = gc.isenabled() and not gc.get_freeze_count() and 0 < threshold[0] < _ALLOCATIONS
+            if self._holders == 1 and default:
+                self._threshold = threshold
+                gc.freeze()
+                gc.set_threshold(_ALLOCATIONS, *threshold[1:])
+
+    def restore(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0 and self._threshold is not None:
+                gc.set_threshold(*self._threshold)
+                gc.unfreeze()
+                self._threshold = None
+
+
+_collector = _Collector()
+
+
+@contextlib.contextmanager
+def fewer_collections() -> Iterator[None]:
+    """Exclude what is loaded by now from garbage collection, and collect what comes less often.
+
+    The first of several blocks at the same time changes the collector, and the last one restores it. It stays as it is
+    where the process has frozen objects of its own, or has switched collection off or made it rarer.
+    """
+    _collector.ease()
+    try:
+        yield
+    finally:
+        _collector.restore()

@@ -1,0 +1,40 @@
+"""The processes that a program starts, read from /proc in this process: a `pgrep` may itself wait for a busy disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import psutil
+
+
+def descendants(parent: int) -> list[psutil.Process]:
+    """The running children of a process, and theirs."""
+    try:
+        return psutil.Process(parent).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def command_line(process: psutil.Process) -> str:
+    """Its arguments, or the title that it has given itself; empty if it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def wait_until_gone(processes: Iterable[psutil.Process], seconds: float = 30) -> None:
+    """Fail if one of them still runs after this time."""
+    left = list(processes)
+    ends = time.monotonic() + seconds
+    while left := [process for process in left if _runs(process)]:
+        assert time.monotonic() < ends, f"processes {left} are left"
+        time.sleep(0.05)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
