@@ -211,12 +211,23 @@ def _compared(engine: AnyBatchEngine, work: Sequence[Work], reference: list[Any]
     step = max(1, len(work) // _COMPARED)
     outputs: list[Any] = []
     for batch in pack(work[::step], profile_of(engine)):
-        outputs += engine.forward([item.payload for item in batch])
+        outputs += _outputs(engine, batch)
     if not reference:
         reference += outputs
         return "", True
     deviation = compare(reference, outputs)
     return ("not comparable", False) if deviation is None else (str(deviation), deviation.passes)
+
+
+def _outputs(engine: AnyBatchEngine, batch: Sequence[Work]) -> list[Any]:
+    """Of a batch, or of its halves if it does not fit."""
+    try:
+        return list(engine.forward([item.payload for item in batch]))
+    except EngineOutOfMemoryError:
+        if len(batch) == 1:
+            raise
+        half = len(batch) // 2
+        return _outputs(engine, batch[:half]) + _outputs(engine, batch[half:])
 
 
 def _points(way: _Way, work: Sequence[Work], budgets: Sequence[int]) -> Iterator[_Point]:

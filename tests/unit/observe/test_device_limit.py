@@ -58,7 +58,7 @@ def test_they_are_in_the_report_and_in_what_is_kept_of_it() -> None:
 
     builder = ReportBuilder(0.0)
     builder(JobStarted(None, 1_000, 0, 0.0))
-    builder(PartCommitted("part", 0, 1_000, 0, 9.0))
+    builder(PartCommitted(0, 1_000, 0, 100, 9.0))
     builder(USED)
     builder(JobDone("finished", 10.0))
     report = builder.build()
