@@ -1,8 +1,7 @@
-"""Build a job from settings and run it; `headrace.run`."""
+"""Build a job from settings and run it."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import json
@@ -10,10 +9,8 @@ import logging
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any
 
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.budgets import follow, starting_budget
@@ -26,23 +23,21 @@ from headrace.app.prefix_caching import prefix_cache_listener
 from headrace.app.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
-from headrace.engines.config import EngineConfig, merged_options, model_name
-from headrace.engines.options import EngineOptions
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, StoppedEarly, text_of
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
-from headrace.io.sinks.callback_sink import CallbackWriter, Receiver
-from headrace.io.sources.selection import Selection
+from headrace.io.sinks.callback_sink import CallbackWriter
+from headrace.io.sources.joined import JoinedSource
 from headrace.io.sources.unique_ids import UniqueIds
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
-from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, Limits, OrderPlan, StopRequest
+from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, OrderPlan, StopRequest
 from headrace.jobs.pipeline.mapped_ids import MappedIds
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
 from headrace.jobs.planning.survey import Survey, survey, survey_prompts
-from headrace.jobs.settings import JobOptions, as_json, split_options
 from headrace.jobs.settings import JobSettings as JobSettings
+from headrace.jobs.settings import as_json
 from headrace.jobs.state.in_flight import InFlight, warn_of_crash
 from headrace.jobs.state.output import REPORT, StartMode
 from headrace.observe.progress import Progress
@@ -50,79 +45,6 @@ from headrace.observe.recorder import Recorder
 from headrace.observe.report import Report, ReportBuilder
 
 logger = logging.getLogger("headrace")
-
-T = TypeVar("T")
-
-
-class RunOptions(EngineOptions, JobOptions, total=False):
-    """Options of the engine, and fields of `JobSettings` that are not parameters of `run`."""
-
-
-def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
-    source: object,
-    model: str | Path | None = None,
-    *,
-    sink: str | Path | Receiver,
-    task: str | None = None,
-    engine: str | Callable[..., object] | None = None,
-    engine_options: Mapping[str, object] | None = None,
-    engine_process: bool = False,
-    engine_timeout_s: float | None = None,
-    pickled_weights: bool = False,
-    batch_tokens: int | None = None,
-    batch_size: int | None = None,
-    keep_columns: Sequence[str] = (),
-    limit: int | None = None,
-    sample: float | None = None,
-    sample_seed: int = 0,
-    shard: tuple[int, int] | None = None,
-    limits: Limits | None = None,
-    progress: bool = True,
-    **options: Unpack[RunOptions],
-) -> Report:
-    """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
-
-    Args:
-        source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
-            returns one, a `datasets.Dataset`, a table of pandas, polars, Arrow or DuckDB (docs/formats.md).
-        model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
-            the task's default model.
-        sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
-            Or a function that is called with lists of rows.
-        engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
-            outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
-        engine_options: the engine's options as a mapping, for an engine whose options no type checker knows.
-        pickled_weights: allow pickled weights, which can run code, in a downloaded model.
-        shard, sample, sample_seed, limit: which rows, as `Selection` has them.
-        progress: show a progress bar on stderr.
-        options: of the job, as `JobSettings` has them, and of the engine, such as `max_model_len`.
-
-    Raises:
-        ConfigError: a parameter, file, column or model cannot be used; nothing was written.
-        JobError: the job cannot start or continue; finished records are kept.
-    """
-    job, known = split_options(options)
-    config = EngineConfig(
-        task, model_name(model), engine, merged_options(engine_options, known), batch_tokens, batch_size,
-        engine_process, engine_timeout_s, pickled_weights,
-    )  # fmt: skip
-    selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
-    settings = JobSettings(
-        source,
-        sink,
-        config,
-        keep_columns=kept,
-        selection=selection,
-        limits=Limits() if limits is None else limits,
-        **job,
-    )
-    return _off_loop(functools.partial(execute, settings, StopRequest(), progress=progress))[1]
-
-
-def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
-    """Names as settings keep them; other values are left to the type check."""
-    is_list = hasattr(names, "__iter__") and not isinstance(names, str)
-    return tuple(names) if is_list else names  # type: ignore[return-value]
 
 
 def execute(
@@ -238,6 +160,8 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         JobError: the input cannot be read.
     """
     plan = check(settings)
+    if isinstance(plan.source, JoinedSource):
+        plan = replace(plan, source=plan.source.preview())
     engine = load(plan)
     try:
         job = build(plan, engine, StopRequest(), Broadcast(()))
@@ -272,7 +196,8 @@ def build(
     """Build the job; `batcher` is for a shared or remote engine."""
     settings = plan.settings
     # Duplicate ids would make outputs ambiguous. A retry need not check again.
-    identity = None if settings.retry else plan.columns.id
+    later = settings.step is not None and settings.step.earlier  # the first step has checked them
+    identity = None if settings.retry or later else plan.columns.id
     source, ids = plan.source, None
     if identity and settings.prepare:
         ids = MappedIds(plan.source, plan.columns, plan.user, lambda: plan.output.scratch)
@@ -286,7 +211,7 @@ def build(
         batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
         output=plan.output,
         start=StartMode(
-            fingerprint(plan, _description(engine)),
+            fingerprint(plan, describe_engine(engine)),
             as_json(settings),
             changes(settings),
             engine_identity(settings),
@@ -333,7 +258,7 @@ def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
     return OrderPlan("input", reason) if reason else OrderPlan(wanted)
 
 
-def _description(engine: AnyEngine) -> Mapping[str, object]:
+def describe_engine(engine: AnyEngine) -> Mapping[str, object]:
     """The engine's `describe()` after a round trip through JSON.
 
     Raises:
@@ -391,13 +316,3 @@ class Broadcast:
     def __call__(self, event: Event) -> None:
         for listener in self._listeners:
             listener(event)
-
-
-def _off_loop(call: Callable[[], T]) -> T:
-    """Call directly, or on a new thread if this one runs an event loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return call()
-    with ThreadPoolExecutor(1, "headrace-run") as pool:
-        return pool.submit(call).result()

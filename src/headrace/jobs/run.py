@@ -47,10 +47,10 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
         async def prepared() -> AsyncIterator[list[Work]]:
             while (chunk := await preparing.next_chunk()) is not None:
                 runs = in_order if chunk.in_order or keeps_order else longest_first
-                work, refused = await settling.sort_out(chunk)
+                work, answered = await settling.sort_out(chunk)
                 del chunk  # no rows may stay referenced while the next ones are read
-                await sink.put(settling.settle(*refused))
-                del refused
+                await sink.put(settling.settle(*answered))
+                del answered
                 for run in runs(work):
                     if job.stop.is_over:
                         return

@@ -71,6 +71,24 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What this run did in one step of a job of several."""
+
+    name: str
+    model: str
+    loads: int
+    """How often the model was loaded; 0 if the step was finished before."""
+    records: int
+    """Finished records, those of earlier runs and failed ones included."""
+    failed: int
+    """How many of them failed, in this step or before it."""
+    load_s: float
+    """Seconds until the first batch: loading the model, and choosing its dtype."""
+    wall_s: float
+    """Seconds of the whole step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """A job's results and timings."""
 
@@ -132,6 +150,8 @@ class Report:
     difference."""
     advices: tuple[Advice, ...] = ()
     """Everything worth changing, what gains most first."""
+    steps: tuple[StepFigures, ...] = ()
+    """For a job of several steps: each of them; all other figures are those of the last one that ran."""
 
 
 class _WorkerRow:
@@ -169,8 +189,7 @@ class ReportBuilder:
         self._started = False
         self._last = 0.0
         self._state: State = "interrupted"
-        self._skipped = self._skipped_failed = 0
-        self._ok = 0
+        self._skipped = self._skipped_failed = self._ok = 0
         """Committed records. A result that was computed once and written for several records counts for each."""
         self._damaged: list[PartDamaged] = []
         self._formed: dict[tuple[int, int], CloseReason] = {}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from headrace.errors import JobError, MissingExtraError, RecordError
+from headrace.io.formats.arrow_types import settled
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.row_groups import RowGroups, row_bytes
 from headrace.io.formats.strict_json import OnNan, StrictJson, depth
@@ -32,7 +33,6 @@ _DEEPEST = 45
 _CRASHES = 500
 """Nesting that is never passed to pyarrow, which crashes at a few thousand levels."""
 _TYPES_KNOWN = 256
-_DECIMAL = 38
 """Maximum digits of a 128-bit decimal."""
 _WAY_OUT = "give the column one type with a function (--map), or write one .parquet file, whose columns widen"
 _INT64 = range(-(2**63), 2**63)
@@ -118,7 +118,7 @@ class ParquetWriter:
         pa = self._pa
         if self._fixed is None:
             self._fixed = self._committed_schema()
-        schema = self._fixed or pa.schema([(field.name, self._settled(field.type)) for field in table.schema])
+        schema = self._fixed or pa.schema([(field.name, settled(field.type)) for field in table.schema])
         if unknown := [name for name in table.column_names if name not in schema.names]:
             raise RecordError(f"column {unknown[0]!r} is not in the parts committed before; {_WAY_OUT}")
         return pa.table([self._kept_to(table, field) for field in schema], schema=schema)
@@ -151,35 +151,23 @@ class ParquetWriter:
                 return self._footer(folder / min(parts))[0]
         return None
 
-    def _settled(self, kind: pa.DataType) -> pa.DataType:
-        """A type that later values fit too: text for null, decimals with maximum digits."""
-        pa = self._pa
-        if pa.types.is_null(kind):
-            return pa.string()
-        if pa.types.is_decimal(kind):
-            return pa.decimal128(38, kind.scale) if kind.precision <= _DECIMAL else pa.decimal256(76, kind.scale)
-        if pa.types.is_struct(kind):
-            return pa.struct([field.with_type(self._settled(field.type)) for field in kind])
-        if pa.types.is_list(kind):
-            return pa.list_(kind.value_field.with_type(self._settled(kind.value_type)))
-        return kind
-
     def _outputs(self, outcomes: Sequence[Ok]) -> pa.Array:
         """The outputs as a column; vectors of equal length as a fixed-size list."""
-        pa = self._pa
         self._vectors = self._vectors or any(_is_vector(ok.output) for ok in outcomes)
+        outputs = [ok.output for ok in outcomes]
         if not self._vectors:
-            return self._array(self._column, [ok.output for ok in outcomes])
-        flat = []
-        for ok in outcomes:
-            if not isinstance(ok.output, (list, tuple)) and not hasattr(ok.output, "tolist"):
-                raise TypeError(f"the output is of type {type(ok.output).__name__}, and that of others is a vector")
-            flat.append(pa.array(ok.output, pa.float32()))
-        lengths = [len(vector) for vector in flat]
+            return self._array(self._column, outputs)
+        for output in outputs:
+            if not isinstance(output, (list, tuple)) and not hasattr(output, "tolist"):
+                raise TypeError(f"the output is of type {type(output).__name__}, and that of others is a vector")
+        return self._vector_array(outputs)
+
+    def _vector_array(self, vectors: Sequence[object]) -> pa.Array:
+        flat = [self._pa.array(vector, self._pa.float32()) for vector in vectors]
+        values, lengths = self._pa.concat_arrays(flat), [len(vector) for vector in flat]
         if len(set(lengths)) == 1:
-            return pa.FixedSizeListArray.from_arrays(pa.concat_arrays(flat), lengths[0])
-        offsets = pa.array(itertools.accumulate(lengths, initial=0), pa.int32())
-        return pa.ListArray.from_arrays(offsets, pa.concat_arrays(flat))
+            return self._pa.FixedSizeListArray.from_arrays(values, lengths[0])
+        return self._pa.ListArray.from_arrays(list(itertools.accumulate(lengths, initial=0)), values)
 
     def _array(self, name: str, values: list[object]) -> pa.Array:
         """A column of the values' common type, or text if they have none or Parquet does not support it.
@@ -188,6 +176,8 @@ class ParquetWriter:
             ValueError: a value is nested too deep.
         """
         pa = self._pa
+        if values and all(getattr(value, "dtype", None) == "float32" and _is_vector(value) for value in values):
+            return self._vector_array(values)
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
             return pa.array(values, pa.int64()) if fits else pa.array([str(value) for value in values])

@@ -134,7 +134,7 @@ def rows_bytes(records: Sequence[Record], failures: Sequence[Failed] = ()) -> in
     total = ROW_BYTES * (len(records) + len(failures))
     for record in records:
         data = record.data
-        for value in data.values() if type(data) is dict else (data,):
+        for value in data.values() if isinstance(data, dict) else (data,):
             kind = type(value)
             if kind is str:
                 total += len(value)

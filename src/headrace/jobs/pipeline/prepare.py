@@ -27,7 +27,7 @@ from headrace.jobs.pipeline.read import Reader
 from headrace.jobs.pipeline.retries import Retry
 from headrace.jobs.pipeline.settle import LOOK_S, Settling
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.pipeline.work import PreparedChunk, Work, unreadable
+from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
 from headrace.records import Failed, Record
 
 T = TypeVar("T")
@@ -163,7 +163,7 @@ class Preparation:
         self, rows: Sequence[Record], failures: Sequence[Failed], attempts: Mapping[int, int]
     ) -> tuple[PreparedChunk, StageDone]:
         started = time.monotonic()
-        done = PreparedChunk(refused=[unreadable(failed) for failed in failures])
+        done = PreparedChunk(answered=[unreadable(failed) for failed in failures])
         selected, inputs = self._select(rows, attempts, done)
         sees = self.user.finishes
         in_tokens = profile_of(self.engine).counts_tokens
@@ -189,7 +189,7 @@ class Preparation:
         """Each record as read, after user code and as kept for the output; and the inputs for the engine."""
         selected: list[tuple[Record, Record, Record]] = []
         inputs: list[object] = []
-        identify, input_of = self.columns.identify, self.columns.input_of
+        identify, input_of, choice = self.columns.identify, self.columns.input_of, self.columns.choice
         for row, mapped in self.user.prepared(rows):
             if isinstance(mapped, Exception):
                 done.refuse(row, self._id_of(row), mapped, attempts.get(row.position, 1))
@@ -197,6 +197,9 @@ class Preparation:
             kept = row
             try:
                 kept = identify(mapped)
+                if choice is not None and not choice.takes(row):
+                    done.answered.append((Work(kept, row.data), Carried(getattr(row.data, "answer", None))))
+                    continue
                 value = input_of(mapped)
             except StoppedEarly:
                 raise

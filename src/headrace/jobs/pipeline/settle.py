@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from headrace.engines.profile import profile_of
 from headrace.errors import BrokenOffError, EngineDeadError, ProcessTimeoutError, StoppedError
@@ -18,7 +18,15 @@ from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.memory_budget import Memory
 from headrace.jobs.pipeline.retries import Retry, RetryQueue
 from headrace.jobs.pipeline.suspects import SuspectFailures
-from headrace.jobs.pipeline.work import Answered, PreparedChunk, RefusedError, Work, failure
+from headrace.jobs.pipeline.work import (
+    Answered,
+    Carried,
+    PreparedChunk,
+    RefusedError,
+    UnfinishedOutput,
+    Work,
+    failure,
+)
 from headrace.records import Ok, Outcome
 from headrace.retry import RetryPolicy
 
@@ -26,13 +34,6 @@ MOST_PARKED = 4096
 """Maximum records waiting for a retry or for an equal record; reading pauses above this number."""
 LOOK_S = 0.25
 """Seconds between checks for a stop request while waiting."""
-
-
-class UnfinishedOutput(NamedTuple):
-    """An output, and the row to pass with it to the user's `finish`."""
-
-    row: object
-    output: object
 
 
 class Settling:
@@ -66,9 +67,9 @@ class Settling:
     # -- in --------------------------------------------------------------------------------------------------------
 
     async def sort_out(self, chunk: PreparedChunk) -> tuple[list[Work], Answered]:
-        """Split a chunk into records for the engine, and records already answered: refused, or equal to a done one."""
+        """Split a chunk into records for the engine, and those already answered, such as refused or equal ones."""
         work = chunk.work
-        answered: list[tuple[Work, object]] = [*chunk.refused]
+        answered: list[tuple[Work, object]] = [*chunk.answered]
         if self._dedupe is None and any(item.key is not None for item in work):
             self._dedupe = Deduplicator()
         if self._dedupe is not None:
@@ -161,6 +162,8 @@ class Settling:
             self._job.listener(DuplicatesFound(records, time.monotonic()))
 
     def _ok(self, work: Work, output: object) -> Ok:
+        if type(output) is Carried:
+            return Ok(work.record, output.output, 0, work.row)
         if self._job.user.finishes:
             output = UnfinishedOutput(work.mapped, output)
         return Ok(work.record, output, work.cost, work.row)

@@ -16,7 +16,7 @@ from headrace.jobs.pipeline.coalescer import Coalescer
 from headrace.jobs.pipeline.job import Job, Tally
 from headrace.jobs.pipeline.memory_budget import PARTS, Memory, outputs_bytes
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.pipeline.work import failure
+from headrace.jobs.pipeline.work import UnfinishedOutput, failure
 from headrace.jobs.state.passes import Pass
 from headrace.jobs.state.run_time import RunTimeLog
 from headrace.records import Failed, Ok, Outcome, Record
@@ -224,12 +224,12 @@ class Sink:
 
 def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcome], list[Failed]]:
     """The outcomes after the user's `finish`, and its failures. Runs on the sink's thread."""
-    pairs = [outcome.output for outcome in outcomes if type(outcome) is Ok]
+    pairs = [outcome.output for outcome in outcomes if type(outcome) is Ok and type(outcome.output) is UnfinishedOutput]
     outputs = iter(user.finished(pairs))
     done: list[Outcome] = []
     failures: list[Failed] = []
     for outcome in outcomes:
-        if type(outcome) is Ok:
+        if type(outcome) is Ok and type(outcome.output) is UnfinishedOutput:
             output = next(outputs)
             if isinstance(output, Exception):
                 outcome = failure(as_read(outcome), output, 1)

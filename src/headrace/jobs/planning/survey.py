@@ -83,7 +83,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
     for chunk in sample.spread() if spread else sample.head():
         prepared, event = preparation.prepare(chunk)
         work += prepared.work
-        failed += len(prepared.refused)
+        failed += sum(isinstance(answer, Exception) for _, answer in prepared.answered)
         truncated += prepared.truncated
         left_out += chunk.left_out
         prepare_s += event.duration_s

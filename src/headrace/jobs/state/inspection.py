@@ -47,6 +47,15 @@ class Inspection:
     """Files that have changed since they were committed, each with the reason."""
 
 
+def known_target(name: str | Path) -> Target:
+    """The output of that name; a name that does not show the format counts as JSON Lines.
+
+    Raises:
+        ConfigError: the name is no output.
+    """
+    return find_target(name) if _has_format(name) else find_target(name, "jsonl")
+
+
 def state_of(name: str | Path) -> tuple[Target, JobState]:
     """The output of that name, in its own format, and the state of its job.
 
@@ -54,7 +63,7 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
         ConfigError: no job has written there.
         JobError: its state is damaged.
     """
-    target = find_target(name) if _has_format(name) else find_target(name, "jsonl")
+    target = known_target(name)
     try:
         state = read_state(target.work / "job.json")
     except OSError as error:

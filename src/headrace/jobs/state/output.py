@@ -60,14 +60,19 @@ class StartMode:
 class JobOutput:
     """Where a job writes. All methods block: they do file I/O.
 
+    Args:
+        target: the output.
+        writer: of its format.
+        makes_folder: whether to create the folder of the output.
+
     Raises:
         ConfigError: the folder to write to does not exist.
     """
 
-    def __init__(self, target: Target, writer: PartWriter) -> None:
+    def __init__(self, target: Target, writer: PartWriter, *, makes_folder: bool = False) -> None:
         place = target.place
         if not is_remote(place):
-            if not place.parent.is_dir():
+            if not (makes_folder or place.parent.is_dir()):
                 raise ConfigError(f"cannot write {target}: {place.parent} is not a folder")
             if place.is_dir() and not target.is_folder:
                 raise ConfigError(f"cannot write {target}: it is a folder; name a file in it, or end it in /")
