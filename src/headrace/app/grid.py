@@ -134,7 +134,7 @@ class _Measuring:
     def add(self, name: str, dtype: str) -> list[str]:
         """Load the model; returns the dtypes that its device computes faster."""
         config = replace(self._plan.settings.config, engine=name)
-        engine = load_engine(config if name == "onnx" else in_dtype(config, dtype))
+        engine = load_engine(in_dtype(config, None if name == "onnx" else dtype))
         if not can_be_tuned(engine):
             engine.close()
             raise ConfigError(f"task {config.task!r} has no batches to tune: its engine batches by itself")
@@ -303,12 +303,12 @@ class _Point:
 
 def _one_and_many(engine: AnyBatchEngine, work: Sequence[Work]) -> tuple[float, float]:
     """Seconds of one record of median length, and of 32 copies of it: medians of some runs in turn."""
-    middle = work[len(work) // 2].payload
+    middle = work[len(work) // 2]
     figures: tuple[list[float], list[float]] = ([], [])
     for _ in range(6):
         for place, count in enumerate((1, _MANY)):
             started = time.perf_counter()
-            engine.forward([middle] * count)
+            _outputs(engine, [middle] * count)
             figures[place].append(time.perf_counter() - started)
     one, many = (statistics.median(times[1:]) for times in figures)
     return one, many

@@ -73,10 +73,10 @@ def settings_to_load(plan: Plan) -> JobSettings:
     return replace(settings, config=in_dtype(settings.config, dtype))
 
 
-def in_dtype(config: EngineConfig, dtype: str) -> EngineConfig:
-    """The same engine in this dtype; "int8" quantises it."""
+def in_dtype(config: EngineConfig, dtype: str | None) -> EngineConfig:
+    """The same engine in this dtype; "int8" quantises it, and None leaves the choice to the engine."""
     options = {name: value for name, value in config.engine_options.items() if name not in ("dtype", "quantize")}
-    chosen = {"quantize": INT8} if dtype == INT8 else {"dtype": dtype}
+    chosen = {} if dtype is None else {"quantize": INT8} if dtype == INT8 else {"dtype": dtype}
     return replace(config, engine_options={**options, **chosen})
 
 

@@ -36,9 +36,9 @@ class DeviceFigures:
 
 
 def device_figures(
-    used: DeviceUsed, wall_s: float, records: int, fixed_s: float | None, batches: int
+    used: DeviceUsed | None, wall_s: float, records: int, fixed_s: float | None, batches: int
 ) -> DeviceFigures | None:
-    """The figures of a run; None if nothing ran.
+    """The figures of a run; None if nothing ran or was measured.
 
     Args:
         used: what was measured.
@@ -47,7 +47,7 @@ def device_figures(
         fixed_s: what a batch takes beside what grows with its cost; None if unknown.
         batches: that it ran.
     """
-    if wall_s <= 0 or used.computed_s <= 0 or not records:
+    if used is None or wall_s <= 0 or used.computed_s <= 0 or not records:
         return None
     rate = used.operations / used.computed_s
     return DeviceFigures(

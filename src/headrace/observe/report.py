@@ -381,14 +381,9 @@ class ReportBuilder:
             order=tuple(self._orders.values()),
             prefix_cache=self._prefix_cache,
             causes=account.causes,
-            device=self._figures_of_device(account, records, wall),
+            device=device_figures(self._device, wall, records, account.fixed_s, self._batches),
             advices=tuple(advices(numbers)),
         )
-
-    def _figures_of_device(self, account: Account, records: int, wall: float) -> DeviceFigures | None:
-        if self._device is None:
-            return None
-        return device_figures(self._device, wall, records, account.fixed_s, self._batches)
 
     @property
     def _padding_efficiency(self) -> float:

@@ -92,7 +92,7 @@ def test_two_processes_give_the_answers_of_one_and_a_dead_one_ends_both() -> Non
 
 @pytest.mark.timeout(240)
 def test_a_job_whose_rank_dies_ends_in_one_line_and_goes_on(tmp_path: Path) -> None:
-    rows = [{"id": n, "text": SUMS[n % len(SUMS)]} for n in range(6_000)]
+    rows = [{"id": n, "text": f"{n}+{n * 7}="} for n in range(6_000)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ("run", "--task", "generate", "-i", "in.jsonl", "-o", "out.jsonl", "--tensor-parallel-size", "2")
     job = start(*command, folder=tmp_path)

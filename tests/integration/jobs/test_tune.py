@@ -16,7 +16,7 @@ from tests.acceptance.command import ROOT, headrace
 from headrace.app.grid import Grid, GridOptions, GridRow, Setting, measure
 from headrace.app.job import JobSettings
 from headrace.cli.curve import check_picture, draw
-from headrace.cli.tune import as_lines
+from headrace.cli.tune import GridFlags, as_lines
 from headrace.device.budget import Measured
 from headrace.engines import torch_network
 from headrace.engines.config import EngineConfig
@@ -74,6 +74,9 @@ def test_the_table_marks_the_best_and_says_what_batching_gains() -> None:
     assert "fails: cosine >= 0.9" in lines[4]
     assert "32 inputs take 2.6 times as long as one: 12 times the throughput." in lines
     assert "chosen: --batch-tokens 1024 --dtype float32" in lines
+    int8 = row(2048, 9000, "int8")
+    assert "chosen: --batch-tokens 2048 --quantize int8" in as_lines(Grid((int8,), int8, 0.01, 0.02, "Some CPU"))
+    assert GridFlags().options(EngineConfig("embed", engine_options={"quantize": "int8"})).dtypes == ("float32", "int8")
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
