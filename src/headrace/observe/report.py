@@ -37,6 +37,7 @@ from headrace.observe.advice import Advice, AdviceInputs, Host, advices, advise
 from headrace.observe.batches import BusyTime, successful_cost
 from headrace.observe.device_limit import DeviceFigures, device_figures
 from headrace.observe.timeline import Cause
+from headrace.observe.worker_rows import WorkerCount, WorkerRow
 from headrace.records import LeftOut
 
 State: TypeAlias = Literal["finished", "interrupted", "failed"]
@@ -54,20 +55,6 @@ class StageTimes:
     """At least one batch was running."""
     finish: float
     write: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """The figures of one cluster worker, including its replacements."""
-
-    worker: str
-    records: int
-    failed: int
-    batches: int
-    busy: float
-    """Fraction of the wall time with its engine busy."""
-    lost: int
-    """Number of its processes that died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,25 +141,6 @@ class Report:
     """For a job of several steps: each of them; all other figures are those of the last one that ran."""
 
 
-class _WorkerRow:
-    def __init__(self) -> None:
-        self.records = self.failed = self.batches = self.lost = 0
-        self.busy_s = 0.0
-
-    def add(self, event: WorkUnitDone | WorkerLost) -> None:
-        if isinstance(event, WorkerLost):
-            self.lost += 1
-            return
-        self.records += event.records
-        self.failed += event.failed
-        self.batches += event.batches
-        self.busy_s += event.busy_s
-
-    def build(self, worker: str, wall: float) -> WorkerRow:
-        busy = min(1.0, self.busy_s / wall) if wall > 0 else 0.0
-        return WorkerRow(worker, self.records, self.failed, self.batches, busy, self.lost)
-
-
 class ReportBuilder:
     """A thread-safe event listener that aggregates a report.
 
@@ -201,7 +169,7 @@ class ReportBuilder:
         self._cost = self._padded_cost = self._done_cost = self._starved = 0.0
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
-        self._lanes: defaultdict[str, _WorkerRow] = defaultdict(_WorkerRow)
+        self._lanes: defaultdict[str, WorkerCount] = defaultdict(WorkerCount)
         self._left_out: dict[str, LeftOut] = {}
         self._precision: PrecisionChosen | None = None
         self._budget: float | None = None

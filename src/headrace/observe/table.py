@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TextIO
 
 from headrace.observe.device_limit import DeviceFigures
-from headrace.observe.report import Report, WorkerRow
+from headrace.observe.report import Report
+from headrace.observe.worker_rows import WorkerRow
 
 _PARTS_NAMED = 3
 _MEMORY_ENOUGH = 0.9
