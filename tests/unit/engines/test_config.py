@@ -57,7 +57,7 @@ def flags(command: str, *more: str, folder: Path) -> tuple[int, str]:
         (
             "embed",
             {"tensor_parallel_size": 2},
-            r"no option 'tensor_parallel_size'; .*is an option of engine 'vllm' \(task 'generate'\)",
+            r"no option 'tensor_parallel_size'; .*option of engine 'torch' \(task 'generate'\) and engine 'vllm'",
         ),
         (
             "generate",
