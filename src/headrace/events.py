@@ -212,6 +212,8 @@ class PrecisionChosen:
     duration_s: float
     """Time taken to choose it."""
     at: float
+    speed: float = 1.0
+    """How many times as fast as in float32 the device computes a product in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,28 @@ class MemoryUsed:
     source: str
     """What sets the limit."""
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUsed:
+    """What the device of a job did while its batches ran."""
+
+    computed_s: float
+    """Of the forward passes alone: by the device's own clock on CUDA."""
+    operations: float
+    """Floating-point operations that the real tokens needed; 0 if unknown."""
+    weight_bytes: float
+    """Weights that the passes read, together."""
+    peak_operations: float
+    """Per second, of a large matrix product in this dtype on this device; 0 if not measured."""
+    peak_bytes: float
+    """Per second, read from memory; 0 if not measured."""
+    dtype: str
+    at: float
+    energy_j: float | None = None
+    """Of the GPU, by NVML; None if unknown."""
+    clock_mhz: float | None = None
+    """Of the GPU's processors at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +357,7 @@ Event: TypeAlias = (
     | PrecisionChosen
     | BudgetChanged
     | MemoryUsed
+    | DeviceUsed
     | PrefixCacheUsed
     | JobDone
     | WorkUnitDone

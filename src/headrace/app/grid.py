@@ -134,7 +134,7 @@ class _Measuring:
     def add(self, name: str, dtype: str) -> list[str]:
         """Load the model; returns the dtypes that its device computes faster."""
         config = replace(self._plan.settings.config, engine=name)
-        engine = load_engine(config if name == "onnx" else in_dtype(config, dtype))
+        engine = load_engine(in_dtype(config, None if name == "onnx" else dtype))
         if not can_be_tuned(engine):
             engine.close()
             raise ConfigError(f"task {config.task!r} has no batches to tune: its engine batches by itself")
@@ -211,12 +211,23 @@ def _compared(engine: AnyBatchEngine, work: Sequence[Work], reference: list[Any]
     step = max(1, len(work) // _COMPARED)
     outputs: list[Any] = []
     for batch in pack(work[::step], profile_of(engine)):
-        outputs += engine.forward([item.payload for item in batch])
+        outputs += _outputs(engine, batch)
     if not reference:
         reference += outputs
         return "", True
     deviation = compare(reference, outputs)
     return ("not comparable", False) if deviation is None else (str(deviation), deviation.passes)
+
+
+def _outputs(engine: AnyBatchEngine, batch: Sequence[Work]) -> list[Any]:
+    """Of a batch, or of its halves if it does not fit."""
+    try:
+        return list(engine.forward([item.payload for item in batch]))
+    except EngineOutOfMemoryError:
+        if len(batch) == 1:
+            raise
+        half = len(batch) // 2
+        return _outputs(engine, batch[:half]) + _outputs(engine, batch[half:])
 
 
 def _points(way: _Way, work: Sequence[Work], budgets: Sequence[int]) -> Iterator[_Point]:
@@ -292,12 +303,12 @@ class _Point:
 
 def _one_and_many(engine: AnyBatchEngine, work: Sequence[Work]) -> tuple[float, float]:
     """Seconds of one record of median length, and of 32 copies of it: medians of some runs in turn."""
-    middle = work[len(work) // 2].payload
+    middle = work[len(work) // 2]
     figures: tuple[list[float], list[float]] = ([], [])
     for _ in range(6):
         for place, count in enumerate((1, _MANY)):
             started = time.perf_counter()
-            engine.forward([middle] * count)
+            _outputs(engine, [middle] * count)
             figures[place].append(time.perf_counter() - started)
     one, many = (statistics.median(times[1:]) for times in figures)
     return one, many

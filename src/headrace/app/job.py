@@ -16,6 +16,7 @@ from typing import Any
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.budgets import follow, starting_budget
 from headrace.app.describe import describe, host_of
+from headrace.app.device_use import watch_device
 from headrace.app.order import order_plan
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, downloaded_model, engine_identity, fingerprint, finished_before, model_state
@@ -113,12 +114,10 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, stop, broadcast)
-        if (follower := follow(plan.settings.config, engine, job.batcher, broadcast)) is not None:
-            listeners.append(follower)
-        if (counter := prefix_cache_listener(engine, broadcast)) is not None:
-            listeners.append(counter)
+        follower = follow(plan.settings.config, engine, job.batcher, broadcast)
+        watches = (follower, watch_device(engine, broadcast), prefix_cache_listener(engine, broadcast))
         with _tracing(plan, began) as trace, Progress() if progress else contextlib.nullcontext() as bar:
-            listeners += [listener for listener in (trace, bar) if listener is not None]
+            listeners += [listener for listener in (*watches, trace, bar) if listener is not None]
             if tuned.precision is not None:
                 broadcast(tuned.precision)
             described = describe(plan, engine, tuned_profile(plan.settings, engine))

@@ -16,6 +16,7 @@ from headrace.engines import registry
 from headrace.engines.base import AnyBatchEngine, AnyEngine, TunableEngine, can_be_tuned, runs_batches
 from headrace.engines.config import EngineConfig
 from headrace.engines.loading import load_engine
+from headrace.engines.options import INT8
 from headrace.engines.profile import EngineProfile
 from headrace.errors import EngineDeadError, EngineError, JobError, ResumeMismatchError
 from headrace.events import PrecisionChosen
@@ -36,8 +37,12 @@ _UNKNOWN_S = 1.0
 _MOST_RECORDS = 2_000
 _LEAST_BATCHES = 5
 """Run in both dtypes, if there are so many: other work may disturb a single one."""
-_EMULATED = 0.8
-"""A device that computes a 16-bit product at less than this speed of float32 does not compute it itself."""
+_EMULATED = 0.5
+"""A resumed job is refused where a product is computed at less than this speed of float32, and goes on otherwise.
+
+Without bfloat16 instructions, a CPU with AVX-512 converts the numbers and reaches 0.8; one with AVX2 reaches 0.2."""
+_SLOWER = 0.95
+"""Below this, the user is told: less is noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,9 @@ def settings_to_load(plan: Plan) -> JobSettings:
     """The settings for the engine; a resumed job keeps the dtype it was started with."""
     settings = plan.settings
     config = settings.config
-    if settings.overwrite or not is_auto(config) or not registry.has_option(config.task, config.engine, "dtype"):
+    if settings.overwrite or not (is_auto(config) or is_int8(config)):
+        return settings
+    if not registry.has_option(config.task, config.engine, "dtype"):
         return settings
     try:
         state = plan.output.read_state()
@@ -66,9 +73,21 @@ def settings_to_load(plan: Plan) -> JobSettings:
     return replace(settings, config=in_dtype(settings.config, dtype))
 
 
-def in_dtype(config: EngineConfig, dtype: str) -> EngineConfig:
-    """The same engine in this dtype."""
-    return replace(config, engine_options={**config.engine_options, "dtype": dtype})
+def in_dtype(config: EngineConfig, dtype: str | None) -> EngineConfig:
+    """The same engine in this dtype; "int8" quantises it, and None leaves the choice to the engine."""
+    options = {name: value for name, value in config.engine_options.items() if name not in ("dtype", "quantize")}
+    chosen = {} if dtype is None else {"quantize": INT8} if dtype == INT8 else {"dtype": dtype}
+    return replace(config, engine_options={**options, **chosen})
+
+
+def is_int8(config: EngineConfig) -> bool:
+    """Whether the user wants 8-bit integers, where they pass."""
+    return bool(config.engine_options.get("quantize") == INT8)
+
+
+def exact(config: EngineConfig) -> EngineConfig:
+    """The engine to compare others with."""
+    return in_dtype(config, str(config.engine_options.get("dtype", "auto"))) if is_int8(config) else config
 
 
 def load(plan: Plan) -> AnyEngine:
@@ -79,9 +98,10 @@ def load(plan: Plan) -> AnyEngine:
         ResumeMismatchError: this machine only emulates that dtype.
     """
     settings = settings_to_load(plan)
+    if settings is plan.settings:
+        return load_engine(exact(settings.config))
     engine = load_engine(settings.config)
-    if settings is not plan.settings:
-        _check_native(plan, str(settings.config.engine_options["dtype"]), engine)
+    _check_native(plan, str(settings.config.engine_options.get("dtype", INT8)), engine)
     return engine
 
 
@@ -117,15 +137,17 @@ def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EnginePr
     dtype = str(engine.describe().get("dtype", ""))
     why = _settled(plan, engine)
     if why or not dtype:
-        return Tuned(engine, _chosen(dtype, why, started) if dtype else None)
+        return Tuned(engine, _said(dtype, why, started, engine) if dtype else None)
 
     batches = [] if survey is None else batches_of(survey.work, profile)
     allowed = None if survey is None else _allowance(engine, batches, survey)
+    config = plan.settings.config
+    if is_int8(config) and batches:
+        allowed = max(allowed or 0.0, _UNKNOWN_S)  # it was asked for
     if allowed is None:
         short = "no record" if not batches else "too few records"
-        name = candidates(engine.dtype_speeds())[0]
-        return Tuned(engine, _chosen(dtype, f"{short} to try {name}", started))
-    return try_faster(engine, plan.settings.config, batches, allowed)
+        return Tuned(engine, _chosen(dtype, f"{short} to try {to_try(engine, config)[0]}", started))
+    return try_faster(engine, config, batches, allowed)
 
 
 def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Sequence[Work]], allowed: float) -> Tuned:
@@ -139,35 +161,42 @@ def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Se
     """
     started = time.monotonic()
     details: list[str] = []
-    for name in candidates(engine.dtype_speeds()):
+    for name in to_try(engine, config):
         other, detail = _try(engine, name, config, batches, allowed)
         if other is not None:
             engine.close()
-            return Tuned(other, _chosen(name, detail, started))
+            return Tuned(other, _chosen(name, "; ".join([detail, *details]), started))
         details.append(detail)
+        if name == INT8:
+            logger.warning("--quantize %s is not used: %s", INT8, detail)
     return Tuned(engine, _chosen("float32", "; ".join(details), started))
 
 
 def _settled(plan: Plan, engine: TunableEngine) -> str:
     """Why there is nothing to try; empty if there is something."""
     dtype = engine.describe().get("dtype")
-    if not is_auto(plan.settings.config):
-        speed = engine.dtype_speeds().get(str(dtype), 1.0)
-        return "as set" if speed >= 1 else f"as set; this device computes it at {speed:.2g} times the speed of float32"
+    config = plan.settings.config
+    if not (is_auto(config) or is_int8(config)):
+        return "as set"
     if settings_to_load(plan) is not plan.settings:
         return "as when the job was started"
     if dtype != "float32":
         return "the weights' own"
     once = hasattr(plan.settings.source, "__next__") or hasattr(plan.settings.source, "__anext__")
-    return none_faster(engine) or (
+    return none_faster(engine, config) or (
         "the input is an iterator: there is no sample to try another dtype on" if once else ""
     )
 
 
-def none_faster(engine: TunableEngine) -> str:
+def to_try(engine: TunableEngine, config: EngineConfig) -> list[str]:
+    """The types worth trying, best first."""
+    return [INT8] * is_int8(config) + (candidates(engine.dtype_speeds()) if is_auto(config) else [])
+
+
+def none_faster(engine: TunableEngine, config: EngineConfig) -> str:
     """Why no other dtype is worth trying on the device; empty if one is."""
     speeds = engine.dtype_speeds()
-    if candidates(speeds):
+    if to_try(engine, config):
         return ""
     if not speeds:
         return "this model is too small to gain from another dtype"
@@ -177,6 +206,16 @@ def none_faster(engine: TunableEngine) -> str:
 def is_auto(config: EngineConfig) -> bool:
     """Whether Headrace chooses the dtype."""
     return bool(config.engine_options.get("dtype", "auto") == "auto")
+
+
+def _said(dtype: str, why: str, started: float, engine: TunableEngine) -> PrecisionChosen:
+    """A choice that is not Headrace's; warns if it is slow on this device."""
+    speed = engine.dtype_speeds().get(dtype, 1.0)
+    if speed >= _SLOWER:
+        return _chosen(dtype, why, started)
+    slow = f"this device computes it at {speed:.2g} times the speed of float32"
+    logger.warning("the job runs in %s: %s", dtype, slow)
+    return replace(_chosen(dtype, f"{why}; {slow}", started), speed=speed)
 
 
 def _chosen(dtype: str, detail: str, started: float) -> PrecisionChosen:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.app.budgets import budget_in, find_key
-from headrace.app.tuning import batches_of, in_dtype, is_auto, none_faster, try_faster
+from headrace.app.tuning import batches_of, exact, in_dtype, is_auto, is_int8, none_faster, try_faster
 from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache
@@ -17,7 +17,7 @@ from headrace.engines.base import AnyBatchEngine, AnyEngine, Prepared, TunableEn
 from headrace.engines.config import EngineConfig
 from headrace.engines.loading import load_engine
 from headrace.engines.profile import profile_of
-from headrace.errors import EngineError, EngineOutOfMemoryError
+from headrace.errors import ConfigError, EngineError, EngineOutOfMemoryError
 from headrace.jobs.pipeline.work import Work
 from headrace.records import Record
 
@@ -60,12 +60,16 @@ def warm_up(config: EngineConfig, latency_target_s: float | None, cache: TuningC
     Raises:
         ConfigError, EngineError: the model cannot be loaded.
     """
-    engine = load_engine(config)
+    engine = load_engine(exact(config))
     profile = profile_of(engine)
     if not can_be_tuned(engine) or not (profile.pads and profile.counts_tokens):
         return WarmedUp(engine, None, "")
     cache = cache or TuningCache()
-    fixed = {"dtype": not is_auto(config), "batch_tokens": config.batch_tokens, "batch_size": config.batch_size}
+    fixed = {
+        "dtype": (not is_auto(config), is_int8(config)),
+        "batch_tokens": config.batch_tokens,
+        "batch_size": config.batch_size,
+    }
     key = {**find_key(engine, config.task or ""), "served": {"latency_target_s": latency_target_s, **fixed}}
     kept = cache.read(key)
     if kept is None:
@@ -81,7 +85,8 @@ def _find(engine: TunableEngine, config: EngineConfig, target_s: float | None) -
     chosen: AnyEngine = engine
     profile = profile_of(engine)
     work, detail = _work(engine), ""
-    if work and is_auto(config) and engine.describe().get("dtype") == "float32" and not none_faster(engine):
+    is_open = is_auto(config) or is_int8(config)
+    if work and is_open and engine.describe().get("dtype") == "float32" and not none_faster(engine, config):
         tuned = try_faster(engine, config, batches_of(work, profile), _PRECISION_S)
         chosen = tuned.engine
         if tuned.precision is not None:
@@ -95,7 +100,7 @@ def _find(engine: TunableEngine, config: EngineConfig, target_s: float | None) -
 def _reloaded(engine: AnyBatchEngine, config: EngineConfig, dtype: str) -> AnyEngine:
     try:
         other = load_engine(in_dtype(config, dtype))
-    except EngineError as error:
+    except (EngineError, ConfigError) as error:  # the file may name anything
         logger.warning("%s was chosen for this model before, and cannot be loaded now: %s", dtype, error)
         return engine
     engine.close()

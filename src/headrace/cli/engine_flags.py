@@ -18,7 +18,9 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a command that passes unknown flags to the engine."""
 
 # Flags that are options of the engine, under the same name.
-_OPTIONS = ("handler", "max_model_len", "on_too_long", "device", "dtype", "truncate_dim", "prompt_name", "prompt")
+_OPTIONS = (
+    "handler", "max_model_len", "on_too_long", "device", "dtype", "quantize", "truncate_dim", "prompt_name", "prompt",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,13 @@ class EngineFlags(FlagGroup):
         str | None,
         typer.Option(
             help="Data type: auto (the fastest that passes a check), float32, float16 or bfloat16. Default: auto."
+        ),
+    ] = None
+    quantize: Annotated[
+        Literal["int8"] | None,
+        typer.Option(
+            help="For text encoders: 8-bit integers in linear layers, if the outputs of a sample of the records pass a "
+            "check. Default: none."
         ),
     ] = None
     truncate_dim: Annotated[

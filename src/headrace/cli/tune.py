@@ -17,6 +17,7 @@ from headrace.cli.flags import FlagGroup, with_groups
 from headrace.cli.outcome import guarded, say
 from headrace.cli.run import RecordFlags
 from headrace.engines.config import EngineConfig
+from headrace.engines.options import INT8
 from headrace.errors import ConfigError
 
 
@@ -60,9 +61,10 @@ class GridFlags(FlagGroup):
         """What is to be measured; what the engine's own flags fix is not varied."""
         engine = config.engine if isinstance(config.engine, str) else None
         dtype = str(config.engine_options.get("dtype", "auto"))
+        dtypes = _words(self.dtypes) or (("float32", INT8) if config.engine_options.get("quantize") else ())
         return GridOptions(
             (config.batch_tokens,) if config.batch_tokens else _numbers("--budgets", self.budgets),
-            (dtype,) if dtype != "auto" else _words(self.dtypes),
+            (dtype,) if dtype != "auto" else dtypes,
             _numbers("--threads", self.threads),
             (engine,) if engine else _words(self.engines),
             self.seconds,
@@ -116,7 +118,8 @@ def as_lines(grid: Grid) -> list[str]:
     chosen = grid.chosen
     setting = chosen.setting
     flags = f"--batch-tokens {chosen.measured.budget:.0f}"
-    flags += f" --engine {setting.engine}" if setting.engine == "onnx" else f" --dtype {setting.dtype}"
+    option = "--quantize" if setting.dtype == INT8 else "--dtype"
+    flags += f" --engine {setting.engine}" if setting.engine == "onnx" else f" {option} {setting.dtype}"
     return [
         *lines,
         "",

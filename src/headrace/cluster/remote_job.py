@@ -11,7 +11,7 @@ from typing import Protocol
 
 import headrace
 from headrace.app import job as jobs
-from headrace.app.tuning import settings_to_load
+from headrace.app.tuning import is_int8, settings_to_load
 from headrace.cluster.worker import WorkerInfo, WorkerSpec
 from headrace.cluster.worker_pool import Worker, WorkerPool
 from headrace.engines.base import Prepared
@@ -97,6 +97,11 @@ def execute(
     if (end := jobs.already_finished(plan)) is not None:
         return end
     config = settings_to_load(plan).config
+    if config is plan.settings.config and is_int8(config):
+        raise ConfigError(
+            "--quantize int8 is checked on a sample of the records, which workers do not try: begin the job without "
+            "workers, or leave it out"
+        )
     if not (config.engine is None or isinstance(config.engine, str)):
         raise ConfigError("workers import a custom engine by name: give it as module:name")
     with start_workers(WorkerSpec(config, headrace.__version__)) as workers:

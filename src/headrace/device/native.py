@@ -15,6 +15,10 @@ at which other processes take the core."""
 _RUNS = 15
 _ENOUGH_S = 0.1
 """Measuring ends after so long, however few the runs."""
+_PEAK_SIZE = 1024
+_COPIED = 64 << 20
+"""Bytes: more than a CPU's cache holds."""
+_PEAK_S = 0.2
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -38,6 +42,59 @@ def hardware(device: torch.device) -> dict[str, Any]:
     """What decides how fast PyTorch is on this device, beside the CPU's own facts."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {"device": name, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """The name by which NVML knows a GPU; empty for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+class Stopwatch:
+    """Times the device while the body queues work for it: by events on CUDA, which need no wait of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+        self._start = self._end = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        if self._events:
+            self._events[0].record()
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end = time.perf_counter()
+        if self._events:
+            self._events[1].record()
+
+    def seconds(self) -> float:
+        """Once the device has done the work."""
+        if self._events:
+            return float(self._events[0].elapsed_time(self._events[1])) / 1000
+        return self._end - self._start
+
+
+def peaks(kind: str, dtype: str) -> dict[str, float]:
+    """Operations per second of a large product, and bytes per second of a copy; empty for a dtype without a product."""
+    device, torch_dtype = torch.device(kind), {"float32": torch.float32, **_HALVES}.get(dtype)
+    if torch_dtype is None:
+        return {}
+    matrix = torch.ones(_PEAK_SIZE, _PEAK_SIZE, device=device, dtype=torch_dtype)
+    block = torch.ones(_COPIED // 4, device=device)
+    return {
+        "operations": 2 * _PEAK_SIZE**3 / _best(lambda: matrix @ matrix, device),
+        "bytes": 2 * _COPIED / _best(block.clone, device),
+    }
+
+
+def _best(run: Callable[[], torch.Tensor], device: torch.device) -> float:
+    """The shortest of some runs, in seconds; the first does not count."""
+    _seconds(run, device)
+    ends = time.perf_counter() + _PEAK_S
+    best = _seconds(run, device)
+    while time.perf_counter() < ends:
+        best = min(best, _seconds(run, device))
+    return best
 
 
 def set_threads(count: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeGuard, TypeVar
 
+from headrace.device.forward import ForwardMeter
 from headrace.engines.profile import EngineProfile, profile_of
 
 InputT_contra = TypeVar("InputT_contra", contravariant=True)
@@ -112,6 +113,10 @@ class TunableEngine(BatchEngine[Any, Any, Any], Protocol):
 
     def dtype_speeds(self) -> Mapping[str, float]:
         """How many times as fast as float32 its device computes a product in other types, measured; empty for none."""
+        ...
+
+    def forward_meter(self) -> ForwardMeter | None:
+        """What its forward passes did so far; None if that is not measured."""
         ...
 
 

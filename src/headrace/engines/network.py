@@ -8,6 +8,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.device.forward import ForwardMeter
+
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 Rows: TypeAlias = NDArray[np.float32]
 
@@ -29,6 +31,11 @@ class Network(Protocol):
     """How much outputs may vary with the shape of a batch, as a fraction of the largest, due to rounding."""
     by_length: bool
     """Whether it computes long and short batches differently."""
+
+    @property
+    def meter(self) -> ForwardMeter | None:
+        """Counts its forward passes; None if it does not."""
+        ...
 
     def describe(self) -> Mapping[str, object]:
         """JSON-serializable facts that determine its outputs."""

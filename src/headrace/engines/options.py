@@ -51,6 +51,10 @@ class VllmOptions(TypedDict, total=False):
 VLLM_OPTIONS = frozenset(VllmOptions.__annotations__)
 
 
+INT8 = "int8"
+"""The value of `quantize`, and the dtype that an engine so quantised describes."""
+
+
 class LocalOptions(SamplingOptions, VllmOptions, total=False):
     """Options of engines that run a model in this process."""
 
@@ -71,6 +75,7 @@ class LocalOptions(SamplingOptions, VllmOptions, total=False):
     prompt: str | None
     prompt_name: str | None
     providers: Sequence[str]
+    quantize: Literal["int8"] | None
     system_prompt: str | None
     top_labels: int | None
     truncate_dim: int | None

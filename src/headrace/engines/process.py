@@ -82,6 +82,9 @@ class ProcessEngine:
         """See `TunableEngine.dtype_speeds`."""
         return self._facts.dtype_speeds
 
+    def forward_meter(self) -> None:
+        """None: the passes are in the other process."""
+
     def describe(self) -> Mapping[str, object]:
         """The engine's own description: a job can start in this process and resume in a child process."""
         return self._facts.description

@@ -8,7 +8,9 @@ import importlib
 import importlib.machinery
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -211,13 +213,28 @@ def _check_kind(task: str, model: str | Path | None, entry: _Entry) -> None:
 def _import_known(task: str, entry: _Entry) -> Callable[..., object]:
     module_name, _, attribute = entry.factory.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        with _quiet_imports():
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             f'task {task!r} needs {error.name}, which is not installed: pip install "headrace[{entry.extra}]"'
         ) from error
     factory: Callable[..., object] = getattr(module, attribute)
     return factory
+
+
+@contextmanager
+def _quiet_imports() -> Iterator[None]:
+    """Without the warnings that torchao gives for kernels of other devices, where transformers finds and imports it."""
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _check_options(task: str, factory: Callable[..., object], options: dict[str, object]) -> None:

@@ -9,22 +9,25 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from headrace.device.native import hardware, speeds
+from headrace.device.forward import ForwardMeter, NetworkSize
+from headrace.device.native import Stopwatch, gpu_uuid, hardware, speeds
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.engines.model_folder import digest
 from headrace.engines.network import Arrays, Rows
+from headrace.engines.options import INT8
 from headrace.errors import EngineDeadError, EngineError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 LEAST_PARAMETERS = 4_000_000
 """Smaller models gain nothing by fewer bits: most of their time does not go to matrix products."""
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 """Maximum rounding error by dtype, as a fraction of the largest component."""
+INT8_TOLERANCE = 3e-2
 
 
 class TorchNetwork:
@@ -52,12 +55,16 @@ class TorchNetwork:
         self._dtype = next(module.parameters()).dtype
         self.kind = device.type
         self.inputs = inputs
-        self.tolerance = TOLERANCE.get(self._dtype, 1e-4)
+        # torchao's tensors have the dtype of what they stand for.
+        self._int8 = any(type(one).__module__.startswith("torchao.") for one in module.parameters())
+        self.tolerance = INT8_TOLERANCE if self._int8 else TOLERANCE.get(self._dtype, 1e-4)
         self.by_length = by_length
+        self.meter = ForwardMeter(_size(module), gpu_uuid(device))
 
     def describe(self) -> Mapping[str, object]:
         """The model's dtype and the digest of its files, each of which is read."""
-        return {"model_digest": digest(self._folder), "dtype": str(self._dtype).removeprefix("torch.")}
+        dtype = INT8 if self._int8 else str(self._dtype).removeprefix("torch.")
+        return {"model_digest": digest(self._folder), "dtype": dtype}
 
     def hardware(self) -> Mapping[str, object]:
         """See `Network.hardware`."""
@@ -81,7 +88,10 @@ class TorchNetwork:
                 )
                 for name, array in arrays.items()
             }
-            rows: Rows = call(tensors).float().cpu().numpy()
+            with Stopwatch(self._device) as watch:
+                output = call(tensors)
+            rows: Rows = output.float().cpu().numpy()  # waits for the device
+        self.meter.add(watch.seconds(), _lengths(arrays))
         return rows
 
     def close(self) -> None:
@@ -91,9 +101,15 @@ class TorchNetwork:
 
 
 def load_pretrained(
-    auto_class: type[_BaseAutoModelClass], folder: Path, device: str, dtype: str
+    auto_class: type[_BaseAutoModelClass],
+    folder: Path,
+    device: str,
+    dtype: str,
+    split: Mapping[str, object] | None = None,
 ) -> tuple[PreTrainedModel, torch.device, set[str]]:
     """Load a transformers model in evaluation mode; returns the model, its device and the names of missing weights.
+
+    `split` are the arguments of `from_pretrained` that load a part of the model, on a device that they choose.
 
     Raises:
         ConfigError: unknown device or dtype.
@@ -103,9 +119,10 @@ def load_pretrained(
     torch_dtype = choose_dtype(dtype, place)
     with loading(folder):
         model, facts = auto_class.from_pretrained(
-            str(folder), local_files_only=True, dtype=torch_dtype, output_loading_info=True
+            str(folder), local_files_only=True, dtype=torch_dtype, output_loading_info=True, **(split or {})
         )
-        model = model.to(place)
+        if not split:
+            model = model.to(place)
     return model.eval(), place, set(facts["missing_keys"])
 
 
@@ -135,6 +152,34 @@ def loading(folder: Path) -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bar:
             transformers_logging.enable_progress_bar()
+
+
+def _size(module: torch.nn.Module) -> NetworkSize | None:
+    """Of a transformer of texts; None for other networks."""
+    base = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), None)
+    if base is None or not hasattr(base.config, "hidden_size") or not hasattr(base.config, "vocab_size"):
+        return None
+    layers = getattr(base.config, "num_hidden_layers", 0)
+    multiplied = sum(
+        weight.numel()
+        for name, part in base.base_model.named_modules()
+        if (weight := _linear_weight(part)) is not None and not name.startswith("pooler")
+    )
+    stored = sum(one.numel() * one.element_size() for one in base.base_model.parameters() if one.dim() == 1)
+    element = base.dtype.itemsize
+    return NetworkSize(multiplied, base.config.hidden_size * layers, multiplied * element + stored)
+
+
+def _linear_weight(part: torch.nn.Module) -> torch.Tensor | None:
+    if isinstance(part, torch.nn.Linear):
+        return part.weight
+    return getattr(part, "packed_weight", None)
+
+
+def _lengths(arrays: Arrays) -> list[int]:
+    """Real tokens of each text; empty if the inputs are not texts."""
+    mask = arrays.get("attention_mask")
+    return [] if mask is None else [int(length) for length in mask.sum(axis=1)]
 
 
 def _describe(arrays: Arrays) -> str:

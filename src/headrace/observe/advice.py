@@ -58,6 +58,8 @@ class AdviceInputs:
     tuning_s: float = 0.0
     """What it took to choose a data type, before the job started."""
     dtype: str = ""
+    dtype_speed: float = 1.0
+    """How many times as fast as in float32 the device computes a product in that type."""
     host: Host = Host()
 
     @property
@@ -287,7 +289,7 @@ def _retry(numbers: AdviceInputs) -> Advice | None:
 
 def _starting(numbers: AdviceInputs) -> Advice | None:
     """Trying data types took long, beside the job itself."""
-    if not numbers.dtype:
+    if not numbers.dtype or numbers.tuning_s < 1:
         return None
     starting, total = numbers.lost("starting"), sum(numbers.causes.values())
     return Advice(
@@ -295,6 +297,19 @@ def _starting(numbers: AdviceInputs) -> Advice | None:
         f"Starting took {starting:,.0f} s of {total:,.0f} s, {numbers.tuning_s:,.0f} s of it to choose a data type: "
         f"--dtype {numbers.dtype} would save those {numbers.tuning_s:,.0f} s of the next run.",
         numbers.tuning_s,
+    )
+
+
+def _slow_dtype(numbers: AdviceInputs) -> Advice | None:
+    """The device has no instructions for the data type."""
+    if numbers.dtype_speed >= 1:
+        return None
+    gain = numbers.device_gain(numbers.device_s * (1 - numbers.dtype_speed))
+    return Advice(
+        "--dtype",
+        f"This device computes {numbers.dtype} at {numbers.dtype_speed:.2g} times the speed of float32: "
+        f"--dtype float32 would save about {_of(numbers, gain)}, in a new job or with --ignore-changes.",
+        gain,
     )
 
 
@@ -308,4 +323,5 @@ _RULES: tuple[Callable[[AdviceInputs], Advice | None], ...] = (
     _batches,
     _retry,
     _starting,
+    _slow_dtype,
 )

@@ -12,6 +12,7 @@ from headrace.events import (
     BatchSplit,
     BudgetChanged,
     CloseReason,
+    DeviceUsed,
     DuplicatesFound,
     Event,
     InputLeftOut,
@@ -33,32 +34,15 @@ from headrace.events import (
 from headrace.observe.accountant import Account, Accountant
 from headrace.observe.advice import AdviceInputs, Host, advices, advise
 from headrace.observe.batches import BusyTime, successful_cost
+from headrace.observe.device_limit import device_figures
 from headrace.observe.meter import InputSize, Passed
 from headrace.observe.results import Report as Report
 from headrace.observe.results import StageTimes as StageTimes
 from headrace.observe.results import State
 from headrace.observe.results import StepFigures as StepFigures
-from headrace.observe.results import WorkerRow as WorkerRow
+from headrace.observe.worker_rows import WorkerCount
+from headrace.observe.worker_rows import WorkerRow as WorkerRow
 from headrace.records import LeftOut
-
-
-class _WorkerRow:
-    def __init__(self) -> None:
-        self.records = self.failed = self.batches = self.lost = 0
-        self.busy_s = 0.0
-
-    def add(self, event: WorkUnitDone | WorkerLost) -> None:
-        if isinstance(event, WorkerLost):
-            self.lost += 1
-            return
-        self.records += event.records
-        self.failed += event.failed
-        self.batches += event.batches
-        self.busy_s += event.busy_s
-
-    def build(self, worker: str, wall: float) -> WorkerRow:
-        busy = min(1.0, self.busy_s / wall) if wall > 0 else 0.0
-        return WorkerRow(worker, self.records, self.failed, self.batches, busy, self.lost)
 
 
 class ReportBuilder:
@@ -94,11 +78,12 @@ class ReportBuilder:
         self._cost = self._padded_cost = self._done_cost = self._starved = 0.0
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
-        self._lanes: defaultdict[str, _WorkerRow] = defaultdict(_WorkerRow)
+        self._lanes: defaultdict[str, WorkerCount] = defaultdict(WorkerCount)
         self._left_out: dict[str, LeftOut] = {}
         self._precision: PrecisionChosen | None = None
         self._budget: float | None = None
         self._memory: MemoryUsed | None = None
+        self._device: DeviceUsed | None = None
         self._duplicates = 0
         self._orders: dict[str, OrderChosen] = {}
         self._prefix_cache: PrefixCacheUsed | None = None
@@ -145,7 +130,7 @@ class ReportBuilder:
                 self._failures[event.reason] += 1
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
-            case PrecisionChosen() | BudgetChanged() | MemoryUsed() | PrefixCacheUsed():
+            case PrecisionChosen() | BudgetChanged() | MemoryUsed() | DeviceUsed() | PrefixCacheUsed():
                 self._add_tuning_event(event)
             case DuplicatesFound() | OrderChosen():
                 self._add_saving(event)
@@ -159,7 +144,9 @@ class ReportBuilder:
             same = self._orders.get(event.order, replace(event, records=0))
             self._orders[event.order] = replace(same, records=same.records + event.records)
 
-    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed | PrefixCacheUsed) -> None:
+    def _add_tuning_event(
+        self, event: PrecisionChosen | BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed
+    ) -> None:
         match event:
             case PrecisionChosen():
                 self._precision = event
@@ -167,6 +154,8 @@ class ReportBuilder:
                 self._budget = event.budget
             case MemoryUsed():
                 self._memory = event
+            case DeviceUsed():
+                self._device = event
             case PrefixCacheUsed():
                 self._prefix_cache = event
 
@@ -283,6 +272,7 @@ class ReportBuilder:
             order=tuple(self._orders.values()),
             prefix_cache=self._prefix_cache,
             causes=account.causes,
+            device=device_figures(self._device, wall, records, account.fixed_s, self._batches),
             advices=tuple(advices(numbers)),
             account=account,
         )
@@ -307,5 +297,6 @@ class ReportBuilder:
             out_of_memory=self._out_of_memory,
             tuning_s=self._precision.duration_s if self._precision is not None else 0.0,
             dtype=self._precision.dtype if self._precision is not None else "",
+            dtype_speed=self._precision.speed if self._precision is not None else 1.0,
             host=self._host,
         )

@@ -10,7 +10,9 @@ from headrace.events import CloseReason, MemoryUsed, OrderChosen, PartDamaged, P
 from headrace.observe import notebook
 from headrace.observe.accountant import Account
 from headrace.observe.advice import Advice
+from headrace.observe.device_limit import DeviceFigures
 from headrace.observe.timeline import Cause
+from headrace.observe.worker_rows import WorkerRow
 from headrace.records import LeftOut
 
 if TYPE_CHECKING:
@@ -31,20 +33,6 @@ class StageTimes:
     """At least one batch was running."""
     finish: float
     write: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """The figures of one cluster worker, including its replacements."""
-
-    worker: str
-    records: int
-    failed: int
-    batches: int
-    busy: float
-    """Fraction of the wall time with its engine busy."""
-    lost: int
-    """Number of its processes that died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +106,8 @@ class Report:
     """Prompt tokens, and how many came from the prefix cache; None if the engine has none."""
     causes: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of the device by cause, the starting time included: see `headrace.observe.timeline.Cause`."""
+    device: DeviceFigures | None = None
+    """What the device did, if the engine measures it; otherwise None."""
     duplicates: int = 0
     """Records that got the answer of an equal one."""
     order: tuple[OrderChosen, ...] = ()

@@ -14,6 +14,7 @@ from headrace.events import Stage
 from headrace.io.storage.locations import as_os_errors
 from headrace.io.storage.parts import atomic_file
 from headrace.observe.accountant import Account
+from headrace.observe.device_limit import DeviceFigures
 from headrace.observe.report import Report
 
 VERSION = 1
@@ -42,6 +43,7 @@ _OF_REPORT = (
     "precision",
     "budget",
     "memory",
+    "device",
     "prefix_cache",
 )
 
@@ -171,6 +173,23 @@ def _check_figures(figures: Mapping[str, Any]) -> None:
         _texts([lane["worker"]])
     if figures["memory"] is not None:
         _numbers([figures["memory"]["peak"]])
+    if figures.get("device") is not None:  # earlier versions did not write it
+        device_of(figures)
+
+
+def device_of(figures: Mapping[str, Any]) -> DeviceFigures | None:
+    """What the device did, as `figures_of` has written it.
+
+    Raises:
+        ValueError, TypeError, KeyError: it has another form.
+    """
+    kept = figures.get("device")
+    if kept is None:
+        return None
+    texts = [kept["dtype"], *([] if kept["limit"] is None else [kept["limit"]])]
+    _texts(texts)
+    _numbers([value for name, value in kept.items() if name not in ("dtype", "limit") and value is not None])
+    return DeviceFigures(**kept)
 
 
 def _numbers(values: object, count: int | None = None) -> list[float]:

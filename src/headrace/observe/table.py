@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TextIO
 
+from headrace.observe.device_limit import DeviceFigures
+
 if TYPE_CHECKING:
     from headrace.observe.report import Report, WorkerRow
 
@@ -63,6 +65,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
     lines += _tuning(report)
     if report.batches:
         lines.append(("engine busy", f"{report.busy:.1%}"))
+        lines += device_rows(report.device)
         lines += _batches(report)
     if report.splits:
         lines.append(("run again in halves", f"{report.splits:,} batches"))
@@ -92,6 +95,29 @@ def _tuning(report: Report) -> list[tuple[str, str]]:
         cached = f"{used.hits:,} from the prefix cache ({used.hits / used.queries:.1%})"
         lines.append(("prompt tokens", f"{used.queries:,}   {used.computed:,} computed, {cached}"))
     return lines
+
+
+def device_rows(device: DeviceFigures | None) -> list[tuple[str, str]]:
+    """What the device did, as labels and values."""
+    if device is None:
+        return []
+    computed = f"{device.computed:.1%} of wall in forward passes"
+    lines = [("device computed", computed + (f"; limited by {device.limit}" if device.limit else ""))]
+    if device.operations_per_record:
+        work = f"{_flops(device.operations_per_record)} per record, {_flops(device.operations_per_s)}/s"
+        mfu = "" if device.mfu is None else f", {device.mfu:.0%} of the measured {device.dtype} peak (MFU)"
+        lines.append(("arithmetic", work + mfu))
+    if device.watts is not None:
+        clock = "" if device.clock_mhz is None else f", {device.clock_mhz:,.0f} MHz at the end"
+        lines.append(("power", f"{device.watts:,.0f} W, {device.joules_per_record or 0:.3g} J per record{clock}"))
+    return lines
+
+
+def _flops(operations: float) -> str:
+    for factor, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if operations >= factor:
+            return f"{operations / factor:,.1f} {unit}FLOP"
+    return f"{operations / 1e6:,.1f} MFLOP"
 
 
 def _damaged(report: Report) -> str:

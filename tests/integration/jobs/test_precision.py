@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,11 +16,12 @@ from tests.small_models import text_model
 import headrace
 from headrace.app import tuning
 from headrace.app.job import JobSettings, execute, rehearse
+from headrace.device import precision
 from headrace.engines import torch_network
 from headrace.engines.base import Prepared
 from headrace.engines.config import EngineConfig
 from headrace.engines.text.embedding import EmbeddingEngine
-from headrace.errors import ResumeMismatchError
+from headrace.errors import ConfigError, MissingExtraError, ResumeMismatchError
 from headrace.jobs.pipeline.job import Limits, StopRequest
 
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
@@ -169,8 +171,8 @@ def in_dtype(settings: JobSettings, dtype: str) -> JobSettings:
     return replace(settings, config=tuning.in_dtype(settings.config, dtype))
 
 
-def begun_in_bfloat16(docs: Path, folder: Path, output: Path, **options: Any) -> JobSettings:
-    """The settings of a job that was begun in bfloat16 and stopped."""
+def begun_in(docs: Path, folder: Path, output: Path, dtype: str = "bfloat16", **options: Any) -> JobSettings:
+    """The settings of a job that was begun in this dtype and stopped."""
     docs.write_text("".join(json.dumps({**ROWS[n % len(ROWS)], "id": str(n)}) + "\n" for n in range(MANY)))
     settings = JobSettings(
         docs,
@@ -184,15 +186,15 @@ def begun_in_bfloat16(docs: Path, folder: Path, output: Path, **options: Any) ->
     STOP.append(stop)
     end, report = execute(settings, stop, progress=False)
     assert end.state == "interrupted" and 0 < end.records < MANY
-    assert report.precision is not None and report.precision.dtype == "bfloat16"
-    assert state(output)["fingerprint"]["engine"]["dtype"] == "bfloat16"
+    assert report.precision is not None and report.precision.dtype == dtype
+    assert state(output)["fingerprint"]["engine"]["dtype"] == dtype
     return settings
 
 
 def test_a_resumed_job_goes_on_in_the_same_numbers(
     docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path
 ) -> None:
-    settings = begun_in_bfloat16(docs, encoder_folder, tmp_path / "out.jsonl")
+    settings = begun_in(docs, encoder_folder, tmp_path / "out.jsonl")
     speeds["bfloat16"] = 1.0  # no gain here: a new job would run in float32
     end, report = execute(settings, StopRequest(), progress=False)
     assert (end.state, end.records, end.failed) == ("finished", MANY, 0)
@@ -205,7 +207,7 @@ def test_a_resumed_job_goes_on_in_the_same_numbers(
 def test_a_resume_where_they_are_only_emulated_says_why_not(
     docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path
 ) -> None:
-    settings = begun_in_bfloat16(docs, encoder_folder, tmp_path / "out.jsonl")
+    settings = begun_in(docs, encoder_folder, tmp_path / "out.jsonl")
     speeds["bfloat16"] = 0.02
     with pytest.raises(ResumeMismatchError) as refused:
         execute(settings, StopRequest(), progress=False)
@@ -223,7 +225,7 @@ def test_a_resume_where_they_are_only_emulated_says_why_not(
 def test_the_rest_of_a_job_may_be_computed_in_other_numbers(
     docs: Path, speeds: dict[str, float], encoder_folder: Path, tmp_path: Path
 ) -> None:
-    settings = begun_in_bfloat16(docs, encoder_folder, tmp_path / "out.jsonl")
+    settings = begun_in(docs, encoder_folder, tmp_path / "out.jsonl")
     exact = in_dtype(settings, "float32")
     with pytest.raises(ResumeMismatchError, match=r"engine\.dtype was 'bfloat16', now 'float32' \(--dtype\)"):
         execute(exact, StopRequest(), progress=False)
@@ -254,3 +256,54 @@ def test_numbers_that_the_device_lacks_are_used_if_set_and_said_to_be_slow(
     )
     assert report.precision is not None and report.precision.dtype == "bfloat16"
     assert report.precision.detail == "as set; this device computes it at 0.13 times the speed of float32"
+
+
+INT8 = importlib.util.find_spec("torchao") is not None
+
+
+@pytest.mark.timeout(180)  # imports torchao and, through it, more of PyTorch
+@pytest.mark.skipif(not INT8, reason="torchao is not installed")
+@pytest.mark.parametrize("passes", [True, False])
+def test_int8_is_used_where_it_passes_and_falls_back_by_name(
+    passes: bool,
+    docs: Path,
+    speeds: dict[str, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    speeds["bfloat16"] = 0.2
+    if not passes:
+        monkeypatch.setattr(precision, "LEAST_COSINE", 1.0)
+    folder = text_model(tmp_path / "model", head=False, hidden_size=64, initializer_range=0.02)
+    output = tmp_path / "out.jsonl"
+    report = headrace.run(docs, folder, sink=output, task="embed", progress=False, quantize="int8")
+    assert report.precision is not None and report.precision.dtype == ("int8" if passes else "float32")
+    assert "cosine >= 0.99" in report.precision.detail
+    assert ("--quantize int8 is not used: int8 is too far off" in caplog.text) is not passes
+    assert state(output)["fingerprint"]["engine"]["dtype"] == report.precision.dtype
+    exact = tmp_path / "exact.jsonl"
+    headrace.run(docs, folder, sink=exact, task="embed", progress=False, dtype="float32")
+    assert np.array_equal(vectors(output), vectors(exact)) is not passes
+
+
+@pytest.mark.skipif(not INT8, reason="torchao is not installed")
+def test_an_int8_job_is_resumed_in_int8(docs: Path, speeds: dict[str, float], tmp_path: Path) -> None:
+    folder = text_model(tmp_path / "model", head=False, hidden_size=64, initializer_range=0.02)
+    settings = begun_in(docs, folder, tmp_path / "out.jsonl", "int8", quantize="int8")
+    end, report = execute(settings, StopRequest(), progress=False)
+    assert (end.state, end.records, end.failed) == ("finished", MANY, 0)
+    assert report.precision is not None
+    assert (report.precision.dtype, report.precision.detail) == ("int8", "as when the job was started")
+
+
+def test_int8_without_its_library_or_with_another_type_is_refused(
+    encoder_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="quantize is int8, and dtype bfloat16: leave one of them out"):
+        EmbeddingEngine(encoder_folder, quantize="int8", dtype="bfloat16")
+    with pytest.raises(ConfigError, match="quantize is 'int4'; it may be int8"):
+        EmbeddingEngine(encoder_folder, quantize="int4")  # type: ignore[arg-type]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r'pip install "headrace\[quantize\]"'):
+        EmbeddingEngine(encoder_folder, quantize="int8")

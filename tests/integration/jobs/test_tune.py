@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from tests.acceptance.command import ROOT, headrace
 from headrace.app.grid import Grid, GridOptions, GridRow, Setting, measure
 from headrace.app.job import JobSettings
 from headrace.cli.curve import check_picture, draw
-from headrace.cli.tune import as_lines
+from headrace.cli.tune import GridFlags, as_lines
 from headrace.device.budget import Measured
 from headrace.engines import torch_network
 from headrace.engines.config import EngineConfig
@@ -72,6 +74,9 @@ def test_the_table_marks_the_best_and_says_what_batching_gains() -> None:
     assert "fails: cosine >= 0.9" in lines[4]
     assert "32 inputs take 2.6 times as long as one: 12 times the throughput." in lines
     assert "chosen: --batch-tokens 1024 --dtype float32" in lines
+    int8 = row(2048, 9000, "int8")
+    assert "chosen: --batch-tokens 2048 --quantize int8" in as_lines(Grid((int8,), int8, 0.01, 0.02, "Some CPU"))
+    assert GridFlags().options(EngineConfig("embed", engine_options={"quantize": "int8"})).dtypes == ("float32", "int8")
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
@@ -124,3 +129,28 @@ def test_every_flag_the_page_names_is_one() -> None:
     commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
     known = {name for command in commands for parameter in command.params for name in parameter.opts}
     assert set(re.findall(r"`(--[a-z-]+)", page)) - {"--dtype"} <= known
+
+
+def test_the_script_puts_table_and_picture_into_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "images").mkdir()
+    page = tmp_path / "tuning.md"
+    page.write_text((ROOT / "docs" / "tuning.md").read_text(encoding="utf-8"))
+    flags = ("--budgets", "256,512", "--dtypes", "float32", "--seconds", "0.1")
+    ended = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "tune_picture.py", "--docs", tmp_path, "--records", "12", "--", *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    for made, picture in ((page, tmp_path / "images"), (ROOT / "docs" / "tuning.md", ROOT / "docs" / "images")):
+        [table] = re.findall(r"<!-- scripts/tune_picture.py -->\n```\n(.*?)\n```", made.read_text(), re.DOTALL)
+        lines = table.splitlines()
+        assert " ".join(lines[0].split()).endswith("budget tokens/s records/s ms/batch padding peak MB")
+        assert sum("<- chosen" in line for line in lines) == 1
+        assert re.fullmatch(r"32 inputs take [\d.]+ times as long as one: \d+ times the throughput\.", lines[-3])
+        drawn = (picture / "tune.svg").read_text()
+        for engine, dtype in {tuple(line.split()[:2]) for line in lines[1:] if line.startswith((" torch", "torch"))}:
+            assert f"{engine} {dtype}" in drawn
+    assert "torch bfloat16" in (ROOT / "docs" / "images" / "tune.svg").read_text()

@@ -57,7 +57,7 @@ def flags(command: str, *more: str, folder: Path) -> tuple[int, str]:
         (
             "embed",
             {"tensor_parallel_size": 2},
-            r"no option 'tensor_parallel_size'; .*is an option of engine 'vllm' \(task 'generate'\)",
+            r"no option 'tensor_parallel_size'; .*option of engine 'torch' \(task 'generate'\) and engine 'vllm'",
         ),
         (
             "generate",
@@ -84,7 +84,10 @@ def test_every_door_refuses_it_in_the_same_words(
         (("--truncat-dim", "3"), "--truncat-dim: task 'embed' has no option 'truncat_dim'; known: "),
         (("--truncat-dim", "3"), "did you mean --truncate-dim?"),
         (("--batch_sizee", "3"), "did you mean --batch-size?"),
-        (("--tensor-parallel-size", "2"), "tensor_parallel_size is an option of engine 'vllm' (task 'generate')"),
+        (
+            ("--tensor-parallel-size", "2"),
+            "tensor_parallel_size is an option of engine 'torch' (task 'generate') and engine 'vllm' (task 'generate')",
+        ),
         (("--device", "cpu", "--device", "cuda"), "--device is given twice; give it once"),
         (("--task", "generate", "--seed", "1", "--seed", "2"), "--seed is given twice; give it once"),
         (("stray",), "unexpected argument 'stray': flags begin with --"),

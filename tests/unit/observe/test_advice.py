@@ -39,6 +39,10 @@ GOOD = AdviceInputs(
             replace(GOOD, causes={"real": 98, "starting": 60}, dtype="bfloat16", tuning_s=40.0),
             "Starting took 60 s of 158 s, 40 s of it to choose a data type: --dtype bfloat16 would save those 40 s",
         ),
+        (
+            replace(GOOD, dtype="bfloat16", dtype_speed=0.2),
+            "This device computes bfloat16 at 0.2 times the speed of float32: --dtype float32 would save about 78 s",
+        ),
     ],
 )
 def test_advice(numbers: AdviceInputs, expected: str) -> None:

@@ -27,8 +27,9 @@ from headrace.events import (
     WorkUnitDone,
 )
 from headrace.observe.batches import BusyTime
-from headrace.observe.report import Report, ReportBuilder, WorkerRow
+from headrace.observe.report import Report, ReportBuilder
 from headrace.observe.table import as_text, print_report
+from headrace.observe.worker_rows import WorkerRow
 
 
 def formed(batch: int, *, size: int = 4, cost: float = 30, padded: float = 40, starved: float = 0.5) -> BatchFormed:

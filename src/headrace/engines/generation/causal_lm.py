@@ -54,8 +54,20 @@ class PromptSettings:
     seed: int
 
 
+def folder_of(model: str | Path | None) -> Path:
+    """The folder of the model; None for the arithmetic model.
+
+    Raises:
+        ConfigError: no such folder.
+    """
+    name = None if model is None else str(model)
+    return ARITHMETIC if name in (None, "arithmetic") else find_folder(name)
+
+
 class CausalLM:
     """A model with its tokenizer: the code that both generation engines share.
+
+    `split` loads a part of the model, see `torch_network.load_pretrained`.
 
     Raises:
         ConfigError: no such folder, or a parameter that the model does not support.
@@ -63,12 +75,17 @@ class CausalLM:
     """
 
     def __init__(
-        self, model: str | Path | None, prompting: PromptSettings, device: str, dtype: str, max_model_len: int | None
+        self,
+        model: str | Path | None,
+        prompting: PromptSettings,
+        device: str,
+        dtype: str,
+        max_model_len: int | None,
+        split: Mapping[str, object] | None = None,
     ) -> None:
-        name = None if model is None else str(model)
-        self._folder = ARITHMETIC if name in (None, "arithmetic") else find_folder(name)
+        self._folder = folder_of(model)
         check_tokenizer(self._folder)
-        self.model, self.device, missing = load_pretrained(AutoModelForCausalLM, self._folder, device, dtype)
+        self.model, self.device, missing = load_pretrained(AutoModelForCausalLM, self._folder, device, dtype, split)
         if missing:
             raise EngineError(f"the model in {self._folder} holds no weights for {', '.join(sorted(missing)[:3])}")
         with loading(self._folder):

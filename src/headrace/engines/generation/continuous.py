@@ -5,22 +5,22 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
-from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
-from transformers.generation.logits_process import LogitsProcessorList
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
 from headrace.engines.base import PrefixCacheStats, Prepared
-from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
+from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
 from headrace.engines.generation.ragged_attention import use_ragged_attention
-from headrace.engines.generation.sampling import TokenSampler
+from headrace.engines.generation.sampling import BatchSampler, TokenSampler
 from headrace.engines.generation.scheduler import PageScheduler
+from headrace.engines.generation.tensor_parallel import load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, default_sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         ContinuousBatchingManager,
         ContinuousBatchProcessor,
     )
-    from transformers.generation.continuous_batching.requests import FutureRequestState, RequestState
+    from transformers.generation.continuous_batching.requests import RequestState
 
 _PAGE = 32
 """Tokens per page of the key-value cache. transformers' default of 256 wastes most of a page on short answers."""
@@ -77,6 +77,7 @@ class GenerationEngine:
         chat: whether a plain text is a user's message instead of a prompt to continue.
         system_prompt: for each chat without a system message; implies `chat`.
         seed: combined with each prompt to seed its sampling; a request's own seed takes precedence.
+        tensor_parallel_size: processes that hold a part of the model each, on a device of their own.
         sampling: defaults for requests that do not set them: `max_tokens`, `temperature`, `top_p`, `top_k`,
             `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.Sampling`.
 
@@ -98,25 +99,42 @@ class GenerationEngine:
         chat: bool = False,
         system_prompt: str | None = None,
         seed: int = 0,
+        tensor_parallel_size: int = 1,
         **sampling: object,
     ) -> None:
         prompting = PromptSettings(default_sampling(sampling), system_prompt, chat, seed)
-        self._lm = CausalLM(model, prompting, device, dtype, max_model_len)
         whole("max_num_seqs", max_num_seqs, 1)
-        longest = self._lm.max_model_len
-        wanted = max_num_seqs * min(longest, _TOKENS_PER_SLOT) if kv_cache_tokens is None else kv_cache_tokens
-        if wanted < longest:
-            raise ConfigError(
-                f"kv_cache_tokens is {wanted}: one answer may need {longest}; raise it or lower max_model_len"
-            )
-        if enable_prefix_caching not in (None, False, True):
-            raise ConfigError(f"enable_prefix_caching is {enable_prefix_caching!r:.60}: it must be true or false")
-        self._sampler = _Sampler(self._choose)
+        size = whole("tensor_parallel_size", tensor_parallel_size, 1)
         self._answers: dict[int, _Answer] = {}
-        with torch.inference_mode():
-            # One more page per answer, since its last page is rarely full: this keeps the budget in tokens.
-            self._manager, self._processor = self._open(-(-wanted // _PAGE) + max_num_seqs + 1, max_num_seqs)
-        self._scheduler = self._share_pages(enable_prefix_caching, max_num_seqs)
+        self._is_split = size > 1
+        other = partial(
+            GenerationEngine,
+            model,
+            device=device,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            kv_cache_tokens=kv_cache_tokens,
+            enable_prefix_caching=enable_prefix_caching,
+            tensor_parallel_size=size,
+        )
+        self._ranks = start_ranks(folder_of(model), size, device, other)
+        with loaded_together(self._ranks):
+            split = load_options(size) if self._is_split else None
+            self._lm = CausalLM(model, prompting, device, dtype, max_model_len, split)
+            longest = self._lm.max_model_len
+            wanted = max_num_seqs * min(longest, _TOKENS_PER_SLOT) if kv_cache_tokens is None else kv_cache_tokens
+            if wanted < longest:
+                raise ConfigError(
+                    f"kv_cache_tokens is {wanted}: one answer may need {longest}; raise it or lower max_model_len"
+                )
+            if enable_prefix_caching not in (None, False, True):
+                raise ConfigError(f"enable_prefix_caching is {enable_prefix_caching!r:.60}: it must be true or false")
+            self._sampler = BatchSampler(self._choose, is_split=self._is_split)
+            with torch.inference_mode():
+                # One more page per answer, since its last page is rarely full: this keeps the budget in tokens.
+                self._manager, self._processor = self._open(-(-wanted // _PAGE) + max_num_seqs + 1, max_num_seqs)
+            self._scheduler = self._share_pages(enable_prefix_caching, max_num_seqs)
         self.profile = EngineProfile(
             batching="steps",
             max_in_flight=max_num_seqs,
@@ -139,6 +157,8 @@ class GenerationEngine:
             use_async_batching=False,
             use_cuda_graph=False,
             auto_switch_to_flash=self._lm.device.type == "cuda",
+            # Of use only with graphs; in a split model, transformers warns where the environment does not set it.
+            **({"disable_nccl_graph_mixing": False} if self._is_split else {}),
         )
         ends = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=self._lm.pad_token)
         if not getattr(self._lm.model, "_supports_attention_backend", False):
@@ -232,15 +252,27 @@ class GenerationEngine:
         """
         if self._lm.model is None:
             raise EngineDeadError("the generation engine is closed; create a new one")
+        if self._ranks is None:
+            self._run_step()
+        else:
+            with self._ranks.step():
+                self._run_step()
+        finished = [*self._ended(), *self._stopped()]
+        self._call_listeners()
+        return finished
+
+    def _run_step(self) -> None:
         with running(self._lm.device, lambda: f"a step of {len(self._answers)} answers"):
             if self._processor.prepare_next_batch():
                 self._processor._generation_step(self._lm.model)
                 self._processor.update_batch()
                 if self._scheduler is not None:
                     self._scheduler.step_done()
-        finished = [*self._ended(), *self._stopped()]
-        self._call_listeners()
-        return finished
+
+    def repeat_step(self) -> None:
+        """Run rank 0's step on another rank of a split model."""
+        self._run_step()
+        self._ended()
 
     def _call_listeners(self) -> None:
         """Call the listeners with the partial answers."""
@@ -305,19 +337,27 @@ class GenerationEngine:
             return None
         generated = self._generated(key)
         del self._answers[key]
-        scheduler = self._processor.scheduler
         if self._state(key) is None:
             self._manager.cancel_request(str(key))  # not yet scheduled
         else:
-            scheduler.set_request_cancellation(str(key))
-            scheduler.clear_cancelled_requests()
+            if self._ranks is not None:
+                self._ranks.cancel(str(key))
+            self.cancel(str(key))
         return _Resumed(answer.ask, answer.sampler, generated)
+
+    def cancel(self, request_id: str) -> None:
+        """Remove a request that is scheduled, on this rank alone."""
+        scheduler = self._processor.scheduler
+        scheduler.set_request_cancellation(request_id)
+        scheduler.clear_cancelled_requests()
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
         self._answers.clear()
         self._manager = self._processor = self._scheduler = None
         self._lm.close()
+        if self._ranks is not None:
+            self._ranks.close()
 
     def _state(self, key: int) -> RequestState | None:
         scheduler = self._processor.scheduler
@@ -349,26 +389,3 @@ class GenerationEngine:
 
 def _cannot_batch(reason: str) -> EngineError:
     return EngineError(f"transformers cannot batch this model continuously: {reason}; use the engine static, or vllm")
-
-
-class _Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types
-    """Chooses each request's next token with its own sampling parameters; transformers does greedy decoding."""
-
-    def __init__(self, choose: Callable[[str, torch.Tensor, int], None]) -> None:
-        super().__init__(LogitsProcessorList())
-        self.do_processing = True
-        self._choose = choose
-        self._requests: list[str] = []
-
-    def prepare_tensor_args(
-        self, requests_in_batch: list[FutureRequestState], arg_storage: torch.Tensor
-    ) -> torch.Tensor:
-        """Store the ids of the requests with a next token, in the order of the logits."""
-        self._requests = [request.state.request_id for request in requests_in_batch if request.has_new_token]
-        return arg_storage
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: object) -> torch.Tensor:  # noqa: ARG002
-        """Scores of shape (requests, vocabulary), highest for the chosen tokens."""
-        for row, request_id in enumerate(self._requests):
-            self._choose(request_id, scores, row)
-        return scores

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
+from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
+from transformers.generation.logits_process import LogitsProcessorList
 
+from headrace.engines.generation.tensor_parallel import agreed, is_follower
 from headrace.engines.requests import Sampling
+
+if TYPE_CHECKING:
+    from transformers.generation.continuous_batching.requests import FutureRequestState
 
 Ids: TypeAlias = Sequence[int]
 
@@ -100,6 +106,34 @@ class TokenSampler:
             probabilities = probabilities.clone()
             probabilities[places[beyond]] = 0.0
         return probabilities
+
+
+class BatchSampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types
+    """Chooses each request's next token with its own sampling parameters; transformers does greedy decoding.
+
+    In a model that is split, rank 0 chooses for all ranks.
+    """
+
+    def __init__(self, choose: Callable[[str, torch.Tensor, int], None], *, is_split: bool) -> None:
+        super().__init__(LogitsProcessorList())
+        self.do_processing = True
+        self._choose = choose
+        self._is_split = is_split
+        self._requests: list[str] = []
+
+    def prepare_tensor_args(
+        self, requests_in_batch: list[FutureRequestState], arg_storage: torch.Tensor
+    ) -> torch.Tensor:
+        """Store the ids of the requests with a next token, in the order of the logits."""
+        self._requests = [request.state.request_id for request in requests_in_batch if request.has_new_token]
+        return arg_storage
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: object) -> torch.Tensor:  # noqa: ARG002
+        """Scores of shape (requests, vocabulary), highest for the chosen tokens."""
+        if not (self._is_split and is_follower()):
+            for row, request_id in enumerate(self._requests):
+                self._choose(request_id, scores, row)
+        return scores if not self._is_split else agreed(scores)
 
 
 def _measured(logits: torch.Tensor, token: int, count: int) -> TokenLogprob:

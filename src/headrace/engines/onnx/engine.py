@@ -12,6 +12,7 @@ import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as failures
 from transformers import AutoConfig, AutoTokenizer
 
+from headrace.device.forward import ForwardMeter
 from headrace.engines.heads import VectorHead
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
@@ -72,6 +73,7 @@ class OnnxNetwork:
         # Quantised models scale values by the whole batch, and a file does not tell whether it is quantised.
         self.tolerance = 3e-2
         self.by_length = False
+        self.meter: ForwardMeter | None = None  # onnxruntime does not tell which time is its own
         names = [one.name for one in session.get_outputs()]
         self._output = next((name for name in outputs if name in names), names[0])
         if self._output in (_VECTORS + _STATES if "logits" in outputs else ("logits",)):

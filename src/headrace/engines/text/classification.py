@@ -13,17 +13,19 @@ from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, named_folder
 from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.text.encoders import by_length, tune
+from headrace.engines.text.quantizing import Quantize, check_quantize, to_int8
 from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.tokenizing import TooLong, tokens_for
 from headrace.engines.torch_network import TorchNetwork, load_pretrained, loading
 from headrace.errors import EngineError
 
 
-def classify(
+def classify(  # noqa: PLR0913 - one parameter per setting of the user
     model: str | Path | None = None,
     *,
     device: str = "auto",
     dtype: str = "auto",
+    quantize: Quantize = None,
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
     top_labels: int | None = None,
@@ -35,6 +37,7 @@ def classify(
         device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N".
         dtype: "auto" (float32 on CPU, the weights' dtype on CUDA; a job may choose, see docs/tuning.md), "float32",
             "float16" or "bfloat16".
+        quantize: "int8" to multiply 8-bit integers in the encoder's linear layers (needs the extra quantize).
         max_model_len: in tokens; None for the model's limit.
         on_too_long: truncate a longer text, or fail its record.
         top_labels: how many labels to list with their scores.
@@ -43,7 +46,7 @@ def classify(
         ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded, or the model is of another kind.
     """
-    network, tokenizer, config = _load(model, device, dtype)
+    network, tokenizer, config = _load(model, device, dtype, quantize)
     return classifier(network, tokens_for(tokenizer, config, "either", max_model_len, on_too_long), config, top_labels)
 
 
@@ -52,11 +55,12 @@ def score(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    quantize: Quantize = None,
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
 ) -> TextEngine:
     """Create a cross-encoder: one score per text pair. Parameters and errors as `classify`."""
-    network, tokenizer, config = _load(model, device, dtype)
+    network, tokenizer, config = _load(model, device, dtype, quantize)
     return scorer(network, tokens_for(tokenizer, config, "pair", max_model_len, on_too_long), config)
 
 
@@ -68,6 +72,7 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     multi_label: bool = False,
     device: str = "auto",
     dtype: str = "auto",
+    quantize: Quantize = None,
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
 ) -> ZeroShotEngine:
@@ -81,17 +86,18 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     Other parameters and errors as `classify`.
     """
     candidates = Candidates(labels, hypothesis_template, multi_label)
-    network, tokenizer, config = _load(model, device, dtype)
+    network, tokenizer, config = _load(model, device, dtype, quantize)
     tokens = tokens_for(tokenizer, config, "premise", max_model_len, on_too_long)
     return ZeroShotEngine(network, tokens, candidates, config)
 
 
 def _load(
-    model: str | Path | None, device: str, dtype: str
+    model: str | Path | None, device: str, dtype: str, quantize: Quantize
 ) -> tuple[TorchNetwork, PreTrainedTokenizerBase, ModelConfig]:
     """The network, its tokenizer and its config.json."""
     folder = named_folder(model)
     check_tokenizer(folder)
+    int8 = check_quantize(quantize, dtype)
     module, place, missing = load_pretrained(AutoModelForSequenceClassification, folder, device, dtype)
     if missing:
         raise EngineError(
@@ -99,6 +105,8 @@ def _load(
             f"(it says it is a {', '.join(module.config.architectures or ['model of an unknown kind'])})"
         )
     tune(module)
+    if int8:
+        to_int8(module)
     with loading(folder):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}

@@ -17,6 +17,7 @@ from headrace.engines.model_folder import check_tokenizer, find_folder
 from headrace.engines.text import static
 from headrace.engines.text.encoders import by_length, tune
 from headrace.engines.text.prompts import Prompts, chosen_prompt
+from headrace.engines.text.quantizing import Quantize, check_quantize, to_int8
 from headrace.engines.text.tasks import TextEngine
 from headrace.engines.text.tokenizing import TextTokens, TooLong, choose_length, usable_positions
 from headrace.engines.torch_network import TorchNetwork, loading
@@ -34,6 +35,7 @@ class EmbeddingEngine(TextEngine):
         device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N".
         dtype: "auto" (float32 on CPU, the weights' dtype on CUDA; a job may choose, see docs/tuning.md), "float32",
             "float16" or "bfloat16".
+        quantize: "int8" to multiply 8-bit integers in the encoder's linear layers (needs the extra quantize).
         max_model_len: in tokens; None for the model's limit.
         on_too_long: truncate a longer text, or fail its record.
         truncate_dim: number of leading components to keep (Matryoshka models); only normalised again with `normalize`.
@@ -53,6 +55,7 @@ class EmbeddingEngine(TextEngine):
         *,
         device: str = "auto",
         dtype: str = "auto",
+        quantize: Quantize = None,
         max_model_len: int | None = None,
         on_too_long: TooLong = "truncate",
         truncate_dim: int | None = None,
@@ -64,9 +67,14 @@ class EmbeddingEngine(TextEngine):
         folder = find_folder(model)
         check_tokenizer(folder)
         place = choose_device(device)
+        int8 = check_quantize(quantize, dtype)
         module = _load(folder, place, dtype, trust_remote_code=trust_remote_code)
         dimension = _choose_dimension(module, truncate_dim)
         is_static = isinstance(module[0], StaticEmbedding)
+        if int8 and is_static:
+            raise ConfigError("quantize: this model has no layers to quantize, only a table of vectors; leave it out")
+        if int8:
+            to_int8(module[0].model)
         tokenizer = static.tokenizer_of(module[0]) if is_static else module.tokenizer
         config: ModelConfig = {} if is_static else module[0].config.to_dict()
         length = choose_length(

@@ -44,14 +44,14 @@ def tune(model: torch.nn.Module) -> list[str]:
         expected = _states(base)
     except _UNFIT:
         return []  # it does not take texts
-    changes = {"prepacked": (_prepack, _unpack_weights), "packed": (_pack, _pad)}
+    changes = {"prepacked": (_prepack, unpack_weights), "packed": (_pack, _pad)}
     return [name for name, (change, undo) in changes.items() if _stays(change, undo, base, expected)]
 
 
 def restore(model: PreTrainedModel) -> None:
     """Undo `tune`, for tools that read a model, such as an export."""
     _pad(model.base_model)
-    _unpack_weights(model.base_model)
+    unpack_weights(model.base_model)
 
 
 def by_length(model: torch.nn.Module) -> bool:
@@ -152,7 +152,7 @@ class PrepackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types a
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+        self.packed_weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
         self._bias = None if linear.bias is None else linear.bias.detach()
         self.gelu: tuple[torch.nn.Module, ...] = ()
         """The fused activation, if any. In a tuple, so that it is not registered as a submodule."""
@@ -160,12 +160,12 @@ class PrepackedLinear(torch.nn.Module):  # type: ignore[misc]  # torch's types a
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """The layer's output, with the fused activation if any."""
         name, way = ("gelu", "none") if self.gelu else ("none", "")  # by the error function
-        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self._weight, self._bias, name, [], way)
+        output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(states, self.packed_weight, self._bias, name, [], way)
         return output
 
     def linear(self) -> torch.nn.Linear:
         """The original layer."""
-        weight = self._weight.to_dense()
+        weight = self.packed_weight.to_dense()
         layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=self._bias is not None, device="meta")
         layer.weight = torch.nn.Parameter(weight)
         if self._bias is not None:
@@ -186,7 +186,8 @@ def _prepack(base: PreTrainedModel) -> bool:
     return True
 
 
-def _unpack_weights(base: PreTrainedModel) -> None:
+def unpack_weights(base: PreTrainedModel) -> None:
+    """Undo the prepacking of linear layers."""
     for part in base.modules():
         dense = getattr(part, "dense", None)
         if type(dense) is PrepackedLinear and dense.gelu:

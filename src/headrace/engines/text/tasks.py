@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from headrace.device.forward import ForwardMeter
 from headrace.engines.base import Prepared
 from headrace.engines.heads import (
     Classification,
@@ -65,6 +66,10 @@ class TextEngine:
     def dtype_speeds(self) -> Mapping[str, float]:
         """See `TunableEngine.dtype_speeds`."""
         return self.network.dtype_speeds()
+
+    def forward_meter(self) -> ForwardMeter | None:
+        """See `TunableEngine.forward_meter`."""
+        return self.network.meter
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Exception]:
         """See `TextTokens.prepare`."""
@@ -144,6 +149,10 @@ class ZeroShotEngine:
     def dtype_speeds(self) -> Mapping[str, float]:
         """See `TunableEngine.dtype_speeds`."""
         return self.network.dtype_speeds()
+
+    def forward_meter(self) -> ForwardMeter | None:
+        """See `TunableEngine.forward_meter`."""
+        return self.network.meter
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[list[Tokens]] | Exception]:
         """Tokens of each text with each label; a RecordError if the input is not text."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from headrace.device.forward import ForwardMeter
 from headrace.engines.base import Prepared
 from headrace.engines.heads import Head, LabelHead, VectorHead, label_function, label_names
 from headrace.engines.model_config import ModelConfig
@@ -50,6 +51,10 @@ class ImageEngine:
     def dtype_speeds(self) -> Mapping[str, float]:
         """See `TunableEngine.dtype_speeds`."""
         return self.network.dtype_speeds()
+
+    def forward_meter(self) -> ForwardMeter | None:
+        """See `TunableEngine.forward_meter`."""
+        return self.network.meter
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Pixels] | Exception]:
         """See `ImageInputs.prepare`."""

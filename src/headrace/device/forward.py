@@ -1,0 +1,72 @@
+"""What the forward passes of a network did: their time, and the arithmetic that the real tokens need. No I/O."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSize:
+    """What one pass over a network takes."""
+
+    multiplied: int
+    """Weights that each token is multiplied with."""
+    attention: int
+    """Hidden size times layers: a pair of tokens takes four times as many operations, for scores and for values."""
+    weight_bytes: int
+    """Read from memory by each pass."""
+
+    def operations(self, lengths: Sequence[int]) -> float:
+        """Floating-point operations for texts of these lengths, padding not counted."""
+        return 2.0 * self.multiplied * sum(lengths) + 4.0 * self.attention * sum(length * length for length in lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """The sum over some forward passes."""
+
+    passes: int = 0
+    seconds: float = 0.0
+    operations: float = 0.0
+    weight_bytes: float = 0.0
+
+    def since(self, earlier: Forwarded) -> Forwarded:
+        """Without what was done before."""
+        return Forwarded(
+            self.passes - earlier.passes,
+            self.seconds - earlier.seconds,
+            self.operations - earlier.operations,
+            self.weight_bytes - earlier.weight_bytes,
+        )
+
+
+class ForwardMeter:
+    """Adds up forward passes; thread-safe.
+
+    Args:
+        size: of the network; None if it is unknown.
+        gpu: the GPU's name for NVML; empty for a CPU.
+    """
+
+    def __init__(self, size: NetworkSize | None, gpu: str = "") -> None:
+        self.gpu = gpu
+        self._size = size
+        self._lock = threading.Lock()
+        self._sum = Forwarded()
+
+    def add(self, seconds: float, lengths: Sequence[int]) -> None:
+        """Count a pass over texts of these lengths."""
+        operations = 0.0 if self._size is None else self._size.operations(lengths)
+        moved = 0 if self._size is None else self._size.weight_bytes
+        with self._lock:
+            done = self._sum
+            self._sum = Forwarded(
+                done.passes + 1, done.seconds + seconds, done.operations + operations, done.weight_bytes + moved
+            )
+
+    def read(self) -> Forwarded:
+        """All passes so far."""
+        with self._lock:
+            return self._sum

@@ -1,0 +1,102 @@
+"""Where the instructions for bfloat16 are off, a job that `--dtype auto` began in it goes on in it or says why not.
+
+`ONEDNN_MAX_CPU_ISA` switches them off, so that one machine stands for two.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.acceptance.command import MAIN, ROOT, end, headrace
+from tests.small_models import text_model
+
+from headrace.device.native import speeds
+
+RECORDS = 4_000
+WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
+EAGER = "from headrace.app import tuning; tuning._WORTH_S = tuning.LEAST_GAIN = 0.0; "
+"""Lets a short job try bfloat16, and take it however small the gain is with a small model."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Some thousand records, and a model just large enough to be tried in bfloat16."""
+    if speeds(torch.device("cpu"))["bfloat16"] < 1.2:
+        pytest.skip("this CPU has no instructions for bfloat16 to switch off")
+    text_model(tmp_path / "model", head=False, hidden_size=256, initializer_range=0.02)
+    with (tmp_path / "in.jsonl").open("w") as file:
+        for n in range(RECORDS):
+            text = " ".join(WORDS[(n + place) % len(WORDS)] for place in range(10 + n % 60))
+            file.write(json.dumps({"id": str(n), "text": text}) + "\n")
+    return tmp_path
+
+
+def begin(folder: Path, output: str, isa: str | None = None, *flags: str) -> subprocess.Popen[str]:
+    """Begin or continue the job, with the CPU's instructions limited to `isa`."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return subprocess.Popen(
+        [sys.executable, "-c", EAGER + MAIN, "run", "-i", "in.jsonl", "-o", output, "--model", "model", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path} | ({"ONEDNN_MAX_CPU_ISA": isa} if isa else {}),
+    )
+
+
+def vectors(output: Path) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["id"] for row in rows] == [str(n) for n in range(RECORDS)]  # each once, in order
+    return np.array([row["embedding"] for row in rows])
+
+
+@pytest.mark.timeout(300)  # five processes that load PyTorch: 40 s on a free machine
+def test_a_killed_job_keeps_its_numbers_or_says_why_not(folder: Path) -> None:
+    job = begin(folder, "out.jsonl")
+    while not any(folder.glob("out.jsonl.parts/part-*")):
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.02)
+    job.send_signal(signal.SIGKILL)
+    job.communicate()
+    state = json.loads((folder / "out.jsonl.parts" / "job.json").read_text())
+    assert state["fingerprint"]["engine"]["dtype"] == "bfloat16"
+    parts = sorted(path.name for path in folder.glob("out.jsonl.parts/part-*"))
+
+    status, said = end(begin(folder, "out.jsonl", "AVX2"))
+    assert status == 2
+    assert "was started in bfloat16, which this machine computes at 0." in said
+    assert "pass --dtype bfloat16 to continue here nevertheless" in said
+    assert sorted(path.name for path in folder.glob("out.jsonl.parts/part-*")) == parts
+
+    status, said = end(begin(folder, "out.jsonl", "AVX512_CORE"))  # converts the numbers, which is less slow
+    assert status == 0, said
+    assert "the job runs in bfloat16: this device computes it at 0." in said
+    assert "bfloat16: as when the job was started; this device computes it at 0." in said
+    assert (
+        headrace("run", "-i", "in.jsonl", "-o", "exact.jsonl", "--model", "model", "--dtype", "float32", folder=folder)[
+            0
+        ]
+        == 0
+    )
+    assert (
+        headrace(
+            "run", "-i", "in.jsonl", "-o", "whole.jsonl", "--model", "model", "--dtype", "bfloat16", folder=folder
+        )[0]
+        == 0
+    )
+    found, exact, whole = (vectors(folder / f"{name}.jsonl") for name in ("out", "exact", "whole"))
+    cosines = [
+        (found * other).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(other, axis=1)
+        for other in (whole, exact)
+    ]
+    assert cosines[0].min() > 0.999
+    assert np.median(1 - cosines[0]) < np.median(1 - cosines[1])  # nearer to bfloat16's numbers than to float32's

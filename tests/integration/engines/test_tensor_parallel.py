@@ -1,0 +1,152 @@
+"""`tensor_parallel_size`: two processes over gloo give the answers of one, and end together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.acceptance.command import end, headrace, start
+
+from headrace import ContinuousBatcher
+from headrace.engines.generation.continuous import GenerationEngine
+from headrace.errors import ConfigError, EngineDeadError
+
+pytest.importorskip("accelerate")
+SUMS = [f"{n * 37 % 500}+{n * 91 % 700}=" for n in range(40)]
+ASKS: list[Any] = [
+    *SUMS,
+    {"prompt": "1+1=", "stop": ["2"], "min_tokens": 0},
+    {"prompt": "12+30=", "max_tokens": 1},
+    {"prompt": "77+5=", "temperature": 1.0, "seed": 3, "ignore_eos": True, "max_tokens": 30},
+    {"prompt": "9+9=", "repetition_penalty": 1.3, "ignore_eos": True, "max_tokens": 20},
+]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def answers(engine: GenerationEngine) -> list[Any]:
+    """All at once, then again while some callers leave before their answer."""
+
+    async def run() -> list[Any]:
+        found = []
+        for leaving in (0, 10):
+            async with ContinuousBatcher(engine) as batcher:
+                payloads = [one.payload for one in engine.prepare(ASKS)]  # type: ignore[union-attr]
+                calls = [await batcher.submit(payload) for payload in payloads]
+                for call in calls[:leaving]:
+                    await asyncio.sleep(0.01)
+                    call.cancel()
+                found += await asyncio.gather(*calls[leaving:])
+        return found
+
+    return asyncio.run(run())
+
+
+def children(pid: int) -> list[int]:
+    """The processes that its threads have started."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
+
+
+def run_steps(engine: GenerationEngine, count: int) -> None:
+    for _ in range(count):
+        engine.step()
+
+
+@pytest.mark.timeout(180)  # a second process loads PyTorch
+def test_two_processes_give_the_answers_of_one_and_a_dead_one_ends_both() -> None:
+    one = GenerationEngine(max_num_seqs=8)
+    expected = answers(one)
+    one.close()
+    two = GenerationEngine(max_num_seqs=8, tensor_parallel_size=2)
+    [rank] = children(os.getpid())
+    with pytest.raises(ConfigError, match="another model of this process has tensor_parallel_size"):
+        GenerationEngine(tensor_parallel_size=2)
+    assert answers(two) == expected
+    [prepared] = two.prepare([SUMS[0]])
+    two.add(0, prepared.payload)  # type: ignore[union-attr]
+    os.kill(rank, signal.SIGKILL)
+    started = time.monotonic()
+    said = "tensor parallel of 2 processes: rank 1: the process was killed by SIGKILL"
+    with pytest.raises(EngineDeadError, match=said):
+        run_steps(two, 100)
+    assert time.monotonic() - started < 10
+    two.close()
+    assert children(os.getpid()) == []
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.timeout(240)
+def test_a_job_whose_rank_dies_ends_in_one_line_and_goes_on(tmp_path: Path) -> None:
+    rows = [{"id": n, "text": f"{n}+{n * 7}="} for n in range(6_000)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ("run", "--task", "generate", "-i", "in.jsonl", "-o", "out.jsonl", "--tensor-parallel-size", "2")
+    job = start(*command, folder=tmp_path)
+    while not any(tmp_path.glob("out.jsonl.parts/part-*")):
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.02)
+    [rank] = children(job.pid)
+    os.kill(rank, signal.SIGKILL)
+    status, said = end(job, 60)
+    assert status == 75
+    assert "tensor parallel of 2 processes: rank 1: the process was killed by SIGKILL" in said.splitlines()[-1]
+    status, said = headrace(*command[:-2], folder=tmp_path)  # on one device
+    assert status == 0, said
+    assert [json.loads(line)["id"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == list(range(6_000))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tensor_parallel_size": 3}, "must divide the model's 4 attention heads; use 2 or 4"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0: it must be an int >= 1"),
+        ({"tensor_parallel_size": 2, "device": "cuda:7"}, "cuda:7"),
+        ({"tensor_parallel_size": 2, "dtype": "int3"}, "dtype 'int3' is unknown"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_by_name(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        GenerationEngine(**options)
+    assert children(os.getpid()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--task", "generate", "--engine", "static"), "has no option 'tensor_parallel_size'"),
+        (("--task", "embed"), "is an option of engine 'torch' (task 'generate')"),
+    ],
+)
+def test_an_engine_without_it_says_which_have_it(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "1+1="}\n')
+    files = ("-i", "in.jsonl", "-o", "out.jsonl")
+    status, output = headrace("run", *files, *flags, "--tensor-parallel-size", "2", folder=tmp_path)
+    assert status == 2
+    assert said in output.splitlines()[-1]
+
+
+def test_a_model_without_a_plan_is_refused_by_name(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer, CodeGenConfig, CodeGenForCausalLM
+
+    from headrace.engines.generation.causal_lm import ARITHMETIC
+
+    AutoTokenizer.from_pretrained(str(ARITHMETIC)).save_pretrained(str(tmp_path))
+    CodeGenForCausalLM(CodeGenConfig(vocab_size=99, n_embd=32, n_layer=1, n_head=4, rotary_dim=4)).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(ConfigError, match="no tensor-parallel plan for models of type codegen; leave it out"):
+        GenerationEngine(tmp_path, tensor_parallel_size=2)

@@ -1,0 +1,105 @@
+"""Devices that are not there, budgets that are too small, and trials that run out of memory: one clear line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headrace
+from headrace.app import tuning
+from headrace.app.grid import GridOptions, measure
+from headrace.app.job import JobSettings
+from headrace.app.warm_up import warm_up
+from headrace.device.cache import TuningCache
+from headrace.engines import torch_network
+from headrace.engines.config import EngineConfig
+from headrace.engines.text.embedding import EmbeddingEngine
+from headrace.errors import ConfigError, EngineOutOfMemoryError
+
+ROWS = [{"id": str(n), "text": "a canal feeds a mill " * (n % 9 + 1)} for n in range(60)]
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """The tokens, padding included, that fit on the device by dtype; bfloat16 is found to be fast."""
+    fits = {"float32": float("inf"), "bfloat16": float("inf")}
+    run = torch_network.TorchNetwork.run
+
+    def limited(self: torch_network.TorchNetwork, arrays: Any) -> Any:
+        if arrays["input_ids"].size > fits[str(self.describe()["dtype"])]:
+            raise EngineOutOfMemoryError("the device has no room")
+        return run(self, arrays)
+
+    def speeds(device: object) -> Mapping[str, float]:
+        return {"bfloat16": 4.0}
+
+    monkeypatch.setattr(torch_network.TorchNetwork, "run", limited)
+    monkeypatch.setattr(torch_network, "speeds", speeds)
+    monkeypatch.setattr(torch_network, "LEAST_PARAMETERS", 0)
+    monkeypatch.setattr(tuning, "_WORTH_S", 0.0)
+    return fits
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_gpu_that_is_not_there_is_named(encoder_folder: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device '{device}': PyTorch sees 0 CUDA devices; use device=cpu"):
+        EmbeddingEngine(encoder_folder, device=device)
+
+
+def test_a_budget_below_one_record_runs_records_alone(encoder_folder: Path, tmp_path: Path) -> None:
+    report = headrace.run(
+        ROWS, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False, batch_tokens=1
+    )
+    assert (report.ok, report.failed, report.batches) == (len(ROWS), 0, len(ROWS))
+
+
+def test_a_dtype_that_runs_out_of_memory_when_tried_is_not_used(
+    encoder_folder: Path, tmp_path: Path, room: dict[str, float]
+) -> None:
+    room["bfloat16"] = 300  # of its padding test alone
+    report = headrace.run(ROWS, encoder_folder, sink=tmp_path / "out.jsonl", task="embed", progress=False)
+    assert report.precision is not None and report.precision.dtype == "float32"
+    assert report.precision.detail.startswith("bfloat16 gives NaN or no output for ")
+    assert report.ok == len(ROWS)
+
+
+def test_budgets_that_run_out_of_memory_leave_the_table(
+    encoder_folder: Path, tmp_path: Path, room: dict[str, float]
+) -> None:
+    source = tmp_path / "in.jsonl"
+    alike = [{"id": str(n), "text": ROWS[8]["text"]} for n in range(60)]  # in one batch, if the budget allows it
+    source.write_text("".join(json.dumps(row) + "\n" for row in alike))
+    settings = JobSettings(source, lambda rows: None, EngineConfig("embed", str(encoder_folder)))
+    room["float32"] = 1_500  # more than the engine's own test of padding takes
+    options = GridOptions((128, 256, 4_096), ("float32",), seconds=0.05)
+    grid = measure(settings, options, lambda line: None)
+    assert [row.measured.budget for row in grid.rows] == [128, 256]
+
+
+def test_a_server_whose_trial_runs_out_of_memory_takes_a_smaller_budget(
+    encoder_folder: Path, tmp_path: Path, room: dict[str, float]
+) -> None:
+    room["float32"] = 1_100
+    config = EngineConfig("embed", str(encoder_folder), engine_options={"device": "cpu", "dtype": "float32"})
+    found = warm_up(config, None, TuningCache(tmp_path))
+    assert found.tokens is not None and found.tokens <= 1_024
+
+
+def test_a_cache_that_names_an_unknown_dtype_is_told_and_ignored(
+    encoder_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig("embed", str(encoder_folder), engine_options={"device": "cpu"})
+    warm_up(config, None, TuningCache(tmp_path)).engine.close()
+    [kept] = tmp_path.glob("*.json")
+    content = json.loads(kept.read_text())
+    content["found"]["dtype"] = "float3"
+    kept.write_text(json.dumps(content))
+    found = warm_up(config, None, TuningCache(tmp_path))
+    assert found.engine.describe()["dtype"] == "float32"
+    assert "float3 was chosen for this model before, and cannot be loaded now" in caplog.text

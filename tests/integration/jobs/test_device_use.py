@@ -1,0 +1,92 @@
+"""A job says what its device did: computing time, arithmetic as PyTorch counts it, and a share of a measured peak."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.small_models import text_model
+from torch.utils.flop_counter import FlopCounterMode
+
+import headrace
+from headrace.app import device_use
+from headrace.device import native
+from headrace.device.cache import TuningCache
+from headrace.device.forward import ForwardMeter
+from headrace.device.nvml import GpuReading
+from headrace.engines.text.embedding import EmbeddingEngine
+from headrace.events import DeviceUsed, Event, JobDone, JobStarted
+
+
+def test_the_arithmetic_is_what_pytorch_counts(tmp_path: Path) -> None:
+    engine = EmbeddingEngine(text_model(tmp_path, head=False, hidden_size=32), dtype="float32", device="cpu")
+    meter = engine.forward_meter()
+    assert meter is not None
+    before = meter.read()
+    text = engine.prepare(["the canal feeds a mill and its wheel turns"])[0].payload  # type: ignore[union-attr]
+    with FlopCounterMode(display=False) as counter:
+        engine.forward([text, text])
+    done = meter.read().since(before)
+    assert done.passes == 1 and done.seconds > 0
+    # PyTorch does not count attention on CPUs, which is little here; the pooler counts for one token of each text.
+    assert done.operations == pytest.approx(counter.get_total_flops(), rel=0.1)
+    weights = sum(one.numel() for one in engine.network.module[0].model.encoder.parameters())  # type: ignore[attr-defined]
+    assert done.weight_bytes == pytest.approx(4 * weights, rel=0.1)
+
+
+def test_a_job_reports_it_and_measures_the_peak_once(
+    encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+
+    def peaks(kind: str, dtype: str) -> dict[str, float]:
+        measured.append(f"{kind} {dtype}")
+        return {"operations": 1e15, "bytes": 1e12}
+
+    monkeypatch.setattr(native, "peaks", peaks)
+    monkeypatch.setattr(device_use, "_WORTH_S", 0.0)
+    rows = [{"id": str(n), "text": "a canal feeds a mill " * (n % 5 + 1)} for n in range(100)]
+    for name in ("one", "two"):
+        report = headrace.run(rows, encoder_folder, sink=tmp_path / f"{name}.jsonl", task="embed", progress=False)
+        device = report.device
+        assert device is not None and 0 < device.computed <= 1
+        assert device.operations_per_record > 0 and device.mfu is not None and 0 < device.mfu < 1
+        kept = json.loads((tmp_path / f"{name}.jsonl.parts" / "report.json").read_text())
+        assert kept["runs"][-1]["figures"]["device"]["mfu"] == device.mfu
+    assert measured == ["cpu float32"]
+
+
+def test_peaks_are_those_of_the_device() -> None:
+    found = native.peaks("cpu", "float32")
+    assert found["operations"] > 1e8 and found["bytes"] > 1e8
+    assert native.peaks("cpu", "int8") == {}
+
+
+def test_energy_is_that_of_the_job(tmp_path: Path) -> None:
+    class Gpu:
+        readings = iter([GpuReading(100.0, 1_000.0), GpuReading(160.0, 1_900.0)])
+
+        def read(self) -> GpuReading:
+            return next(self.readings)
+
+    class Engine:
+        def describe(self) -> dict[str, str]:
+            return {"dtype": "float16"}
+
+    told: list[Event] = []
+    meter = ForwardMeter(None, "GPU-1")
+    meter.add(9.0, [])  # before the job: not counted
+    engine: Any = Engine()
+    gpu: Any = Gpu()
+    watch = device_use.DeviceWatch(engine, meter, told.append, TuningCache(tmp_path), gpu)
+    watch(JobStarted(None, None, 0, 0.0))
+    meter.add(0.5, [])
+    watch(JobDone("finished", 3.0))
+    [used] = told
+    assert isinstance(used, DeviceUsed)
+    assert (used.computed_s, used.energy_j, used.clock_mhz, used.operations) == (0.5, 60.0, 1_900.0, 0.0)
+    assert np.isfinite(used.at) and not torch.cuda.is_initialized()

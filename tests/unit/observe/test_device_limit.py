@@ -1,0 +1,71 @@
+"""What a device did, and which limit binds it, from what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headrace.events import DeviceUsed, JobDone, JobStarted
+from headrace.observe.device_limit import device_figures
+from headrace.observe.report import ReportBuilder
+from headrace.observe.summary import device_of, figures_of
+from headrace.observe.table import as_text, device_rows
+
+USED = DeviceUsed(
+    computed_s=8.0,
+    operations=4e12,
+    weight_bytes=8e9,
+    peak_operations=1e12,
+    peak_bytes=1e10,
+    dtype="bfloat16",
+    at=10.0,
+    energy_j=2_000.0,
+    clock_mhz=1_980.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("used", "fixed_s", "limit"),
+    [
+        (USED, 0.0, "compute"),
+        (replace(USED, computed_s=6.9), 0.0, "host"),
+        (USED, 0.05, "launch"),
+        (replace(USED, weight_bytes=8e10), None, "memory bandwidth"),
+        (replace(USED, peak_operations=0.0), None, None),
+    ],
+)
+def test_the_limit_that_binds_is_named(used: DeviceUsed, fixed_s: float | None, limit: str | None) -> None:
+    found = device_figures(used, wall_s=10.0, records=1_000, fixed_s=fixed_s, batches=100)
+    assert found is not None and found.limit == limit
+
+
+def test_the_figures_are_those_of_the_run() -> None:
+    found = device_figures(USED, 10.0, 1_000, 0.0, 100)
+    assert found is not None
+    assert (found.computed, found.operations_per_record, found.mfu) == (0.8, 4e9, 0.5)
+    assert (found.watts, found.joules_per_record, found.clock_mhz) == (200.0, 2.0, 1_980.0)
+    assert device_rows(found) == [
+        ("device computed", "80.0% of wall in forward passes; limited by compute"),
+        ("arithmetic", "4.0 GFLOP per record, 500.0 GFLOP/s, 50% of the measured bfloat16 peak (MFU)"),
+        ("power", "200 W, 2 J per record, 1,980 MHz at the end"),
+    ]
+    assert device_figures(replace(USED, computed_s=0.0), 10.0, 1_000, None, 0) is None
+
+
+def test_they_are_in_the_report_and_in_what_is_kept_of_it() -> None:
+    from headrace.events import PartCommitted
+
+    builder = ReportBuilder(0.0)
+    builder(JobStarted(None, 1_000, 0, 0.0))
+    builder(PartCommitted(0, 1_000, 0, 100, 9.0))
+    builder(USED)
+    builder(JobDone("finished", 10.0))
+    report = builder.build()
+    assert report.device is not None and report.device.operations_per_record == 4e9
+    kept = figures_of(report)
+    assert device_of(kept) == report.device
+    assert device_of({name: value for name, value in kept.items() if name != "device"}) is None  # of an earlier version
+    with pytest.raises(ValueError, match="number that is none"):
+        device_of({"device": {**kept["device"], "computed": "much"}})
+    assert "headrace run: finished" in as_text(report)
