@@ -18,7 +18,17 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Context settings of a command that passes unknown flags to the engine."""
 
 # Flags that are options of the engine, under the same name.
-_OPTIONS = ("handler", "max_model_len", "on_too_long", "device", "dtype", "truncate_dim", "prompt_name", "prompt")
+_OPTIONS = (
+    "handler",
+    "max_model_len",
+    "on_too_long",
+    "device",
+    "dtype",
+    "truncate_dim",
+    "output_dtype",
+    "prompt_name",
+    "prompt",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,10 @@ class EngineFlags(FlagGroup):
     normalize: Annotated[
         bool, typer.Option("--normalize", help="For embed: scale each vector to length 1. Many models do so anyway.")
     ] = False
+    output_dtype: Annotated[
+        Literal["float32", "int8", "uint8", "binary", "ubinary"] | None,
+        typer.Option(help="For embed: type of a vector's numbers; see docs/engines.md. Default: float32."),
+    ] = None
     prompt_name: Annotated[
         str | None,
         typer.Option(help="For embed: the model's prompt before each text, such as query. Default: the model's own."),

@@ -1,4 +1,4 @@
-"""Parquet output: the record's id, its kept columns and its output; a vector is a fixed-size list of float32."""
+"""Parquet output: the record's id, its kept columns and its output; vectors are fixed-size lists of numbers."""
 
 from __future__ import annotations
 
@@ -171,11 +171,13 @@ class ParquetWriter:
         self._vectors = self._vectors or any(_is_vector(ok.output) for ok in outcomes)
         if not self._vectors:
             return self._array(self._column, [ok.output for ok in outcomes])
+        kinds = {str(getattr(ok.output, "dtype", "")) for ok in outcomes}
+        kind = getattr(pa, kinds.pop())() if kinds in ({"int8"}, {"uint8"}) else pa.float32()
         flat = []
         for ok in outcomes:
             if not isinstance(ok.output, (list, tuple)) and not hasattr(ok.output, "tolist"):
                 raise TypeError(f"the output is of type {type(ok.output).__name__}, and that of others is a vector")
-            flat.append(pa.array(ok.output, pa.float32()))
+            flat.append(pa.array(ok.output, kind))
         lengths = [len(vector) for vector in flat]
         if len(set(lengths)) == 1:
             return pa.FixedSizeListArray.from_arrays(pa.concat_arrays(flat), lengths[0])
