@@ -38,7 +38,7 @@ def quantized(rows: NDArray[np.float32], wanted: OutputDtype) -> Sequence[Vector
     """
     if wanted == "float32":
         return list(rows)
-    finite: NDArray[np.bool_] = np.isfinite(rows).all(axis=1)
+    finite = np.asarray(np.isfinite(rows).all(axis=1))
     rows = np.where(finite[:, None], rows, 0)
     if wanted in ("binary", "ubinary"):
         unsigned = np.packbits(rows > 0, axis=1)

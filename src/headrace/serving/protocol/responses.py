@@ -38,9 +38,9 @@ def plain(value: object) -> object:
 
 def as_base64(vector: Iterable[float]) -> str:
     """Encode a vector as base64: of its bytes if it is quantized, else of little-endian float32, as OpenAI does."""
-    if getattr(vector, "itemsize", 0) == 1:
-        return base64.b64encode(vector.tobytes()).decode()
     if hasattr(vector, "astype"):
+        if vector.dtype.itemsize == 1:
+            return base64.b64encode(vector.tobytes()).decode()
         return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
     numbers = array("f", vector)
     if byteorder == "big":
