@@ -5,7 +5,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # avoids the time to import typing
 if TYPE_CHECKING:
     from headrace import errors
-    from headrace.app.job import run
+    from headrace.app.run import run
     from headrace.batching.batcher import Batcher
     from headrace.batching.continuous import ContinuousBatcher
     from headrace.batching.decorator import Batched, batched
@@ -68,7 +68,7 @@ _MODULES = {
     "map_batches": "concurrency.map_batches",
     "map_concurrent": "concurrency.fanout",
     "reusable": "concurrency.reusable",
-    "run": "app.job",
+    "run": "app.run",
 }
 
 

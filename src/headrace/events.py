@@ -183,6 +183,25 @@ class PartDamaged:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderChosen:
+    """The order of some records of a job was chosen."""
+
+    order: Literal["prefix", "input"]
+    records: int
+    reason: str
+    """Why, for a person."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicatesFound:
+    """Records got the answer of an equal one."""
+
+    records: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class PrecisionChosen:
     """The model's dtype was chosen."""
 
@@ -214,6 +233,19 @@ class MemoryUsed:
     """Memory limit in bytes."""
     source: str
     """What sets the limit."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheUsed:
+    """How many prompt tokens a language model has read for a job so far, and how many of them from its prefix cache."""
+
+    queries: int
+    """Tokens of prompts."""
+    hits: int
+    """Tokens found in the cache."""
+    computed: int
+    """Tokens that the model computed."""
     at: float
 
 
@@ -286,9 +318,12 @@ Event: TypeAlias = (
     | JobStarted
     | PartCommitted
     | PartDamaged
+    | OrderChosen
+    | DuplicatesFound
     | PrecisionChosen
     | BudgetChanged
     | MemoryUsed
+    | PrefixCacheUsed
     | JobDone
     | WorkUnitDone
     | WorkerLost

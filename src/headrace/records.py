@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,6 +22,24 @@ class Record:
     """The value of the id column, or the position if there is none."""
     data: Any
     """The row as the source read it (a dict for JSONL)."""
+
+
+class JoinedRow(dict[str, object]):
+    """A row of the input with the outputs of earlier steps as columns."""
+
+    __slots__ = ("answer", "read")
+
+    def __init__(self, read: Mapping[str, object], outputs: Mapping[str, object], answer: object = None) -> None:
+        super().__init__(read)
+        self.update(outputs)
+        self.read = read
+        """The row as the source read it, for a dead letter."""
+        self.answer = answer
+        """The output of the steps before, if the record names another model than this step's."""
+
+    def __reduce__(self) -> tuple[type[JoinedRow], tuple[object, ...]]:
+        """Support pickling."""
+        return JoinedRow, (self.read, dict(self), self.answer)
 
 
 @dataclass(frozen=True, slots=True)

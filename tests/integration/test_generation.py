@@ -157,7 +157,7 @@ def test_answers_that_were_sent_back_are_the_same_too(folder: Path) -> None:
 
 def test_all_of_the_cache_is_free_again(folder: Path) -> None:
     engine = registry.create("generate", folder, max_num_seqs=4)
-    free = engine._processor.cache.compute_free_capacity(relative=False)
+    free = engine._scheduler.pages.available
 
     async def main() -> None:
         async with ContinuousBatcher(engine, max_slots=4, max_cost=engine.profile.max_cost) as batcher:
@@ -170,7 +170,7 @@ def test_all_of_the_cache_is_free_again(folder: Path) -> None:
             endless.cancel()
 
     asyncio.run(main())
-    assert engine._processor.cache.compute_free_capacity(relative=False) == free
+    assert engine._scheduler.pages.available == free
     assert not engine._answers
 
 

@@ -1,8 +1,7 @@
-"""Build a job from settings and run it; `headrace.run`."""
+"""Build a job from settings and run it."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import json
@@ -10,10 +9,8 @@ import logging
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any
 
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.budgets import follow, starting_budget
@@ -21,26 +18,25 @@ from headrace.app.describe import describe, host_of
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, downloaded_model, engine_identity, fingerprint, finished_before, model_state
 from headrace.app.plan import check as check
+from headrace.app.prefix_caching import prefix_cache_listener
 from headrace.app.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
-from headrace.engines.config import EngineConfig, merged_options, model_name
-from headrace.engines.options import EngineOptions
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, StoppedEarly, text_of
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
-from headrace.io.sinks.callback_sink import CallbackWriter, Receiver
-from headrace.io.sources.selection import Selection
+from headrace.io.sinks.callback_sink import CallbackWriter
+from headrace.io.sources.joined import JoinedSource
 from headrace.io.sources.unique_ids import UniqueIds
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
-from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, Limits, StopRequest
+from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, OrderPlan, StopRequest
 from headrace.jobs.pipeline.mapped_ids import MappedIds
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
-from headrace.jobs.planning.survey import Survey, survey
-from headrace.jobs.settings import JobOptions, as_json, split_options
+from headrace.jobs.planning.survey import Survey, survey, survey_prompts
 from headrace.jobs.settings import JobSettings as JobSettings
+from headrace.jobs.settings import as_json
 from headrace.jobs.state.in_flight import InFlight, warn_of_crash
 from headrace.jobs.state.output import REPORT, StartMode
 from headrace.observe.progress import Progress
@@ -48,79 +44,6 @@ from headrace.observe.recorder import Recorder
 from headrace.observe.report import Report, ReportBuilder
 
 logger = logging.getLogger("headrace")
-
-T = TypeVar("T")
-
-
-class RunOptions(EngineOptions, JobOptions, total=False):
-    """Options of the engine, and fields of `JobSettings` that are not parameters of `run`."""
-
-
-def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
-    source: object,
-    model: str | Path | None = None,
-    *,
-    sink: str | Path | Receiver,
-    task: str | None = None,
-    engine: str | Callable[..., object] | None = None,
-    engine_options: Mapping[str, object] | None = None,
-    engine_process: bool = False,
-    engine_timeout_s: float | None = None,
-    pickled_weights: bool = False,
-    batch_tokens: int | None = None,
-    batch_size: int | None = None,
-    keep_columns: Sequence[str] = (),
-    limit: int | None = None,
-    sample: float | None = None,
-    sample_seed: int = 0,
-    shard: tuple[int, int] | None = None,
-    limits: Limits | None = None,
-    progress: bool = True,
-    **options: Unpack[RunOptions],
-) -> Report:
-    """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
-
-    Args:
-        source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
-            returns one, a `datasets.Dataset`, a table of pandas, polars, Arrow or DuckDB (docs/formats.md).
-        model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
-            the task's default model.
-        sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
-            Or a function that is called with lists of rows.
-        engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
-            outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
-        engine_options: the engine's options as a mapping, for an engine whose options no type checker knows.
-        pickled_weights: allow pickled weights, which can run code, in a downloaded model.
-        shard, sample, sample_seed, limit: which rows, as `Selection` has them.
-        progress: show a progress bar on stderr.
-        options: of the job, as `JobSettings` has them, and of the engine, such as `max_model_len`.
-
-    Raises:
-        ConfigError: a parameter, file, column or model cannot be used; nothing was written.
-        JobError: the job cannot start or continue; finished records are kept.
-    """
-    job, known = split_options(options)
-    config = EngineConfig(
-        task, model_name(model), engine, merged_options(engine_options, known), batch_tokens, batch_size,
-        engine_process, engine_timeout_s, pickled_weights,
-    )  # fmt: skip
-    selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
-    settings = JobSettings(
-        source,
-        sink,
-        config,
-        keep_columns=kept,
-        selection=selection,
-        limits=Limits() if limits is None else limits,
-        **job,
-    )
-    return _off_loop(functools.partial(execute, settings, StopRequest(), progress=progress))[1]
-
-
-def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
-    """Names as settings keep them; other values are left to the type check."""
-    is_list = hasattr(names, "__iter__") and not isinstance(names, str)
-    return tuple(names) if is_list else names  # type: ignore[return-value]
 
 
 def execute(
@@ -187,6 +110,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             job = build(plan, engine, stop, broadcast)
         if (follower := follow(plan.settings.config, engine, job.batcher, broadcast)) is not None:
             listeners.append(follower)
+        if (counter := prefix_cache_listener(engine, broadcast)) is not None:
+            listeners.append(counter)
         with Progress() if progress else contextlib.nullcontext() as bar:
             if bar is not None:
                 listeners.append(bar)
@@ -235,6 +160,8 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         JobError: the input cannot be read.
     """
     plan = check(settings)
+    if isinstance(plan.source, JoinedSource):
+        plan = replace(plan, source=plan.source.preview())
     engine = load(plan)
     try:
         job = build(plan, engine, StopRequest(), Broadcast(()))
@@ -243,7 +170,13 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         if tuned.engine is not engine:
             engine = tuned.engine
             job = build(plan, engine, StopRequest(), Broadcast(()))
-        found = replace(found, precision=tuned.precision, model=downloaded_model(plan.settings))
+        found = replace(
+            found,
+            precision=tuned.precision,
+            model=downloaded_model(plan.settings),
+            repeats=survey_prompts(replace(job, source=plan.source)),
+            order=job.order,
+        )
         profile = tuned_profile(plan.settings, engine)
         if profile.batching == "batches":
             profile = replace(profile, batch_cost=starting_budget(plan.settings.config, engine, profile))
@@ -263,7 +196,8 @@ def build(
     """Build the job; `batcher` is for a shared or remote engine."""
     settings = plan.settings
     # Duplicate ids would make outputs ambiguous. A retry need not check again.
-    identity = None if settings.retry else plan.columns.id
+    later = settings.step is not None and settings.step.earlier  # the first step has checked them
+    identity = None if settings.retry or later else plan.columns.id
     source, ids = plan.source, None
     if identity and settings.prepare:
         ids = MappedIds(plan.source, plan.columns, plan.user, lambda: plan.output.scratch)
@@ -277,7 +211,7 @@ def build(
         batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
         output=plan.output,
         start=StartMode(
-            fingerprint(plan, _description(engine)),
+            fingerprint(plan, describe_engine(engine)),
             as_json(settings),
             changes(settings),
             engine_identity(settings),
@@ -290,12 +224,41 @@ def build(
         ids=ids,
         engine_timeout_s=None if settings.config.engine_process else settings.config.engine_timeout_s,
         dedupe=settings.dedupe,
+        order=order_plan(plan, profile_of(engine)),
         retry=settings.retry,
         in_flight=in_flight,
     )
 
 
-def _description(engine: AnyEngine) -> Mapping[str, object]:
+def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
+    """The order of work that the job may have; None if the engine reads every prompt anew.
+
+    Raises:
+        ConfigError: the order asked for cannot be had.
+    """
+    wanted = plan.settings.order
+    if not profile.wants_prefix_order:
+        if wanted == "prefix":
+            raise ConfigError(
+                "order is 'prefix', but this engine reads every prompt anew: leave --order out; only language models "
+                "with a cache of prefixes gain from it"
+            )
+        return None
+    if wanted == "input":
+        return OrderPlan("input", "as asked")
+    reasons = (
+        (plan.settings.retry, "a retry goes through the dead letters"),
+        (plan.user.prepares, "the prompts are made by --map"),
+        (plan.output.windows is None, "the output is in an object store"),
+        (isinstance(plan.output.writer, CallbackWriter), "the output goes to a function"),
+    )
+    reason = next((reason for holds, reason in reasons if holds), "")
+    if reason and wanted == "prefix":
+        raise ConfigError(f"order is 'prefix', but {reason}: leave --order out")
+    return OrderPlan("input", reason) if reason else OrderPlan(wanted)
+
+
+def describe_engine(engine: AnyEngine) -> Mapping[str, object]:
     """The engine's `describe()` after a round trip through JSON.
 
     Raises:
@@ -353,13 +316,3 @@ class Broadcast:
     def __call__(self, event: Event) -> None:
         for listener in self._listeners:
             listener(event)
-
-
-def _off_loop(call: Callable[[], T]) -> T:
-    """Call directly, or on a new thread if this one runs an event loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return call()
-    with ThreadPoolExecutor(1, "headrace-run") as pool:
-        return pool.submit(call).result()

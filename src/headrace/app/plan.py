@@ -9,7 +9,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,13 +23,14 @@ from headrace.io.formats import openai_batch as openai
 from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.io.sinks.targets import Target, find_target, openai_writer, refuse_output_in_input
 from headrace.io.sources.images import ImageSource
+from headrace.io.sources.joined import JoinedSource, StepOutput
 from headrace.io.sources.opening import open_source
 from headrace.io.sources.selection import SelectedSource
 from headrace.io.storage.files import FileSource
 from headrace.jobs.pipeline import columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.forecast import check_room
-from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, Task, as_json, check_values
+from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, StepSettings, Task, as_json, check_values
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Finished
@@ -94,20 +95,11 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     if url is None and task.pairs == ("always" if settings.text_pair_column is None else "never"):
         need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
         raise ConfigError(f"task {config.task!r} {need} the second text (text_pair_column)")
-    if not settings.selection.is_all:
-        source = SelectedSource(source, settings.selection)
-    output = JobOutput(target, _writer(settings, target, task, url))
-    id_column = settings.id_column
-    if url and id_column is None:
-        id_column = "id"  # each request has one, though the first is refused
-    named = columns.Columns(
-        settings.text_column or (task.input if url in (None, openai.EMBEDDINGS) else "body"),
-        id_column,
-        task.text_only,
-        settings.text_pair_column,
-        settings.prompt_template,
-        ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
-    )
+    source, shown = _selected(source, settings, url)
+    column, makes_folder = task.output, False
+    if settings.step is not None:
+        column, makes_folder = settings.step.column, not settings.step.is_last
+    output = JobOutput(target, _writer(settings, target, column, url), makes_folder=makes_folder)
     user = UserCode(
         _function(settings.prepare),
         _function(settings.finish),
@@ -115,15 +107,31 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
         settings.limits.workers,
         settings.config.engine_timeout_s,
     )
-    found = columns.resolve(source, named, user if settings.prepare else None)
-    if task.output in found.keep:
-        raise ConfigError(f"cannot keep column {task.output!r}: the output of task {config.task!r} is named so")
+    found = columns.resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
+    if column in found.keep:
+        raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} is named so")
     if target.format == "jsonl" and url is None and settings.prepare is None:
-        _check_kept(source, found.keep)
+        _check_kept(shown, found.keep)
     _check_output(settings, output)
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
     return Plan(settings, source, found, output, user, left_out)
+
+
+def _columns(settings: JobSettings, task: Task, url: str | None) -> columns.Columns:
+    """The columns as the settings have them, not yet looked for in the input."""
+    id_column = settings.id_column
+    if url and id_column is None:
+        id_column = "id"  # each request has one, though the first is refused
+    return columns.Columns(
+        settings.text_column or (task.input if url in (None, openai.EMBEDDINGS) else "body"),
+        id_column,
+        task.text_only,
+        settings.text_pair_column,
+        settings.prompt_template,
+        ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
+        None if settings.step is None else settings.step.choice,
+    )
 
 
 def _check_output(settings: JobSettings, output: JobOutput) -> None:
@@ -174,11 +182,44 @@ def _target(settings: JobSettings) -> Target:
     return Target(place, is_folder=True, format="rows")
 
 
-def _writer(settings: JobSettings, target: Target, task: Task, url: str | None) -> PartWriter:
+def _selected(source: Source, settings: JobSettings, url: str | None) -> tuple[Source, Source]:
+    """The rows that the job reads, and the same rows as far as they can be shown now.
+
+    Raises:
+        ConfigError: the input cannot be used with several steps.
+    """
+    if not settings.selection.is_all:
+        source = SelectedSource(source, settings.selection)
+    if settings.step is None:
+        return source, source
+    if url is not None:
+        raise ConfigError("an OpenAI batch file says what is asked of one model; it cannot be used with several steps")
+    if getattr(source, "reads_once", False):
+        raise ConfigError(
+            "the input is an iterator, which can be read once, and each step reads it; give a list, or a function that "
+            "returns a new iterator"
+        )
+    if not settings.step.earlier:
+        return source, source
+    joined = _joined(source, settings.step)
+    return joined, joined.preview()  # the outputs may not be there yet
+
+
+def _joined(source: Source, step: StepSettings) -> JoinedSource:
+    """The input of a step, with the outputs of the steps before it."""
+    outputs = []
+    for earlier in step.earlier:
+        target = find_target(earlier.output)
+        outputs.append(StepOutput(earlier.name, earlier.column, target.place, target.errors, target.format))
+    facts: dict[str, object] = {earlier.name: earlier.facts for earlier in step.earlier}
+    return JoinedSource(source, outputs, facts, as_answer=step.choice is not None)
+
+
+def _writer(settings: JobSettings, target: Target, column: str, url: str | None) -> PartWriter:
     if callable(settings.sink):
-        return CallbackWriter(settings.sink, task.output)
+        return CallbackWriter(settings.sink, column)
     if url is None:
-        return target.writer(task.output, settings.on_nan)
+        return target.writer(column, settings.on_nan)
     chosen = settings.config.task
     if chosen not in _OPENAI_TASKS[url]:
         raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url][0]!r}, not {chosen!r}")
@@ -283,7 +324,15 @@ def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
         "prompt_template": plan.columns.template,
         "keep_columns": list(plan.columns.keep),
         **plan.user.describe(),
+        **_step_facts(plan.settings.step),
     }
+
+
+def _step_facts(step: StepSettings | None) -> dict[str, object]:
+    if step is None:
+        return {}
+    chosen = {} if step.choice is None else {"model_column": asdict(step.choice)}
+    return {"step": {"name": step.name, "column": step.column, "begun": step.begun, **chosen}}
 
 
 def changes(settings: JobSettings) -> Literal["refuse", "ignore", "overwrite"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from headrace.batching.options import function, whole
 from headrace.batching.pending import checked_results
@@ -49,6 +49,22 @@ class StepModel(Protocol[RecordT, ResultT_co]):
         """Remove a record in any state; an unknown key is ignored.
 
         Returns what `add` takes to resume it later, or None if it must restart.
+        """
+        ...
+
+
+@runtime_checkable
+class SharingStepModel(StepModel[RecordT, ResultT_co], Protocol[RecordT, ResultT_co]):
+    """A step model whose records share a part of their cost, such as a common prefix in a key-value cache."""
+
+    def shared(self, key: int) -> float:
+        """How much of the record's cost is counted for one that was added before it."""
+        ...
+
+    def overlap(self, record: RecordT) -> float:
+        """How much of the cost of a record that may join is counted for those in the model.
+
+        Called on the event loop between steps, so it must be fast.
         """
         ...
 
@@ -144,6 +160,8 @@ class StepCall:
     """What removed records resume from, by key."""
     finished: Sequence[tuple[int, object]] = ()
     needs: dict[int, float] = field(default_factory=dict)
+    shared: dict[int, float] = field(default_factory=dict)
+    """What of `needs` is counted for other records; empty for a model without shared costs."""
 
     def run(self, model: StepModel[Any, Any]) -> None:
         """Remove and add records, then take one step."""
@@ -163,6 +181,8 @@ class StepCall:
             self.finished = _checked(model.step(), keys)
             keys.difference_update(key for key, _ in self.finished)
             self.needs = {key: model.needs(key) for key in keys}
+            if isinstance(model, SharingStepModel):
+                self.shared = {key: model.shared(key) for key in keys}
 
 
 def _checked(finished: object, keys: set[int]) -> Sequence[tuple[int, object]]:

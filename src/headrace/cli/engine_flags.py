@@ -44,11 +44,11 @@ class EngineFlags(FlagGroup):
         ),
     ] = None
     model: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="Model of the Hugging Face Hub (org/name or org/name@revision), a folder (local or s3://...), or an "
             "included model: all-MiniLM-L6-v2 (default for embed), arithmetic (default for generate), docstrings, "
-            "digits."
+            "digits. headrace run takes several."
         ),
     ] = None
     engine: Annotated[
@@ -134,7 +134,7 @@ class EngineFlags(FlagGroup):
     ] = None
 
     def config(self, arguments: Sequence[str], meant: str = "") -> EngineConfig:
-        """The engine configuration that the flags describe.
+        """The engine configuration that the flags describe, for one model.
 
         Args:
             arguments: flags that the command does not know: options of the engine.
@@ -143,9 +143,11 @@ class EngineFlags(FlagGroup):
         Raises:
             ConfigError: an argument is not a flag, or a flag is given twice.
         """
+        if len(self.model or ()) > 1:
+            raise ConfigError("--model is given twice; give it once")
         return EngineConfig(
             task=self.task,
-            model=self.model,
+            model=self.model[0] if self.model else None,
             engine=self.engine,
             engine_options=merged_options(self._options(), engine_options(arguments, meant)),
             batch_tokens=self.batch_tokens,

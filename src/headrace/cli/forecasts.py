@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 from headrace.cli.outcome import say
+from headrace.jobs.pipeline.job import OrderPlan
 from headrace.jobs.planning.forecast import Forecast
+from headrace.jobs.planning.repeats import Repeats
 from headrace.jobs.planning.survey import Survey
 
 _SHOWN = 100
@@ -32,6 +35,8 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
         print(f"left out    {left_out}")
     for example in survey.examples:
         print(f"  as the model sees it: {_short(example)}")
+    if survey.repeats is not None:
+        print_repeats(survey.repeats, survey.order)
     if forecast.seconds is None:
         print("time        unknown: the length of the input is not known")
     else:
@@ -42,6 +47,23 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
     if forecast.bytes is not None:
         free = "" if forecast.free is None else f", {_size(forecast.free)} free"
         print(f"disk        {_size(forecast.bytes)} while it runs{free}")
+
+
+def print_repeats(found: Repeats, plan: OrderPlan | None) -> None:
+    """Print what the prompts repeat, and what would let more of them be read from a cache."""
+    kinds = f"{found.duplicates:.0%} in equal prompts, {found.beginnings:.0%} in common beginnings"
+    print(f"prompts     {found.repeated:.0%} of the text of the first {found.prompts:,} repeats: {kinds}")
+    if plan is not None and plan.order == "input":
+        print(f"order       as in the input: {plan.reason}")
+    elif found.gains or (plan is not None and plan.order == "prefix"):
+        print(f"order       by prompt: as in the input, neighbours have {found.as_read:.0%} in common")
+    else:
+        print("order       as in the input: another order would save nothing")
+    if found.columns:
+        print(f"columns     {', '.join(f'{name} {share:.0%} repeated' for name, share in found.columns.items())}")
+    if found.template is not None:
+        print(f"template    {found.better:.0%} would repeat with this order of fields:")
+        print(f"  --prompt-template {shlex.quote(found.template)}")
 
 
 def _records(survey: Survey) -> str:

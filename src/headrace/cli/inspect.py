@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.app.steps import StepHere, steps_here
 from headrace.cli.outcome import guarded, say
 from headrace.jobs.state.inspection import Inspection
 from headrace.jobs.state.inspection import inspect as look_at
@@ -31,6 +32,11 @@ def inspect(output: Output, verify: Verify = False) -> None:
 
 
 def _inspect(output: str, *, verify: bool) -> int:
+    steps = steps_here(output)
+    for number, step in enumerate(steps, 1):
+        print(f"step {number}    {step.name}: {_brief(step)}")
+    if steps and not steps[-1].has_begun:
+        return 0
     found = look_at(output, verify=verify)
     state = f"running, by {found.holder}" if found.holder else found.state
     print(f"state     {state}")
@@ -53,6 +59,13 @@ def _inspect(output: str, *, verify: bool) -> int:
     if verify:
         print("verified  every file matches its checksum")
     return 0
+
+
+def _brief(step: StepHere) -> str:
+    if not step.has_begun:
+        return "not begun"
+    found = look_at(step.output)
+    return f"{found.state}, {found.records - found.failed:,} ok, {found.failed:,} failed"
 
 
 def _way_out(found: Inspection) -> str:

@@ -80,14 +80,15 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
         return 1
 
 
-def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report) -> int:
-    """Print how the job ended. Returns the exit status."""
+def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report | None) -> int:
+    """Print how the job ended, with the report if it was not printed before. Returns the exit status."""
     sink = str(settings.sink)
     failed = f", {end.failed:,} failed, see {_errors(settings)}" if end.failed else ""
     if end.state == "already_finished":
         say(f"{sink} is already finished: {end.records:,} records{failed}; nothing to do")
         return 3 if end.failed else 0
-    print_report(report, sys.stderr)
+    if report is not None:
+        print_report(report, sys.stderr)
     if end.state == "interrupted":
         say(f"stopped; {end.records:,} records are done and kept: run the same command again to continue")
         return 128 + (stopper.signal or 0)

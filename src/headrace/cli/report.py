@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from headrace.app.steps import steps_here
 from headrace.cli.outcome import guarded, say
 from headrace.errors import ConfigError
 from headrace.jobs.state.inspection import holder_of, state_of
@@ -49,23 +51,30 @@ def report(outputs: Outputs, output_file: PageFile = None, as_json: Json = False
 
 def _report(outputs: Sequence[str], file: Path | None, price: float | None, *, as_figures: bool) -> int:
     if as_figures:
-        jobs = [reported(name) for name in outputs]
+        jobs = [job for name in outputs for job in reported(name)]
         found = [{"output": job.name, "state": job.state, **in_json(figures(job.runs), price)} for job in jobs]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
         return 0
     path = file or page_beside(outputs[0])
     check_file(path)
-    write_page(path, [reported(name) for name in outputs], price)
+    write_page(path, [job for name in outputs for job in reported(name)], price)
     say(f"wrote {path}")
     return 0
 
 
-def reported(name: str) -> ReportedJob:
-    """The job with this output.
+def reported(name: str) -> list[ReportedJob]:
+    """The job with this output; for a job of several steps, each step that has begun.
 
     Raises:
         ConfigError: there is none, or it has left no report.
     """
+    steps = steps_here(name)
+    if not steps:
+        return [_reported(name)]
+    return [replace(_reported(step.output), name=f"{name}: {step.name}") for step in steps if step.has_begun]
+
+
+def _reported(name: str) -> ReportedJob:
     target, state = state_of(name)
     runs = summary.read(target.work / REPORT, name)
     if not runs:

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from headrace.app.job import execute
+from headrace.app.steps import retried, steps_here
+from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineFlags, changed
 from headrace.cli.flags import with_groups
@@ -62,8 +64,14 @@ def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
     limits = Limits(max_errors=max_errors, max_attempts=max_attempts)
 
     def command(stopper: Stopper) -> int:
+        given = engine.config(context.args)
+        if steps_found := steps_here(output):
+            if given.changed():
+                raise ConfigError(f"{given.changed()[0]} cannot be changed for a retry of several steps; leave it out")
+            found = [_settings(step.output, limits, ignore_changes) for step in steps_found]
+            return steps.carry_out(retried(found), stopper, run)
         settings = _settings(output, limits, ignore_changes)
-        config = changed(settings.config, engine.config(context.args))
+        config = changed(settings.config, given)
         settings = replace(settings, config=config)
         return conclude(settings, stopper, *run(settings, stopper))
 

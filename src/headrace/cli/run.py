@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import functools
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
 from headrace.app.job import JobSettings, execute, rehearse
+from headrace.app.step_settings import Step
 from headrace.argument_types import parse_size
-from headrace.cli.cluster_flags import ClusterFlags, Execute
+from headrace.cli import steps
+from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import Command, FlagGroup, with_groups
 from headrace.cli.forecasts import print_forecast, print_survey
 from headrace.cli.outcome import conclude, guarded, say
 from headrace.cli.report import check_file, reported
 from headrace.cli.signals import Stopper, stop_on_signals
+from headrace.cli.steps import StepFlags
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io.sources.opening import known_formats
@@ -34,6 +38,8 @@ headrace run -i texts.jsonl -o vectors.parquet
 headrace run --task generate --model ./qwen -i in.jsonl -o out.jsonl
 
 headrace run --dry-run --task zero-shot --labels a,b -i '*.csv' -o labels/
+
+headrace run --config steps.yaml -i texts.jsonl -o answers.parquet
 """
 
 
@@ -126,8 +132,20 @@ class RecordFlags(FlagGroup):
         str | None, typer.Option(help="i/n: process every n-th record, starting at record i (0 to n-1). Default: all.")
     ] = None
     dedupe: Annotated[
-        bool, typer.Option("--dedupe", help="Compute equal inputs only once; each record is still written.")
-    ] = False
+        bool | None,
+        typer.Option(
+            "--dedupe/--no-dedupe",
+            help="Compute equal inputs only once; each record is still written. Default: only requests to language "
+            "models without sampling.",
+        ),
+    ] = None
+    order: Annotated[
+        Literal["auto", "prefix", "input"],
+        typer.Option(
+            help="Order of work for language models: prefix puts prompts that begin alike together, auto does so where "
+            "it saves work. The output is always in the order of the input."
+        ),
+    ] = "auto"
     prepare: Annotated[
         str | None,
         typer.Option("--map", help="Your module:function, (row) -> row, called for each input row. Default: none."),
@@ -237,6 +255,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
     limits: LimitFlags,
     estimate: ReportFlags,
     cluster: ClusterFlags,
+    several: StepFlags,
 ) -> None:
     """Run a bulk job. Run the same command again to continue a job that was stopped.
 
@@ -256,37 +275,46 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
             "it measures one engine on this machine; leave out --on and --data-parallel-size", param_hint="--dry-run"
         )
     locally = functools.partial(execute, progress=True, on_survey=print_survey, on_load=_print_loading)
-    job_limits = limits.limits()
+    job_limits, models = limits.limits(), list(engine.model or ())
 
-    def settings() -> JobSettings:
-        return _settings(
-            files, engine.config(context.args, "-i {}? Put a glob in quotes: -i '*.jsonl'"), records, job_limits
-        )
+    def settings() -> tuple[JobSettings, tuple[list[Step], str | None] | None]:
+        one = replace(engine, model=models[:1])  # several are several steps
+        config = one.config(context.args, "-i {}? Put a glob in quotes: -i '*.jsonl'")
+        job = _settings(files, config, records, job_limits)
+        return job, steps.steps_of(several, models, job)
+
+    def rehearse_job() -> int:
+        job, found = settings()
+        if found is None:
+            return _rehearse(job, estimate.gpu_hour_price)
+        return steps.rehearse(job, *found, estimate.gpu_hour_price)
+
+    def run_job(stopper: Stopper) -> int:
+        job, found = settings()
+        execute_job = on_cluster or locally
+        if found is None:
+            return _reported(job, estimate, lambda: conclude(job, stopper, *execute_job(job, stopper)))
+        return _reported(job, estimate, lambda: steps.run(job, *found, stopper, execute_job))
 
     if estimate.dry_run:
-        sys.exit(guarded(lambda: _rehearse(settings(), estimate.gpu_hour_price), context))
+        sys.exit(guarded(rehearse_job, context))
     with stop_on_signals() as stopper:
-        execute_job = on_cluster or locally
-        sys.exit(guarded(lambda: _reported(settings(), stopper, execute_job, estimate), context))
+        sys.exit(guarded(lambda: run_job(stopper), context))
 
 
-def _reported(settings: JobSettings, stopper: Stopper, execute_job: Execute, wanted: ReportFlags) -> int:
+def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], int]) -> int:
     """Run the job, and write its report whatever becomes of it."""
     if wanted.report is None:
-        return _run(settings, stopper, execute_job)
+        return run_job()
     check_file(wanted.report)
     try:
-        return _run(settings, stopper, execute_job)
+        return run_job()
     finally:
         try:
-            write_page(wanted.report, [reported(str(settings.sink))], wanted.gpu_hour_price)
+            write_page(wanted.report, reported(str(settings.sink)), wanted.gpu_hour_price)
             say(f"wrote {wanted.report}")
         except HeadraceError as error:  # how the job ended matters more
             say(f"no report: {error}")
-
-
-def _run(settings: JobSettings, stopper: Stopper, execute_job: Execute) -> int:
-    return conclude(settings, stopper, *execute_job(settings, stopper))
 
 
 def _print_loading(settings: JobSettings) -> None:
@@ -340,6 +368,7 @@ def _settings(files: FileFlags, config: EngineConfig, records: RecordFlags, limi
         finish=records.finish,
         worker_kind=records.worker_kind,
         dedupe=records.dedupe,
+        order=records.order,
     )
 
 

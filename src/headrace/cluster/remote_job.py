@@ -44,7 +44,15 @@ class RemoteEngine:
 
     def __init__(self, info: WorkerInfo) -> None:
         self._info = info
-        self.profile = replace(info.profile, cost_unit="records", prepare_rows=None, followable=False, tunable=False)
+        self.profile = replace(
+            info.profile,
+            cost_unit="records",
+            prepare_rows=None,
+            followable=False,
+            tunable=False,
+            caches_prefixes=False,  # the workers' caches are not reported
+            workers_cache_prefixes=info.profile.caches_prefixes,
+        )
 
     def describe(self) -> Mapping[str, object]:
         """The description of the workers' engine, so that a job can continue locally or on a cluster."""

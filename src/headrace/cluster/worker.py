@@ -20,7 +20,7 @@ from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import BadResultError, ConfigError, EngineError, HeadraceError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
 from headrace.jobs.pipeline.engine_prepare import prepare_all
-from headrace.jobs.pipeline.infer import stream_longest_first
+from headrace.jobs.pipeline.infer import stream_in_order, stream_longest_first
 from headrace.jobs.pipeline.job import Limits, StopRequest
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings
@@ -94,7 +94,8 @@ class WorkerActor:
         results: list[object] = [None] * len(payloads)
         costs = [0] * len(payloads)
         work = await asyncio.to_thread(self._prepare, payloads, results, costs)
-        async for run, outputs, _ in self._batcher.runs_as_completed(stream_longest_first(work)):
+        stream = stream_in_order if profile_of(self._engine).caches_prefixes else stream_longest_first
+        async for run, outputs, _ in self._batcher.runs_as_completed(stream(work)):
             for item, output in zip(run, outputs, strict=True):
                 results[item.record.position] = output
         return self._reply(results, costs)

@@ -25,6 +25,8 @@ class Prepared(Generic[PayloadT]):
     cost: int
     """In the engine's cost unit: the exact number of tokens for text."""
     truncated: bool = False
+    greedy: bool = False
+    """Whether it is a request to a language model that is answered without sampling: equal ones have one answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,24 @@ class TokenIds:
     """A text as ids of the model's own tokenizer, with all special tokens. Only for a `TokenizingEngine`."""
 
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheStats:
+    """Prompt tokens since the engine was loaded. A request that starts again counts again."""
+
+    queries: int
+    """Tokens of prompts: those that were looked up in the prefix cache."""
+    hits: int
+    """Tokens that were found there."""
+    computed: int
+    """Tokens that the model computed."""
+
+    def since(self, earlier: PrefixCacheStats) -> PrefixCacheStats:
+        """The tokens that were added after `earlier`."""
+        return PrefixCacheStats(
+            self.queries - earlier.queries, self.hits - earlier.hits, self.computed - earlier.computed
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +203,14 @@ class TokenizingEngine(Protocol):
         ...
 
 
+class PrefixCachingEngine(Protocol):
+    """A language model that computes what prompts have in common at their beginning once."""
+
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        """Counts of prompt tokens. May be called on any thread."""
+        ...
+
+
 def runs_batches(engine: Engine[Any, Any]) -> TypeGuard[BatchEngine[Any, Any, Any]]:
     """Whether the engine's profile says that it is a `BatchEngine`."""
     return profile_of(engine).batching == "batches"
@@ -206,6 +234,11 @@ def can_be_followed(engine: Engine[Any, Any]) -> TypeGuard[FollowableEngine[Any]
 def can_tokenize(engine: Engine[Any, Any]) -> TypeGuard[TokenizingEngine]:
     """Whether the engine's profile says that it is a `TokenizingEngine`."""
     return profile_of(engine).tokenizes
+
+
+def caches_prefixes(engine: Engine[Any, Any]) -> TypeGuard[PrefixCachingEngine]:
+    """Whether the engine's profile says that it is a `PrefixCachingEngine`."""
+    return profile_of(engine).caches_prefixes
 
 
 def can_be_tuned(engine: Engine[Any, Any]) -> TypeGuard[TunableEngine]:

@@ -41,6 +41,11 @@ class EngineConfig:
     commit: str | None = None
     """The version of a model that is downloaded, set by `engines.resolving.resolve`; None for a local model."""
 
+    def changed(self) -> list[str]:
+        """The names of the settings that differ from their defaults."""
+        default = EngineConfig()
+        return [one.name for one in fields(self) if getattr(self, one.name) != getattr(default, one.name)]
+
     @property
     def label(self) -> str | None:
         """The model with its version, for people; None for the task's default model."""

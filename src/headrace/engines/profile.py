@@ -80,6 +80,10 @@ class EngineProfile:
     """Whether it can be loaded in another `dtype` (`TunableEngine`)."""
     tokenizes: bool = False
     """Whether it takes token ids and makes them (`TokenizingEngine`)."""
+    caches_prefixes: bool = False
+    """Whether prompts that begin with the same tokens are computed once (`PrefixCachingEngine`)."""
+    workers_cache_prefixes: bool = False
+    """Whether the workers behind it do so; how much they save is not known here."""
 
     def __post_init__(self) -> None:
         one_of("batching", self.batching, get_args(Batching))
@@ -88,6 +92,8 @@ class EngineProfile:
         one_of("followable", self.followable, (False, True))
         one_of("tunable", self.tunable, (False, True))
         one_of("tokenizes", self.tokenizes, (False, True))
+        one_of("caches_prefixes", self.caches_prefixes, (False, True))
+        one_of("workers_cache_prefixes", self.workers_cache_prefixes, (False, True))
         needed = _NEEDED[self.batching]
         for name in ("batch_size", "batch_cost", "max_in_flight", "max_cost", *_BATCHES_ONLY):
             value = getattr(self, name)
@@ -122,6 +128,11 @@ class EngineProfile:
     def counts_tokens(self) -> bool:
         """Whether a record's cost is its number of tokens."""
         return self.cost_unit == "tokens"
+
+    @property
+    def wants_prefix_order(self) -> bool:
+        """Whether prompts that begin alike should come one after the other."""
+        return self.caches_prefixes or self.workers_cache_prefixes
 
     @property
     def width(self) -> int:
@@ -220,7 +231,8 @@ def check_methods(engine: object, profile: EngineProfile) -> None:
     """
     follow = ("follow",) if profile.followable else ()
     tokenize = ("tokenize", "detokenize", "token_strings") if profile.tokenizes else ()
-    for name in ("describe", "prepare", *_METHODS[profile.batching], *follow, *tokenize, "close"):
+    counts = ("prefix_cache_stats",) if profile.caches_prefixes else ()
+    for name in ("describe", "prepare", *_METHODS[profile.batching], *follow, *tokenize, *counts, "close"):
         if not callable(getattr(engine, name, None)):
             raise ConfigError(
                 f"engine {type(engine).__name__} has no method {name}, which an engine with "

@@ -21,12 +21,14 @@ class Chunk:
     """Input bytes of this chunk, including skipped rows."""
     left_out: Sequence[LeftOut] = ()
     """Names that are not read, such as hidden files in an archive."""
+    in_order: bool = False
+    """Whether neighbours begin alike, so that the engine gets them in this order, not the longest first."""
 
-    @property
-    def extent(self) -> tuple[int, int]:
-        """Position of the first row, and how many there are."""
-        firsts = [rows[0] for rows in (self.records, [failed.record for failed in self.failures]) if rows]
-        return min((row.position for row in firsts), default=0), len(self.records) + len(self.failures)
+    def extent(self, place: Callable[[int], int] | None = None) -> tuple[int, int]:
+        """Position of the first row, or its place in another order, and how many there are."""
+        firsts = [rows[0].position for rows in (self.records, [failed.record for failed in self.failures]) if rows]
+        places = firsts if place is None else map(place, firsts)
+        return min(places, default=0), len(self.records) + len(self.failures)
 
 
 class Source(Protocol):
@@ -87,5 +89,12 @@ class PartWriter(Protocol):
         """Write rows of `base` and of the parts `more` as one file, alternating by the counts in `turns`.
 
         The rest of `base` follows the last turn. A negative number drops rows of `more`. Memory is bounded.
+        """
+        ...
+
+    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:
+        """Rows of these parts as new parts, one for each of `orders`, which lists numbers of rows.
+
+        Rows are numbered from 0 through all parts. Needs memory for all of them.
         """
         ...

@@ -12,9 +12,10 @@ from typing import Literal
 from headrace.concurrency.garbage_collection import fewer_collections
 from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, PartDamaged, StageDone
-from headrace.jobs.pipeline.infer import longest_first
+from headrace.jobs.pipeline.infer import in_order, longest_first
 from headrace.jobs.pipeline.job import Job, JobEnd, Length, Tally
 from headrace.jobs.pipeline.memory_budget import Memory
+from headrace.jobs.pipeline.ordering import in_windows
 from headrace.jobs.pipeline.prepare import Preparing
 from headrace.jobs.pipeline.read import Reader
 from headrace.jobs.pipeline.settle import Settling
@@ -31,22 +32,26 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
         JobError: a stage failed; finished records are committed.
         TooManyErrorsError: more records have failed than the job allows.
     """
-    memory = Memory(job.limits.buffer_memory)
+    todo, ordering = in_windows(job, todo)
+    room = 0 if ordering is None else ordering.room
+    keeps_order = job.order is not None and job.order.order == "input"
+    memory = Memory(job.limits.buffer_memory - room)
     async with (
         Sink(job, todo, tally, memory) as sink,
         Settling(job, memory) as settling,
-        Reader(job, todo.next_todo, memory) as reader,
+        Reader(job, todo, ordering, memory) as reader,
         Preparing(job, reader, settling, tally, memory) as preparing,
         job.batcher as batcher,
     ):
 
         async def prepared() -> AsyncIterator[list[Work]]:
             while (chunk := await preparing.next_chunk()) is not None:
-                work, refused = await settling.sort_out(chunk)
+                runs = in_order if chunk.in_order or keeps_order else longest_first
+                work, answered = await settling.sort_out(chunk)
                 del chunk  # no rows may stay referenced while the next ones are read
-                await sink.put(settling.settle(*refused))
-                del refused
-                for run in longest_first(work):
+                await sink.put(settling.settle(*answered))
+                del answered
+                for run in runs(work):
                     if job.stop.is_over:
                         return
                     yield run
@@ -118,7 +123,7 @@ def _work(job: Job, todo: Pass) -> JobEnd:
             tally.check()
     except TooManyErrorsError:
         if not job.retry:
-            todo.parts.merge_errors(job.output.errors, work=job.output.work)  # where the user looks for the cause
+            todo.sink.merge_errors(job.output.errors, work=job.output.work)  # where the user looks for the cause
         raise
     if not complete:
         return JobEnd("interrupted", tally.records, tally.failed)

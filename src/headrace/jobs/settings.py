@@ -14,7 +14,8 @@ from headrace.errors import ConfigError
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
-from headrace.jobs.pipeline.job import Limits
+from headrace.jobs.pipeline.columns import ModelChoice
+from headrace.jobs.pipeline.job import Limits, Order
 from headrace.jobs.pipeline.user_code import FinishFn, PrepareFn, WorkerKind
 from headrace.records import JsonObject
 
@@ -41,6 +42,34 @@ TASKS = {
     "image-embed": Task("embedding", "image", text_only=False),
     "custom": Task("output", text_only=False, pairs="perhaps"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierStep:
+    """A step that a later one takes outputs from."""
+
+    name: str
+    column: str
+    output: str
+    """The file with its outputs."""
+    facts: JsonObject = field(default_factory=dict)
+    """What determines its outputs, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """What makes a job one step of several."""
+
+    name: str
+    column: str
+    """Of its output."""
+    begun: str
+    """Changes when all steps are started again, so that no step continues with outputs of another start."""
+    earlier: tuple[EarlierStep, ...] = ()
+    choice: ModelChoice | None = None
+    """Which records it computes; None for all."""
+    is_last: bool = False
+    """Whether it writes the output of the whole job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +113,13 @@ class JobSettings:
     """`(row, output) -> output`, or `module:function`: called for each output before it is written."""
     worker_kind: WorkerKind = "auto"
     """Whether these run on threads or in processes; "auto" measures their cost."""
-    dedupe: bool = False
-    """Compute equal inputs only once; each record is still written."""
+    dedupe: bool | None = None
+    """Compute equal inputs only once; each record is still written. None for requests that are answered greedily."""
+    order: Order = "auto"
+    """The order of work: "prefix" puts prompts that begin alike together, "input" keeps the order of the input, "auto"
+    chooses by the prompts. The output is in the order of the input in any case."""
+    step: StepSettings | None = None
+    """For one step of several: see `app.steps`."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -104,7 +138,8 @@ class JobOptions(TypedDict, total=False):
     prepare: PrepareFn | str | None
     finish: FinishFn | str | None
     worker_kind: WorkerKind
-    dedupe: bool
+    dedupe: bool | None
+    order: Order
 
 
 def split_options(options: Mapping[str, object]) -> tuple[JobOptions, dict[str, object]]:
@@ -114,11 +149,13 @@ def split_options(options: Mapping[str, object]) -> tuple[JobOptions, dict[str, 
     return cast(JobOptions, job), {name: value for name, value in options.items() if name not in names}
 
 
-SETTING_NAMES = tuple(one.name for kind in (JobSettings, Selection, Limits) for one in fields(kind))
+SETTING_NAMES = tuple(
+    one.name for kind in (JobSettings, Selection, Limits) for one in fields(kind) if one.name != "step"
+)
 """Names to suggest for an unknown engine option."""
 
 
-_PER_RUN = frozenset({"config", "sink", "limits", "overwrite", "ignore_changes", "retry"})
+_PER_RUN = frozenset({"config", "sink", "limits", "overwrite", "ignore_changes", "retry", "order"})
 """Settings that may differ between runs of one job."""
 
 
@@ -134,6 +171,7 @@ def as_json(settings: JobSettings) -> JsonObject | None:
         if kept[name] is not None and not isinstance(kept[name], str):
             return None
     kept["selection"] = asdict(settings.selection)
+    kept["step"] = None if settings.step is None else asdict(settings.step)
     try:
         found: JsonObject = json.loads(json.dumps(kept))
     except TypeError:
@@ -147,8 +185,22 @@ def from_json(kept: Mapping[str, Any], sink: str | Path, limits: Limits, *, igno
     shard = chosen.pop("shard")
     selection = Selection(shard=tuple(shard) if shard else None, **chosen)
     given: dict[str, Any] = {**kept, "keep_columns": tuple(kept["keep_columns"]), "selection": selection}
+    if (step := kept.get("step")) is not None:
+        given["step"] = _step(step)
     config = EngineConfig(**{one.name: given.pop(one.name) for one in fields(EngineConfig) if one.name in given})
     return JobSettings(sink=sink, config=config, limits=limits, ignore_changes=ignore_changes, retry=True, **given)
+
+
+def _step(kept: Mapping[str, Any]) -> StepSettings:
+    choice = kept["choice"]
+    return StepSettings(
+        kept["name"],
+        kept["column"],
+        kept["begun"],
+        tuple(EarlierStep(**step) for step in kept["earlier"]),
+        choice and ModelChoice(choice["column"], choice["model"], tuple(choice["models"])),
+        kept["is_last"],
+    )
 
 
 def _shallow(settings: JobSettings | EngineConfig) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from headrace.events import (
@@ -14,14 +14,17 @@ from headrace.events import (
     BatchSplit,
     BudgetChanged,
     CloseReason,
+    DuplicatesFound,
     Event,
     InputLeftOut,
     JobDone,
     JobStarted,
     MemoryUsed,
+    OrderChosen,
     PartCommitted,
     PartDamaged,
     PrecisionChosen,
+    PrefixCacheUsed,
     RecordFailed,
     StageDone,
     StepDone,
@@ -63,6 +66,24 @@ class WorkerRow:
     """Fraction of the wall time with its engine busy."""
     lost: int
     """Number of its processes that died."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What this run did in one step of a job of several."""
+
+    name: str
+    model: str
+    loads: int
+    """How often the model was loaded; 0 if the step was finished before."""
+    records: int
+    """Finished records, those of earlier runs and failed ones included."""
+    failed: int
+    """How many of them failed, in this step or before it."""
+    load_s: float
+    """Seconds until the first batch: loading the model, and choosing its dtype."""
+    wall_s: float
+    """Seconds of the whole step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +135,19 @@ class Report:
     """The last batch budget, in the engine's unit, if the job chose it; otherwise None."""
     memory: MemoryUsed | None = None
     """Peak memory of the process, if measured; otherwise None."""
+    prefix_cache: PrefixCacheUsed | None = None
+    """Prompt tokens, and how many came from the prefix cache; None if the engine has none."""
     causes: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of the device by cause, the starting time included: see `headrace.observe.timeline.Cause`."""
+    duplicates: int = 0
+    """Records that got the answer of an equal one."""
+    order: tuple[OrderChosen, ...] = ()
+    """How many records were worked on in which order, and why; the first reason of each. Empty if it makes no
+    difference."""
     advices: tuple[Advice, ...] = ()
     """Everything worth changing, what gains most first."""
+    steps: tuple[StepFigures, ...] = ()
+    """For a job of several steps: each of them; all other figures are those of the last one that ran."""
 
 
 class _WorkerRow:
@@ -155,8 +185,7 @@ class ReportBuilder:
         self._started = False
         self._last = 0.0
         self._state: State = "interrupted"
-        self._skipped = self._skipped_failed = 0
-        self._ok = 0
+        self._skipped = self._skipped_failed = self._ok = 0
         """Committed records. A result that was computed once and written for several records counts for each."""
         self._damaged: list[PartDamaged] = []
         self._formed: dict[tuple[int, int], CloseReason] = {}
@@ -173,6 +202,9 @@ class ReportBuilder:
         self._precision: PrecisionChosen | None = None
         self._budget: float | None = None
         self._memory: MemoryUsed | None = None
+        self._duplicates = 0
+        self._orders: dict[str, OrderChosen] = {}
+        self._prefix_cache: PrefixCacheUsed | None = None
 
     def __call__(self, event: Event) -> None:
         with self._lock:
@@ -207,12 +239,21 @@ class ReportBuilder:
                 self._failures[event.reason] += 1
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
-            case PrecisionChosen() | BudgetChanged() | MemoryUsed():
+            case PrecisionChosen() | BudgetChanged() | MemoryUsed() | PrefixCacheUsed():
                 self._add_tuning_event(event)
+            case DuplicatesFound() | OrderChosen():
+                self._add_saving(event)
             case JobDone():
                 self._state = event.state
 
-    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed) -> None:
+    def _add_saving(self, event: DuplicatesFound | OrderChosen) -> None:
+        if isinstance(event, DuplicatesFound):
+            self._duplicates += event.records
+        else:
+            same = self._orders.get(event.order, replace(event, records=0))
+            self._orders[event.order] = replace(same, records=same.records + event.records)
+
+    def _add_tuning_event(self, event: PrecisionChosen | BudgetChanged | MemoryUsed | PrefixCacheUsed) -> None:
         match event:
             case PrecisionChosen():
                 self._precision = event
@@ -220,6 +261,8 @@ class ReportBuilder:
                 self._budget = event.budget
             case MemoryUsed():
                 self._memory = event
+            case PrefixCacheUsed():
+                self._prefix_cache = event
 
     def _add_engine_event(self, event: BatchFormed | BatchDone | BatchSplit | StepDone) -> None:
         match event:
@@ -325,6 +368,9 @@ class ReportBuilder:
             precision=self._precision,
             budget=self._budget,
             memory=self._memory,
+            duplicates=self._duplicates,
+            order=tuple(self._orders.values()),
+            prefix_cache=self._prefix_cache,
             causes=account.causes,
             advices=tuple(advices(numbers)),
         )

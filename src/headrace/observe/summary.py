@@ -42,6 +42,7 @@ _OF_REPORT = (
     "precision",
     "budget",
     "memory",
+    "prefix_cache",
 )
 
 RunState: TypeAlias = Literal["running", "finished", "interrupted", "failed"]

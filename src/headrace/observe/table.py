@@ -9,6 +9,7 @@ from headrace.observe.report import Report, WorkerRow
 _PARTS_NAMED = 3
 _MEMORY_ENOUGH = 0.9
 """Of the limit: with more a job is close to being killed."""
+_ORDERS = {"prefix": "by prompt", "input": "as in the input"}
 _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
 
 
@@ -50,6 +51,11 @@ def rows(report: Report) -> list[tuple[str, str]]:
         lines.append(("truncated", f"{report.truncated:,} records cut to the model's maximum length"))
     if report.nulled:
         lines.append(("written as null", f"{report.nulled:,} numbers that are NaN or infinite"))
+    lines += [
+        ("order of work", f"{_ORDERS[chosen.order]}{_of(chosen.records)}: {chosen.reason}") for chosen in report.order
+    ]
+    if report.duplicates:
+        lines.append(("duplicates", f"{report.duplicates:,} records with the answer of an equal one"))
     lines.append(("wall", f"{_seconds(report.wall_s)}   {report.records_per_s:,.1f} records/s"))
     if report.tokens:
         lines.append(("tokens", f"{report.tokens:,}   {report.tokens_per_s:,.0f} tokens/s"))
@@ -67,6 +73,10 @@ def rows(report: Report) -> list[tuple[str, str]]:
     return lines
 
 
+def _of(records: int) -> str:
+    return f", {records:,} records" if records else ""
+
+
 def _tuning(report: Report) -> list[tuple[str, str]]:
     lines = [] if report.model is None else [("model", report.model)]
     if (chosen := report.precision) is not None:
@@ -77,6 +87,9 @@ def _tuning(report: Report) -> list[tuple[str, str]]:
         share = memory.peak / memory.limit
         warning = "; set a smaller --batch-tokens or --buffer-memory" if share > _MEMORY_ENOUGH else ""
         lines.append(("memory", f"{memory.peak / 1e9:.1f} GB at most, {share:.0%} of {memory.source}{warning}"))
+    if (used := report.prefix_cache) is not None and used.queries:
+        cached = f"{used.hits:,} from the prefix cache ({used.hits / used.queries:.1%})"
+        lines.append(("prompt tokens", f"{used.queries:,}   {used.computed:,} computed, {cached}"))
     return lines
 
 

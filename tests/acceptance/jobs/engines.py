@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from headrace.engines.profile import EngineProfile
 from headrace.errors import EngineDeadError, RecordError, TransientError
 from headrace.testing import FakeEngine
 
@@ -62,3 +65,38 @@ class _Slow(FakeEngine):
 def slow(model: str | None = None) -> FakeEngine:
     """Computes 100 records a second."""
     return _Slow(model)
+
+
+class _Sharing(_Poisoned):
+    """Reads the common beginning of texts once, so that a job puts those that begin alike together."""
+
+    @property
+    def profile(self) -> EngineProfile:
+        return EngineProfile(batching="batches", batch_cost=4096, batch_size=64, workers_cache_prefixes=True)
+
+
+def sharing(model: str | None = None) -> FakeEngine:
+    """Like `poisoned`, for `scripts/torture --task generate`."""
+    return _Sharing(model, refuses=lambda text: RecordError("it is poison") if "poison" in text else None)
+
+
+def logged(model: str | None = None) -> FakeEngine:
+    """`poisoned`, which notes that its model was loaded."""
+    _note(model)
+    return poisoned(model)
+
+
+def asked(model: str | None = None) -> Callable[[list[str]], list[str]]:
+    """Repeats the end of each prompt, and notes that its model was loaded."""
+    _note(model)
+
+    def answer(prompts: list[str]) -> list[str]:
+        time.sleep(0.01)
+        return [prompt[-40:] for prompt in prompts]
+
+    return answer
+
+
+def _note(model: str | None) -> None:
+    with Path(os.environ["HEADRACE_TEST_LOADS"]).open("a") as log:
+        log.write(f"{os.getpid()} {model}\n")

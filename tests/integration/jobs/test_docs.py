@@ -47,7 +47,7 @@ def test_every_flag_and_status_there_is_is_one() -> None:
     commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
     known = {name for command in commands for parameter in command.params for name in parameter.opts}
     text = re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE)
-    assert set(re.findall(r"`(--[a-z-]+)", text)) - {"--kills"} <= known
+    assert set(re.findall(r"`(--[a-z-]+)", text)) - {"--kills", "--steps"} <= known
     told, ends = (
         {number for numbers in re.findall(form, where, flags=re.MULTILINE) for number in numbers.split(", ")}
         for form, where in ((r"^\| (\d[\d, ]*) \|", text), (r"^(\d[\d, ]*) - ", ending.STATUSES))

@@ -62,24 +62,49 @@ def seats(slots: Slots, *spans: tuple[float, float]) -> list[SlotEntry]:
     return joined
 
 
+def waiting(start: float, most: float, shared: float = 0) -> SlotEntry:
+    entry: Any = Waiting(0)
+    slot = SlotEntry(entry, 0, start, most)
+    slot.shared = shared
+    return slot
+
+
 def test_slots_and_budget_both_limit_who_joins() -> None:
     slots = Slots(2, 100)
-    assert slots.has_room(0, 500, 900, 500)  # one alone, whatever it costs
+    assert slots.has_room(0, waiting(500, 900))  # one alone, whatever it costs
     seats(slots, (10, 50))
-    assert slots.has_room(slots.promised(), 10, 50, 10)
-    assert not slots.has_room(slots.promised(), 10, 51, 10)
+    assert slots.has_room(slots.promised(), waiting(10, 50))
+    assert not slots.has_room(slots.promised(), waiting(10, 51))
     seats(slots, (1, 1))
-    assert not slots.has_room(0, 0, 0, 0)
+    assert not slots.has_room(0, waiting(0, 0))
+
+
+def test_a_cost_that_records_share_counts_once() -> None:
+    slots = Slots(9, 100)
+    (first,) = seats(slots, (50, 60))
+    assert not slots.has_room(slots.promised(), waiting(50, 60))
+    second, third = waiting(50, 60, shared=40), waiting(50, 60, shared=40)
+    assert slots.has_room(slots.promised(), second)
+    slots.join(second)
+    assert slots.has_room(slots.promised(), third)
+    slots.join(third)
+    assert not slots.has_room(slots.promised(), waiting(50, 60, shared=40))
+    slots.update({slot.key: 60 for slot in slots}, {second.key: 40, third.key: 40})
+    assert slots.held == slots.promised() == 100
+    assert slots.evict() == []
+    slots.leave(first.key)
+    slots.update({slot.key: 60 for slot in slots}, {third.key: 10})  # the second holds alone what the first left
+    assert slots.evict() == [third]
 
 
 def test_the_last_to_join_are_sent_back_until_the_others_fit() -> None:
     slots = Slots(8, 100)
     a, b, c, d = seats(slots, (10, 99), (10, 99), (10, 99), (10, 99))
-    slots.update({a.key: 60, b.key: 35, c.key: 5, d.key: 20, 10**9: 7})
+    slots.update({a.key: 60, b.key: 35, c.key: 5, d.key: 20, 10**9: 7}, {})
     assert slots.evict() == [d]
-    slots.update({b.key: 50})
+    slots.update({b.key: 50}, {})
     assert slots.evict() == [c, b]
-    slots.update({a.key: 1_000})
+    slots.update({a.key: 1_000}, {})
     assert slots.evict() == []  # never the last
     assert list(slots) == [a]
 
@@ -96,7 +121,7 @@ def test_with_a_learned_growth_twice_as_many_join_and_few_are_sent_back() -> Non
         slots.growth.finished(0, 100, rng.choice([20, 20, 20, 100]))
     joined = 0
     promised = slots.promised()
-    while slots.has_room(promised, 0, 100, 0):
+    while slots.has_room(promised, waiting(0, 100)):
         seats(slots, (0, 100))
         promised += slots.growth.expected(0, 100, 0)
         joined += 1

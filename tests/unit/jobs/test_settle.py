@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import BrokenOffError, RecordError, StoppedError, TransientError
+from headrace.events import DuplicatesFound, Event, Listener
 from headrace.jobs.pipeline.job import Limits, StopRequest
 from headrace.jobs.pipeline.memory_budget import Memory
 from headrace.jobs.pipeline.settle import Settling
@@ -19,10 +20,14 @@ from headrace.records import Failed, Ok, Record
 from headrace.testing import FakeEngine
 
 
-def settling(*, dedupe: bool = False, max_attempts: int = 3) -> Settling:
-    limits = Limits(max_attempts=max_attempts, retry_wait_s=0.0)
+def settling(*, max_attempts: int = 3, listener: Listener = lambda event: None) -> Settling:
     job: Any = SimpleNamespace(
-        limits=limits, dedupe=dedupe, engine=FakeEngine(), engine_timeout_s=None, stop=StopRequest(), user=UserCode()
+        limits=Limits(max_attempts=max_attempts, retry_wait_s=0.0),
+        engine=FakeEngine(),
+        engine_timeout_s=None,
+        stop=StopRequest(),
+        user=UserCode(),
+        listener=listener,
     )
     return Settling(job, Memory(1_000_000))
 
@@ -93,13 +98,18 @@ def test_an_engine_that_has_stopped_by_itself_ends_the_job() -> None:
 
 
 @pytest.fixture
-def deduplicating() -> Iterator[Settling]:
-    stage = settling(dedupe=True)
+def heard() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def deduplicating(heard: list[Event]) -> Iterator[Settling]:
+    stage = settling(listener=heard.append)
     yield stage
     asyncio.run(stage.__aexit__(None, None, None))
 
 
-def test_equal_records_get_the_answer_of_the_one_that_is_computed(deduplicating: Settling) -> None:
+def test_equal_records_get_the_answer_of_the_one_that_is_computed(deduplicating: Settling, heard: list[Event]) -> None:
     stage = deduplicating
     first, second, third = (work(position, key=b"same") for position in range(3))
     assert sorted_out(stage, PreparedChunk([first, second]))[0] == [first]
@@ -108,6 +118,7 @@ def test_equal_records_get_the_answer_of_the_one_that_is_computed(deduplicating:
     assert to_do == []
     assert stage.settle(*answered) == [Ok(third.record, "output", 1, third.row)]
     assert not stage.unsettled
+    assert [event.records for event in heard if isinstance(event, DuplicatesFound)] == [1, 1]
 
 
 def test_equal_records_fail_with_the_one_that_is_computed(deduplicating: Settling) -> None:

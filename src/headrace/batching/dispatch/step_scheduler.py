@@ -12,7 +12,7 @@ from headrace.batching.dispatch.offload import CapturedError, WorkerThread
 from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.pending import QueueEntry, fail, resolve
 from headrace.batching.policy.slots import SlotEntry, Slots
-from headrace.batching.step_model import StepCall, StepModel
+from headrace.batching.step_model import SharingStepModel, StepCall, StepModel
 from headrace.batching.tasks import must_propagate, run_to_the_end
 from headrace.errors import ProcessError, ProcessTimeoutError, text_of
 from headrace.events import BatchSplit, Event, StepDone
@@ -108,7 +108,8 @@ class StepScheduler:
         promised = slots.promised()
         while self._evicted:
             slot = self._evicted[0]
-            if not slots.has_room(promised, slot.start, slot.most, slot.held):
+            slot.shared = self._overlap(slot.record if slot.resume is None else slot.resume)
+            if not slots.has_room(promised, slot):
                 return
             promised += self._join(self._evicted.popleft())
         if not len(slots):
@@ -118,18 +119,19 @@ class StepScheduler:
         while not self._alone and (entry := self._queue.peek()) is not None:
             record = entry.records[0]
             try:
-                start, most = self._model.span(record)
+                slot = SlotEntry(entry, record, *self._model.span(record))
+                slot.shared = self._overlap(record)
             except BaseException as exc:  # user code: it fails this record, not the loop
                 if must_propagate(exc):
                     raise
                 self._meter.taken += 1
                 self._meter.failed += fail(self._take_next(), exc)
                 continue
-            if not slots.has_room(promised, start, most, start):
+            if not slots.has_room(promised, slot):
                 return
-            (entry,) = self._take_next()
-            promised += self._join(SlotEntry(entry, record, start, most))
-            self._meter.joined(self._clock(), entry.arrival)
+            (slot.entry,) = self._take_next()
+            promised += self._join(slot)
+            self._meter.joined(self._clock(), slot.entry.arrival)
 
     def _take_next(self) -> list[QueueEntry]:
         entries = self._queue.take("full_size").entries
@@ -138,10 +140,14 @@ class StepScheduler:
 
     def _join(self, slot: SlotEntry) -> float:
         """Add a record to the next step; returns its expected cost."""
-        self._slots.join(slot)
+        expected = self._slots.join(slot)
         self._joining.append(slot)
         slot.entry.holder = self
-        return self._slots.growth.expected(slot.start, slot.most, slot.held)
+        return expected
+
+    def _overlap(self, record: object) -> float:
+        """How much of a record's cost is counted for records in the engine."""
+        return self._model.overlap(record) if isinstance(self._model, SharingStepModel) else 0.0
 
     def _leave(self, key: int) -> None:
         """Free a slot; the engine removes the record before the next step."""
@@ -233,7 +239,7 @@ class StepScheduler:
             if good:
                 self._slots.growth.finished(slot.start, slot.most, slot.held)
                 cost += slot.held
-        self._slots.update(step_call.needs)
+        self._slots.update(step_call.needs, step_call.shared)
         return completed, failed, cost
 
     def _evict(self) -> int:
@@ -254,7 +260,7 @@ class StepScheduler:
             self._slots.max_slots = len(slots) // 2
         for slot in slots:  # the state after a failed step is unknown: restart
             self._leave(slot.key)
-            slot.resume, slot.held = None, slot.start
+            slot.resume, slot.held, slot.shared = None, slot.start, 0.0
         half = len(slots) // 2
         if out_of_memory:
             self._evicted.extendleft(reversed(slots))

@@ -15,7 +15,7 @@ _keys = count()
 class SlotEntry:
     """One record in the engine, or evicted and waiting to rejoin."""
 
-    __slots__ = ("entry", "held", "key", "most", "record", "resume", "start")
+    __slots__ = ("entry", "held", "key", "most", "record", "resume", "shared", "start")
 
     def __init__(self, entry: QueueEntry, record: object, start: float, most: float) -> None:
         self.entry = entry
@@ -28,6 +28,8 @@ class SlotEntry:
         """Maximum cost."""
         self.held = start
         """Cost during its next step."""
+        self.shared = 0.0
+        """How much of it is counted for a record that joined before."""
         self.key = -1
         """Its key in the engine, new each time it joins."""
 
@@ -58,25 +60,28 @@ class Slots:
     @property
     def held(self) -> float:
         """Current cost of all records."""
-        return sum(slot.held for slot in self._by_key.values())
+        return sum(slot.held - slot.shared for slot in self._by_key.values())
 
     def promised(self) -> float:
         """Expected final cost of all records."""
-        expected = self.growth.expected
-        return sum(expected(slot.start, slot.most, slot.held) for slot in self._by_key.values())
+        return sum(self._expected(slot) for slot in self._by_key.values())
 
-    def has_room(self, promised: float, start: float, most: float, held: float) -> bool:
+    def _expected(self, slot: SlotEntry) -> float:
+        return self.growth.expected(slot.start, slot.most, slot.held) - slot.shared
+
+    def has_room(self, promised: float, slot: SlotEntry) -> bool:
         """Whether one more record may join, when the others are expected to cost `promised`."""
         if not self._by_key:
             return True
         if self.full:
             return False
-        return promised + self.growth.expected(start, most, held) <= self.budget
+        return promised + self._expected(slot) <= self.budget
 
-    def join(self, slot: SlotEntry) -> None:
-        """Assign a slot and a key to a record."""
+    def join(self, slot: SlotEntry) -> float:
+        """Assign a slot and a key to a record; returns its expected cost."""
         slot.key = next(_keys)
         self._by_key[slot.key] = slot
+        return self._expected(slot)
 
     def leave(self, key: int) -> SlotEntry | None:
         """Free a slot and return its record; None for an unknown key."""
@@ -86,11 +91,12 @@ class Slots:
         """The slot of a record, or None."""
         return next((slot for slot in self._by_key.values() if slot.entry is entry), None)
 
-    def update(self, held: Mapping[int, float]) -> None:
+    def update(self, held: Mapping[int, float], shared: Mapping[int, float]) -> None:
         """Update the cost of each record, by key."""
         for key, cost in held.items():
             if key in self._by_key:
                 self._by_key[key].held = cost
+                self._by_key[key].shared = shared.get(key, 0.0)
 
     def evict(self) -> list[SlotEntry]:
         """Evict the records that joined last, until the next step of the others fits the budget."""
@@ -98,7 +104,7 @@ class Slots:
         evicted: list[SlotEntry] = []
         while held > self.budget and len(self._by_key) > 1:
             _, slot = self._by_key.popitem()
-            held -= slot.held
+            held -= slot.held - slot.shared
             evicted.append(slot)
         return evicted
 

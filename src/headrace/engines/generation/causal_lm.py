@@ -112,7 +112,7 @@ class CausalLM:
             except RecordError as error:
                 prepared.append(error)
             else:
-                prepared.append(Prepared(ask, cost=len(ask.prompt)))
+                prepared.append(Prepared(ask, cost=len(ask.prompt), greedy=ask.sampling.temperature == 0))
         return prepared
 
     def _ask(self, value: object) -> TokenizedRequest:

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
 from transformers.generation.logits_process import LogitsProcessorList
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
-from headrace.engines.base import Prepared
+from headrace.engines.base import PrefixCacheStats, Prepared
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
 from headrace.engines.generation.ragged_attention import use_ragged_attention
 from headrace.engines.generation.sampling import TokenSampler
+from headrace.engines.generation.scheduler import PageScheduler
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, Sampling, default_sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
@@ -70,6 +72,8 @@ class GenerationEngine:
         max_model_len: maximum tokens of prompt and answer together; None for the model's limit.
         max_num_seqs: maximum concurrent answers.
         kv_cache_tokens: size of the key-value cache in tokens; None for a size that fits `max_num_seqs`.
+        enable_prefix_caching: whether prompts that begin with the same tokens use the same pages of the key-value
+            cache; None for True if the model's attention allows it.
         chat: whether a plain text is a user's message instead of a prompt to continue.
         system_prompt: for each chat without a system message; implies `chat`.
         seed: combined with each prompt to seed its sampling; a request's own seed takes precedence.
@@ -90,6 +94,7 @@ class GenerationEngine:
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         kv_cache_tokens: int | None = None,
+        enable_prefix_caching: bool | None = None,
         chat: bool = False,
         system_prompt: str | None = None,
         seed: int = 0,
@@ -104,11 +109,14 @@ class GenerationEngine:
             raise ConfigError(
                 f"kv_cache_tokens is {wanted}: one answer may need {longest}; raise it or lower max_model_len"
             )
+        if enable_prefix_caching not in (None, False, True):
+            raise ConfigError(f"enable_prefix_caching is {enable_prefix_caching!r:.60}: it must be true or false")
         self._sampler = _Sampler(self._choose)
         self._answers: dict[int, _Answer] = {}
         with torch.inference_mode():
             # One more page per answer, since its last page is rarely full: this keeps the budget in tokens.
             self._manager, self._processor = self._open(-(-wanted // _PAGE) + max_num_seqs + 1, max_num_seqs)
+        self._scheduler = self._share_pages(enable_prefix_caching, max_num_seqs)
         self.profile = EngineProfile(
             batching="steps",
             max_in_flight=max_num_seqs,
@@ -116,6 +124,7 @@ class GenerationEngine:
             max_model_len=longest,
             followable=True,
             tokenizes=True,
+            caches_prefixes=self._scheduler is not None and enable_prefix_caching is not False,
         )
         self._try()
 
@@ -145,7 +154,7 @@ class GenerationEngine:
             max_batch_tokens=max(_BATCH_TOKENS[self._lm.device.type], slots),
             max_requests_per_batch=slots,
             safety_margin=0.0,  # the batcher enforces the budget
-            allow_block_sharing=False,
+            allow_block_sharing=False,  # `PageScheduler` shares pages
             # This engine runs each step and chooses the tokens: nothing may run ahead or be captured.
             use_async_batching=False,
             use_cuda_graph=False,
@@ -166,9 +175,29 @@ class GenerationEngine:
             ) from error
         except (ValueError, NotImplementedError) as error:  # how transformers refuses an attention or a cache
             raise _cannot_batch(str(error).strip().splitlines()[0]) from error
-        if self._lm.device.type == "cpu":
-            use_ragged_attention(self._lm.model, processor.cache)
         return manager, processor
+
+    def _share_pages(self, wanted: bool | None, slots: int) -> PageScheduler | None:
+        """Replace transformers' scheduler by one that shares pages; None if the model's attention does not allow it.
+
+        Raises:
+            ConfigError: sharing was asked for, and is not possible.
+        """
+        processor = self._processor
+        kinds = sorted(processor.cache.cache_allocators)
+        if kinds != [FULL_ATTENTION]:
+            if wanted:
+                raise ConfigError(
+                    f"enable_prefix_caching is true: it needs full_attention in all layers, and this model has "
+                    f"{' and '.join(kinds)}; leave it out"
+                )
+            return None
+        ragged = self._lm.device.type == "cpu" and use_ragged_attention(self._lm.model, processor.cache)
+        if ragged:
+            processor.inputs_and_outputs.attention_mask = None  # filling it would take longer than the attention
+        scheduler = PageScheduler(processor.cache, slots, share=wanted is not False, indexed=not ragged)
+        processor.scheduler = processor.offloading_manager.scheduler = scheduler
+        return scheduler
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an answer."""
@@ -227,6 +256,8 @@ class GenerationEngine:
             if self._processor.prepare_next_batch():
                 self._processor._generation_step(self._lm.model)
                 self._processor.update_batch()
+                if self._scheduler is not None:
+                    self._scheduler.step_done()
         finished = [*self._ended(), *self._stopped()]
         self._call_listeners()
         return finished
@@ -272,6 +303,21 @@ class GenerationEngine:
         """Tokens of the prompt and the answer, including the next token."""
         return len(self._answers[key].ask.prompt) + self._count(key) + 1
 
+    def shared(self, key: int) -> float:
+        """Tokens of the prompt in pages of an earlier request."""
+        return 0 if self._scheduler is None else self._scheduler.shared(str(key))
+
+    def overlap(self, record: TokenizedRequest | _Resumed) -> float:
+        """Tokens of the prompt in pages of requests that are in the engine."""
+        if self._scheduler is None:
+            return 0
+        ask, before = (record.ask, record.generated) if isinstance(record, _Resumed) else (record, ())
+        return self._scheduler.pages.held((*ask.prompt, *before))
+
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        """Counts of prompt tokens, also if no pages are shared; 0 with transformers' own scheduler."""
+        return PrefixCacheStats(0, 0, 0) if self._scheduler is None else self._scheduler.stats
+
     def remove(self, key: int) -> _Resumed | None:
         """Remove a request. When it resumes, its generated tokens are prefilled, not generated again."""
         answer = self._answers.get(key)
@@ -290,7 +336,7 @@ class GenerationEngine:
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
         self._answers.clear()
-        self._manager = self._processor = None
+        self._manager = self._processor = self._scheduler = None
         self._lm.close()
 
     def _state(self, key: int) -> RequestState | None:

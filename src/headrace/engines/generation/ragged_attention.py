@@ -17,15 +17,18 @@ NAME = "headrace_segments"
 _KIND = "full_attention"
 
 
-def use_ragged_attention(model: PreTrainedModel, cache: PagedAttentionCache) -> None:
+def use_ragged_attention(model: PreTrainedModel, cache: PagedAttentionCache) -> bool:
     """Run attention over a paged cache per answer, in a model whose layers all have full attention.
 
     Without flash attention, transformers multiplies all queries with the keys of all answers and masks most of the
-    result: with 64 answers, that is 64 times the work. A model that does not use SDPA is not changed.
+    result: with 64 answers, that is 64 times the work. A model that does not use SDPA is not changed. Returns whether
+    it was changed; `cache.page_tables` must then hold the pages of each answer before a step.
     """
-    if set(cache.cache_allocators) == {_KIND} and model.config._attn_implementation == "sdpa":
-        AttentionInterface.register(NAME, attend)
-        model.set_attn_implementation(NAME)
+    if set(cache.cache_allocators) != {_KIND} or model.config._attn_implementation != "sdpa":
+        return False
+    AttentionInterface.register(NAME, attend)
+    model.set_attn_implementation(NAME)
+    return True
 
 
 def attend(
@@ -41,17 +44,29 @@ def attend(
 
     transformers passes `paged`: the cache, and the start of each answer's queries and keys.
     """
-    # This also replaces the starts by layer type in `paged` with those of this layer.
-    keys, values = paged["cache"].update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=paged)
-    group = query.shape[1] // keys.shape[1]
+    cache, layer = paged["cache"], module.layer_idx
+    # Stores the new keys and values, and replaces the starts by layer type in `paged` with those of this layer.
+    cache.update(key_states=key, value_states=value, layer_idx=layer, kwargs=paged)
+    pages = cache.layer_to_allocator[layer].get_cache_for_block_table(layer)
+    group = query.shape[1] // key.shape[1]
     outputs = []
-    for (start, end), (first, last) in zip(
-        pairwise(paged["cu_seq_lens_q"].tolist()), pairwise(paged["cu_seq_lens_k"].tolist()), strict=True
+    for (start, end), (first, last), table in zip(
+        pairwise(paged["cu_seq_lens_q"].tolist()),
+        pairwise(paged["cu_seq_lens_k"].tolist()),
+        cache.page_tables,
+        strict=True,
     ):
-        outputs.append(
-            _segment(query[:, :, start:end], keys[:, :, first:last], values[:, :, first:last], group, scaling)
-        )
+        if last - first == end - start:  # nothing of it was stored before
+            keys, values = key[:, :, start:end], value[:, :, start:end]
+        else:
+            keys, values = (_read(stored, table, last - first) for stored in pages)
+        outputs.append(_segment(query[:, :, start:end], keys, values, group, scaling))
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _read(stored: torch.Tensor, table: torch.Tensor, count: int) -> torch.Tensor:
+    """The first `count` keys or values of an answer, of shape (1, heads, count, width)."""
+    return stored.index_select(0, table).flatten(0, 1)[:count].transpose(0, 1).unsqueeze(0)
 
 
 def _segment(

@@ -29,7 +29,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
 from headrace.concurrency.loop_thread import LoopThread
-from headrace.engines.base import Prepared
+from headrace.engines.base import PrefixCacheStats, Prepared
 from headrace.engines.chat import TEXT_ONLY, with_known_roles
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.profile import EngineProfile
@@ -102,7 +102,9 @@ class VllmEngine:
             max_in_flight=slots + max(slots // 4, _FEWEST_AHEAD),
             max_model_len=self.max_model_len,
             followable=True,
+            caches_prefixes=bool(config.cache_config.enable_prefix_caching),
         )
+        self._prompt_tokens = self._cached_tokens = 0
 
         # Worker threads need a private tokenizer: the event loop uses the engine's at the same time, and tokenizers
         # are not thread-safe.
@@ -167,7 +169,7 @@ class VllmEngine:
                 f"the prompt has {length} tokens, and max_model_len is {self.max_model_len}: there is no room for an "
                 "answer; shorten it, or raise --max-model-len"
             )
-        return Prepared(_Payload(prompt, params), cost=length)
+        return Prepared(_Payload(prompt, params), cost=length, greedy=params.temperature == 0)
 
     def _render(self, request: Request) -> Any:
         """Token ids, the same as in `LLM.generate` and `LLM.chat`."""
@@ -213,6 +215,8 @@ class VllmEngine:
                     if payload.listener is not None and output.outputs[0].text:
                         payload.listener(output.outputs[0].text)
                     if output.finished:
+                        self._prompt_tokens += len(output.prompt_token_ids or ())
+                        self._cached_tokens += max(output.num_cached_tokens or 0, 0)
                         return _generation(output)
         except VllmDeadError as error:
             raise EngineDeadError("vLLM's core process is gone; its last words are above") from error
@@ -221,6 +225,11 @@ class VllmEngine:
         except vllm.exceptions.VLLMServerError as error:
             raise EngineError(f"vLLM failed at this request: {_line(error.__cause__ or error)}") from error
         raise EngineError("vLLM ended the request without an answer")
+
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        """Counts of the prompt tokens of answered requests."""
+        queries, hits = self._prompt_tokens, self._cached_tokens
+        return PrefixCacheStats(queries, hits, queries - hits)
 
     def close(self) -> None:
         """End vLLM's processes. Safe to call twice."""

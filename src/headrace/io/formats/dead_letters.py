@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.io.formats.strict_json import StrictJson, depth, dump_any
-from headrace.records import Failed
+from headrace.records import Failed, JoinedRow
 
 _DEEPEST = 64
 """Records nested deeper are stored as JSON text, because JSON readers limit the depth."""
@@ -18,13 +18,14 @@ _ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>\\u[dD][89a-
 
 def letter(failed: Failed) -> dict[str, object]:
     """One dead letter."""
+    data = failed.record.data
     return {
         "position": failed.record.position,
         "id": failed.record.id,
         "reason": failed.reason,
         "message": failed.message,
         "attempts": failed.attempts,
-        "record": failed.record.data,
+        "record": data.read if isinstance(data, JoinedRow) else data,
     }
 
 

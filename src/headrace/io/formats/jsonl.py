@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
 from typing import BinaryIO
@@ -13,7 +13,7 @@ from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.strict_json import OnNan, StrictJson
 from headrace.io.storage.compression import compress
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.lines import interleaved, lines_of, object_chunks
+from headrace.io.storage.lines import interleaved, lines_of, object_chunks, rearranged
 from headrace.records import Failed, Ok, Record
 
 _WRITTEN_BYTES = 4 * 1024 * 1024
@@ -103,6 +103,11 @@ class JsonlWriter:
                     self._write(held, target)
                     held, size = [], 0
         self._write(held, target)
+
+    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:
+        """Lines in another order."""
+        for content in rearranged(parts, orders):
+            yield compress(self._compression, content) if self._compression and content else content
 
     def _write(self, lines: list[bytes], target: BinaryIO) -> None:
         content = b"".join(lines)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +24,7 @@ from headrace.io.storage.lines import (
     lines_of,
     object_chunks,
     parse_object,
+    rearranged,
 )
 from headrace.openai_protocol import chat_completion, completion, embeddings
 from headrace.records import Failed, JsonObject, Ok, Record
@@ -211,6 +212,10 @@ class OpenAIWriter:
         """Alternate lines of both."""
         for lines in interleaved(lines_of([base]), lines_of(more), turns):
             target.writelines(lines)
+
+    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:
+        """Lines in another order."""
+        return rearranged(parts, orders)
 
 
 def _error(failed: Failed) -> JsonObject:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from headrace.errors import JobError, MissingExtraError, RecordError
+from headrace.io.formats.arrow_types import settled
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.row_groups import RowGroups, row_bytes
 from headrace.io.formats.strict_json import OnNan, StrictJson, depth
@@ -32,7 +33,6 @@ _DEEPEST = 45
 _CRASHES = 500
 """Nesting that is never passed to pyarrow, which crashes at a few thousand levels."""
 _TYPES_KNOWN = 256
-_DECIMAL = 38
 """Maximum digits of a 128-bit decimal."""
 _WAY_OUT = "give the column one type with a function (--map), or write one .parquet file, whose columns widen"
 _INT64 = range(-(2**63), 2**63)
@@ -96,7 +96,6 @@ class ParquetWriter:
         Raises:
             Exception: a row cannot be written.
         """
-        buffer = io.BytesIO()
         if outcomes:
             names = list(dict.fromkeys(name for ok in outcomes for name in ok.record.data or ()))
             columns = {"id": self._array("id", [ok.record.id for ok in outcomes])}
@@ -108,9 +107,7 @@ class ParquetWriter:
             self._schema = table.schema
         else:
             table = self._schema.empty_table()
-        # Parts are usually temporary: do not spend time on compression or statistics.
-        self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
-        return buffer.getvalue()
+        return self._small_file(table)
 
     def _as_committed(self, table: pa.Table) -> pa.Table:
         """The rows in the schema of the folder's parts; for the first part, in a schema that later parts can use.
@@ -121,7 +118,7 @@ class ParquetWriter:
         pa = self._pa
         if self._fixed is None:
             self._fixed = self._committed_schema()
-        schema = self._fixed or pa.schema([(field.name, self._settled(field.type)) for field in table.schema])
+        schema = self._fixed or pa.schema([(field.name, settled(field.type)) for field in table.schema])
         if unknown := [name for name in table.column_names if name not in schema.names]:
             raise RecordError(f"column {unknown[0]!r} is not in the parts committed before; {_WAY_OUT}")
         return pa.table([self._kept_to(table, field) for field in schema], schema=schema)
@@ -146,43 +143,33 @@ class ParquetWriter:
         return bool(self._pa.types.is_null(found) or self._common(kept, found) == kept)
 
     def _committed_schema(self) -> pa.Schema | None:
-        """The schema of the first part; None if there is no part."""
+        """The schema of the first part, in input order or not yet; None if there is no part."""
         assert self._folder is not None, "asked for by `encode`"
-        names = (name for name in file_names(self._folder) if name.startswith("part-") and name.endswith(self.suffix))
-        first = min(names, default=None)
-        return None if first is None else self._footer(self._folder / first)[0]
-
-    def _settled(self, kind: pa.DataType) -> pa.DataType:
-        """A type that later values fit too: text for null, decimals with maximum digits."""
-        pa = self._pa
-        if pa.types.is_null(kind):
-            return pa.string()
-        if pa.types.is_decimal(kind):
-            return pa.decimal128(38, kind.scale) if kind.precision <= _DECIMAL else pa.decimal256(76, kind.scale)
-        if pa.types.is_struct(kind):
-            return pa.struct([field.with_type(self._settled(field.type)) for field in kind])
-        if pa.types.is_list(kind):
-            return pa.list_(kind.value_field.with_type(self._settled(kind.value_type)))
-        return kind
+        for folder in (self._folder, *sorted(self._folder.glob("_headrace/order/*"))):
+            parts = [name for name in file_names(folder) if name.startswith("part-") and name.endswith(self.suffix)]
+            if parts:
+                return self._footer(folder / min(parts))[0]
+        return None
 
     def _outputs(self, outcomes: Sequence[Ok]) -> pa.Array:
         """The outputs as a column; vectors of equal length as a fixed-size list."""
-        pa = self._pa
         self._vectors = self._vectors or any(_is_vector(ok.output) for ok in outcomes)
+        outputs = [ok.output for ok in outcomes]
         if not self._vectors:
-            return self._array(self._column, [ok.output for ok in outcomes])
-        kinds = {str(getattr(ok.output, "dtype", "")) for ok in outcomes}
-        kind = getattr(pa, kinds.pop())() if kinds in ({"int8"}, {"uint8"}) else pa.float32()
-        flat = []
-        for ok in outcomes:
-            if not isinstance(ok.output, (list, tuple)) and not hasattr(ok.output, "tolist"):
-                raise TypeError(f"the output is of type {type(ok.output).__name__}, and that of others is a vector")
-            flat.append(pa.array(ok.output, kind))
-        lengths = [len(vector) for vector in flat]
+            return self._array(self._column, outputs)
+        for output in outputs:
+            if not isinstance(output, (list, tuple)) and not hasattr(output, "tolist"):
+                raise TypeError(f"the output is of type {type(output).__name__}, and that of others is a vector")
+        return self._vector_array(outputs)
+
+    def _vector_array(self, vectors: Sequence[object]) -> pa.Array:
+        kinds = {str(getattr(vector, "dtype", "")) for vector in vectors}
+        kind = getattr(self._pa, kinds.pop())() if kinds in ({"int8"}, {"uint8"}) else self._pa.float32()
+        flat = [self._pa.array(vector, kind) for vector in vectors]
+        values, lengths = self._pa.concat_arrays(flat), [len(vector) for vector in flat]
         if len(set(lengths)) == 1:
-            return pa.FixedSizeListArray.from_arrays(pa.concat_arrays(flat), lengths[0])
-        offsets = pa.array(itertools.accumulate(lengths, initial=0), pa.int32())
-        return pa.ListArray.from_arrays(offsets, pa.concat_arrays(flat))
+            return self._pa.FixedSizeListArray.from_arrays(values, lengths[0])
+        return self._pa.ListArray.from_arrays(list(itertools.accumulate(lengths, initial=0)), values)
 
     def _array(self, name: str, values: list[object]) -> pa.Array:
         """A column of the values' common type, or text if they have none or Parquet does not support it.
@@ -191,6 +178,8 @@ class ParquetWriter:
             ValueError: a value is nested too deep.
         """
         pa = self._pa
+        if values and all(getattr(value, "dtype", None) == "float32" and _is_vector(value) for value in values):
+            return self._vector_array(values)
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
             return pa.array(values, pa.int64()) if fits else pa.array([str(value) for value in values])
@@ -267,6 +256,22 @@ class ParquetWriter:
             yield from old.take(sys.maxsize)
 
         self._write(batches(), schema, target)
+
+    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:
+        """Rows in another order, in the schema that fits all of them.
+
+        Raises:
+            JobError: a part is damaged, or parts do not fit together.
+        """
+        schema = self._merged_schema(parts)
+        table = self._pa.Table.from_batches(self._batches(parts, schema), schema)
+        for rows in (table.take(self._pa.array(order, self._pa.int64())) for order in orders):
+            yield self._small_file(rows if self._folder is None or not len(rows) else self._as_committed(rows))
+
+    def _small_file(self, table: pa.Table) -> bytes:
+        buffer = io.BytesIO()  # usually temporary: do not spend time on compression or statistics
+        self._pq.write_table(table, buffer, compression="none", use_dictionary=False, write_statistics=False)
+        return buffer.getvalue()
 
     def _write(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, target: BinaryIO) -> None:
         pa, pq = self._pa, self._pq

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,6 +58,10 @@ class CallbackWriter:
 
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
         """Nothing to interleave."""
+
+    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:  # noqa: ARG002
+        """Nothing to rearrange."""
+        return iter([b""] * len(orders))
 
     def _hand_over(self, rows: list[dict[str, object]]) -> None:
         if not rows:

@@ -84,6 +84,13 @@ def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
                 held.append(rest)
 
 
+def rearranged(paths: Sequence[Path], orders: Iterable[Sequence[int]]) -> Iterator[bytes]:
+    """For each of `orders`, which lists numbers of lines, these lines as one text."""
+    lines = list(lines_of(paths))
+    for order in orders:
+        yield b"".join([lines[number] for number in order])
+
+
 def full_lines(lines: list[bytes]) -> list[bytes]:
     """The lines that are not blank."""
     return [line for line in lines if line and not line.isspace()]

@@ -21,6 +21,30 @@ _HEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """Which records a step computes, where each names its model in a column."""
+
+    column: str
+    model: str
+    """The name of the step's own model."""
+    models: tuple[str, ...]
+    """The names of all models of the job."""
+
+    def takes(self, record: Record) -> bool:
+        """Whether the step computes the record.
+
+        Raises:
+            RecordError: the record names no model of the job.
+        """
+        value = _value(record, self.column)
+        if value not in self.models:
+            raise RecordError(
+                f"column {self.column!r} is {value!r:.100}, which is no model of this job: {', '.join(self.models)}"
+            )
+        return value == self.model
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
     """The columns a job reads."""
 
@@ -35,6 +59,14 @@ class Columns:
     """Makes the text from several columns, such as "Q: {question}"; None to use `text`."""
     keep: tuple[str, ...] = ()
     """Columns to copy to the output."""
+    choice: ModelChoice | None = None
+    """Which records the step computes; None for all."""
+
+    def inputs(self) -> tuple[str, ...]:
+        """The names that the input for the engine is made of: columns, or in a template `column.key` too."""
+        if self.template is not None:
+            return _template_columns(self.template)
+        return (self.text,) if self.pair is None else (self.text, self.pair)
 
     def identify(self, record: Record) -> Record:
         """The part of a record that its output needs: position, id and the columns to copy.
@@ -70,6 +102,15 @@ class Columns:
             _check_text(second, self.pair)
         return value, second
 
+    def fields_of(self, record: Record) -> dict[str, str]:
+        """The text of each field of the template.
+
+        Raises:
+            RecordError: see `input_of`.
+        """
+        names = _template_columns(self.template) if self.template is not None else ()
+        return {name: _filled(record, name) for name in names}
+
     def kept(self, record: Record) -> Mapping[str, object] | None:
         """The columns to copy; null for one that the record lacks."""
         return {name: record.data.get(name) for name in self.keep} if self.keep else None
@@ -81,7 +122,7 @@ def _filled(record: Record, name: str) -> str:
     Raises:
         RecordError: it is missing, null, not valid Unicode, or a list or dict that JSON cannot hold.
     """
-    value = _value(record, name)
+    value = _inner(record, name)
     if isinstance(value, (int, float, list, dict)):
         try:
             return json.dumps(value, ensure_ascii=False)
@@ -89,6 +130,23 @@ def _filled(record: Record, name: str) -> str:
             raise RecordError(f"column {name!r} cannot be written into a text: {error}") from None
     _check_text(value, name)
     return str(value)
+
+
+def _inner(record: Record, name: str) -> object:
+    """The value of a column, or the value in a mapping that `column.key` names.
+
+    Raises:
+        RecordError: it is missing.
+    """
+    column, dot, keys = name.partition(".")
+    if not dot or name in record.data:
+        return _value(record, name)
+    value = _value(record, column)
+    for key in keys.split("."):
+        if not isinstance(value, dict) or key not in value:
+            raise RecordError(f"the record has no {name!r}: column {column!r} has no key {key!r}")
+        value = value[key]
+    return value
 
 
 def _value(record: Record, column: str) -> object:
@@ -117,8 +175,9 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     """
     head = next(_prepared(source, user), [])
     known = _names(head)
-    texts = (wanted.text, wanted.pair) if wanted.template is None else _template_columns(wanted.template)
-    for column in filter(None, (*texts, wanted.id)):
+    inputs = [name if name in known else column_of(name, wanted) for name in wanted.inputs()]
+    chosen_by = wanted.choice.column if wanted.choice is not None else None
+    for column in filter(None, (*inputs, wanted.id, chosen_by)):
         if head and column not in known:
             images = column == wanted.text == "text" and "image" in known
             raise _missing(
@@ -130,6 +189,11 @@ def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Co
     if "id" in wanted.keep and identity != "id":
         raise ConfigError('cannot keep column "id": the output\'s own id is named so; name it with --id-column')
     return replace(wanted, id=identity, keep=tuple(name for name in wanted.keep if name != "id"))
+
+
+def column_of(name: str, columns: Columns) -> str:
+    """The column of a name from `inputs`: without the keys in a template."""
+    return name if columns.template is None else name.partition(".")[0]
 
 
 def _look_further(source: Source, keep: tuple[str, ...], user: UserCode | None) -> None:

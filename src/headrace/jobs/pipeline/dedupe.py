@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import pickle
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
+
+logger = logging.getLogger("headrace")
 
 _KEYS_PER_QUERY = 500
 _CACHE_KIB = 16 * 1024
@@ -52,6 +55,7 @@ class Deduplicator(Generic[ItemT]):
         self._in_progress: dict[bytes, list[ItemT]] = {}
         self._fresh: dict[bytes, object] = {}
         """New outputs, not yet in the file."""
+        self._stores = True
         self.waiting = 0
         """Items that wait for an equal one."""
 
@@ -59,8 +63,7 @@ class Deduplicator(Generic[ItemT]):
         """The items to compute now, and those with a known output. The others wait. One call at a time."""
         fresh, self._fresh = self._fresh, {}
         keys = {item.key for item in items if item.key is not None}
-        loop = asyncio.get_running_loop()
-        known = await loop.run_in_executor(self._thread, self._store_and_find, fresh, keys)
+        known = await self._known(fresh, keys)
         to_do: list[ItemT] = []
         done: list[tuple[ItemT, object]] = []
         for item in items:
@@ -78,6 +81,17 @@ class Deduplicator(Generic[ItemT]):
                 self._in_progress[key] = []
                 to_do.append(item)
         return to_do, done
+
+    async def _known(self, fresh: Mapping[bytes, object], keys: Iterable[bytes]) -> dict[bytes, object]:
+        """Store new outputs and return those with these keys; without a disk to store them, none from now on."""
+        if self._stores:
+            try:
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._thread, self._store_and_find, fresh, keys)
+            except sqlite3.Error as error:
+                self._stores = False
+                logger.warning("headrace: cannot keep outputs for equal inputs, which are computed again: %s", error)
+        return {}
 
     def computed(self, item: ItemT, output: object) -> list[ItemT]:
         """Store the output of an item; returns the items that waited for it."""

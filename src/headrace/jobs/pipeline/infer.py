@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from headrace.batching.callables import PROMISES, unfinished
 from headrace.batching.pending import checked_results
+from headrace.batching.step_model import SharingStepModel
 from headrace.engines.base import AnyBatchEngine, AnyStepEngine, AnyStreamEngine
 from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, StoppedError, text_of
 from headrace.jobs.pipeline.job import StopRequest
@@ -34,9 +36,23 @@ def longest_first(work: list[Work]) -> Iterator[list[Work]]:
         start = end
 
 
+def in_order(work: list[Work]) -> Iterator[list[Work]]:
+    """Runs of equal cost, without a change of order: neighbours begin alike."""
+    for _, run in itertools.groupby(work, key=_cost):
+        items = list(run)
+        for start in range(0, len(items), MAX_RUN):
+            yield items[start : start + MAX_RUN]
+
+
 async def stream_longest_first(work: list[Work]) -> AsyncIterator[list[Work]]:
-    """The same, for a batcher that takes a stream."""
+    """`longest_first`, for a batcher that takes a stream."""
     for run in longest_first(work):
+        yield run
+
+
+async def stream_in_order(work: list[Work]) -> AsyncIterator[list[Work]]:
+    """`in_order`, for a batcher that takes a stream."""
+    for run in in_order(work):
         yield run
 
 
@@ -101,6 +117,7 @@ class WorkSteps:
 
     def __init__(self, engine: AnyStepEngine, stop: StopRequest) -> None:
         self._engine = engine
+        self._sharing = engine if isinstance(engine, SharingStepModel) else None
         self._stop = stop
         self._work: dict[int, Work] = {}
 
@@ -135,6 +152,14 @@ class WorkSteps:
     def needs(self, key: int) -> float:
         """See `StepEngine.needs`."""
         return self._engine.needs(key)
+
+    def shared(self, key: int) -> float:
+        """See `SharingStepModel.shared`."""
+        return 0.0 if self._sharing is None else self._sharing.shared(key)
+
+    def overlap(self, record: Work) -> float:
+        """See `SharingStepModel.overlap`."""
+        return 0.0 if self._sharing is None else self._sharing.overlap(record.payload)
 
     def remove(self, key: int) -> Work | None:
         """Remove a record; returns the work to continue it with."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from headrace.engines.base import AnyEngine
 from headrace.errors import TooManyErrorsError
@@ -48,6 +48,19 @@ class Limits:
     """Rows of a part."""
     commit_interval_s: float = 2.0
     """Maximum seconds before a finished row is committed: the work that a kill may lose."""
+
+
+Order: TypeAlias = Literal["auto", "prefix", "input"]
+"""The order of work: by common beginnings of prompts, as in the input, or whichever the prompts suggest."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderPlan:
+    """The order of work of a job, as far as it is known before its prompts."""
+
+    order: Order
+    reason: str = ""
+    """Why it is the input's, for a person."""
 
 
 class StopRequest:
@@ -135,8 +148,10 @@ class Job:
     """Checks ids made by user code; None if the source checks them or positions are the ids."""
     engine_timeout_s: float | None = None
     """Maximum seconds of a batch, step or request; None for no limit."""
-    dedupe: bool = False
-    """Compute equal inputs only once."""
+    dedupe: bool | None = False
+    """Compute equal inputs only once; None for those whose answer can only be the same."""
+    order: OrderPlan | None = None
+    """The order of work; None if the engine reads every prompt anew."""
     retry: bool = False
     """Process only the failed records of the finished job."""
     in_flight: InFlight | None = None

@@ -61,7 +61,7 @@ class Memory:
         return self._rows + self.prepared + self.outputs
 
     def hold(self, start: int, count: int, size: int) -> None:
-        """Count `count` records of `size` bytes together, the first at position `start`."""
+        """Count `count` records of `size` bytes together, the first at place `start`."""
         self._last_chunk = size
         if not count:
             return
@@ -72,7 +72,7 @@ class Memory:
         self._rows += size
 
     def release(self, positions: Sequence[int]) -> None:
-        """Release the records at these positions, in ascending order."""
+        """Release the records at these places, in ascending order."""
         done = 0
         while done < len(positions):
             place = bisect_right(self._starts, positions[done]) - 1
@@ -134,7 +134,7 @@ def rows_bytes(records: Sequence[Record], failures: Sequence[Failed] = ()) -> in
     total = ROW_BYTES * (len(records) + len(failures))
     for record in records:
         data = record.data
-        for value in data.values() if type(data) is dict else (data,):
+        for value in data.values() if isinstance(data, dict) else (data,):
             kind = type(value)
             if kind is str:
                 total += len(value)

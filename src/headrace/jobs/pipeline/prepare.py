@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import time
 from collections import deque
@@ -28,7 +27,7 @@ from headrace.jobs.pipeline.read import Reader
 from headrace.jobs.pipeline.retries import Retry
 from headrace.jobs.pipeline.settle import LOOK_S, Settling
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.pipeline.work import PreparedChunk, Work, unreadable
+from headrace.jobs.pipeline.work import Carried, PreparedChunk, Work, unreadable
 from headrace.records import Failed, Record
 
 T = TypeVar("T")
@@ -130,7 +129,7 @@ class Preparing:
         if chunk is None:
             return None
         prepared = await self._prepare(self._preparation.prepare, chunk)
-        prepared.bytes = chunk.bytes
+        prepared.bytes, prepared.in_order = chunk.bytes, chunk.in_order
         return prepared
 
     async def _prepare(self, call: Callable[[T], tuple[PreparedChunk, StageDone]], argument: T) -> PreparedChunk:
@@ -148,7 +147,7 @@ class Preparation:
     columns: Columns
     engine: AnyEngine
     user: UserCode
-    dedupe: bool
+    dedupe: bool | None
     in_time: InTime = field(default_factory=InTime)
     """Applies the time limit of the engine's `prepare`."""
 
@@ -164,17 +163,17 @@ class Preparation:
         self, rows: Sequence[Record], failures: Sequence[Failed], attempts: Mapping[int, int]
     ) -> tuple[PreparedChunk, StageDone]:
         started = time.monotonic()
-        done = PreparedChunk(refused=[unreadable(failed) for failed in failures])
+        done = PreparedChunk(answered=[unreadable(failed) for failed in failures])
         selected, inputs = self._select(rows, attempts, done)
-        keys = [key_of(value) for value in inputs] if self.dedupe else itertools.repeat(None)
         sees = self.user.finishes
         in_tokens = profile_of(self.engine).counts_tokens
         answers = self.in_time.prepare(self.engine, inputs) if inputs else []
-        for (row, mapped, kept), value, prepared, key in zip(selected, inputs, answers, keys, strict=False):
+        for (row, mapped, kept), value, prepared in zip(selected, inputs, answers, strict=True):
             attempt = attempts.get(row.position, 1) if attempts else 1
             if isinstance(prepared, Exception):
                 done.refuse(row, kept.id, prepared, attempt)
                 continue
+            key = key_of(value) if self.dedupe or (self.dedupe is None and prepared.greedy) else None
             cost, payload = prepared.cost, prepared.payload
             size = 0 if payload is value else value_bytes(payload)
             done.work.append(Work(kept, row.data, payload, cost, attempt, mapped.data if sees else None, key, size))
@@ -190,7 +189,7 @@ class Preparation:
         """Each record as read, after user code and as kept for the output; and the inputs for the engine."""
         selected: list[tuple[Record, Record, Record]] = []
         inputs: list[object] = []
-        identify, input_of = self.columns.identify, self.columns.input_of
+        identify, input_of, choice = self.columns.identify, self.columns.input_of, self.columns.choice
         for row, mapped in self.user.prepared(rows):
             if isinstance(mapped, Exception):
                 done.refuse(row, self._id_of(row), mapped, attempts.get(row.position, 1))
@@ -198,6 +197,9 @@ class Preparation:
             kept = row
             try:
                 kept = identify(mapped)
+                if choice is not None and not choice.takes(row):
+                    done.answered.append((Work(kept, row.data), Carried(getattr(row.data, "answer", None))))
+                    continue
                 value = input_of(mapped)
             except StoppedEarly:
                 raise

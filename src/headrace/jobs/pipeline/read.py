@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
@@ -16,21 +16,28 @@ from headrace.events import InputLeftOut, StageDone
 from headrace.io.base import Chunk
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.memory_budget import Memory, rows_bytes
+from headrace.jobs.pipeline.ordering import Ordering
 from headrace.jobs.pipeline.work import PreparedChunk
+from headrace.jobs.state.passes import Pass
 
 _ALL_ROWS = 1 << 20
 """For an engine without `prepare_rows`: chunks are prepared as read."""
 
 
 class Reader:
-    """Reads the unfinished records, in input order."""
+    """Reads the unfinished records, in the order of work."""
 
-    def __init__(self, job: Job, next_todo: Callable[[int], int], memory: Memory) -> None:
+    def __init__(self, job: Job, todo: Pass, ordering: Ordering | None, memory: Memory) -> None:
+        self._ordering = ordering
+        self._place = todo.place
         self._listener = job.listener
         self._ids = job.ids
         self._memory = memory
         source = job.ids or job.source
-        self._chunks = portions(source.chunks(next_todo), profile_of(job.engine).prepare_rows or _ALL_ROWS)
+        chunks = source.chunks(todo.next_todo)
+        if ordering is not None:
+            chunks = ordering.chunks(chunks)
+        self._chunks = portions(chunks, profile_of(job.engine).prepare_rows or _ALL_ROWS)
         self._thread = ThreadPoolExecutor(1, "headrace-read")
 
     async def __aenter__(self) -> Self:
@@ -48,13 +55,15 @@ class Reader:
             JobError: reading the input failed.
         """
         loaded = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+        for chosen in self._ordering.chosen() if self._ordering is not None else ():
+            self._listener(chosen)
         if loaded is None:
             return None
         chunk, size, event = loaded
         self._listener(event)
         for left_out in chunk.left_out:
             self._listener(InputLeftOut(left_out, event.at))
-        self._memory.hold(*chunk.extent, size)
+        self._memory.hold(*chunk.extent(self._place), size)
         return chunk
 
     async def check_ids(self, chunk: PreparedChunk | None) -> None:
@@ -99,5 +108,5 @@ def portions(chunks: Iterator[Chunk], rows: int) -> Iterator[Chunk]:
         else:
             yield replace(chunk, records=chunk.records[:rows])
             for start in range(rows, len(chunk.records), rows):
-                yield Chunk(chunk.records[start : start + rows], (), 0)
+                yield Chunk(chunk.records[start : start + rows], (), 0, in_order=chunk.in_order)
         del chunk  # no rows may stay referenced while the next ones are read

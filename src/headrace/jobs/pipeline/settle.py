@@ -7,17 +7,26 @@ import math
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 from headrace.engines.profile import profile_of
 from headrace.errors import BrokenOffError, EngineDeadError, ProcessTimeoutError, StoppedError
+from headrace.events import DuplicatesFound
 from headrace.jobs.pipeline.dedupe import Deduplicator
 from headrace.jobs.pipeline.infer import MAX_RUN
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.memory_budget import Memory
 from headrace.jobs.pipeline.retries import Retry, RetryQueue
 from headrace.jobs.pipeline.suspects import SuspectFailures
-from headrace.jobs.pipeline.work import Answered, PreparedChunk, RefusedError, Work, failure
+from headrace.jobs.pipeline.work import (
+    Answered,
+    Carried,
+    PreparedChunk,
+    RefusedError,
+    UnfinishedOutput,
+    Work,
+    failure,
+)
 from headrace.records import Ok, Outcome
 from headrace.retry import RetryPolicy
 
@@ -25,13 +34,6 @@ MOST_PARKED = 4096
 """Maximum records waiting for a retry or for an equal record; reading pauses above this number."""
 LOOK_S = 0.25
 """Seconds between checks for a stop request while waiting."""
-
-
-class UnfinishedOutput(NamedTuple):
-    """An output, and the row to pass with it to the user's `finish`."""
-
-    row: object
-    output: object
 
 
 class Settling:
@@ -44,7 +46,8 @@ class Settling:
         self._job = job
         self._memory = memory
         self._retries = RetryQueue(RetryPolicy(job.limits.max_attempts, job.limits.retry_wait_s))
-        self._dedupe: Deduplicator[Work] | None = Deduplicator() if job.dedupe else None
+        self._dedupe: Deduplicator[Work] | None = None
+        """Made for the first record that may be equal to another."""
         self._suspects = SuspectFailures(profile_of(job.engine).batching, job.engine_timeout_s)
         self._in_flight = self._done = 0
         self._began = math.inf
@@ -64,11 +67,14 @@ class Settling:
     # -- in --------------------------------------------------------------------------------------------------------
 
     async def sort_out(self, chunk: PreparedChunk) -> tuple[list[Work], Answered]:
-        """Split a chunk into records for the engine, and records already answered: refused, or equal to a done one."""
+        """Split a chunk into records for the engine, and those already answered, such as refused or equal ones."""
         work = chunk.work
-        answered: list[tuple[Work, object]] = [*chunk.refused]
+        answered: list[tuple[Work, object]] = [*chunk.answered]
+        if self._dedupe is None and any(item.key is not None for item in work):
+            self._dedupe = Deduplicator()
         if self._dedupe is not None:
             work, known = await self._dedupe.sort_out(work)
+            self._count_duplicates(len(known))
             answered += [(item._replace(key=None), output) for item, output in known]
         self._in_flight += len(work) + len(answered)
         self._began = min(self._began, time.monotonic())
@@ -140,6 +146,7 @@ class Settling:
                 self._dedupe.given_up(work) if isinstance(answer, Exception) else self._dedupe.computed(work, answer)
             )
             self._memory.release_prepared(likewise)
+            self._count_duplicates(0 if isinstance(answer, Exception) else len(likewise))
         for item in (work, *likewise):
             if not isinstance(answer, Exception):
                 outcomes += [*self._suspects.release(), self._ok(item, answer)]
@@ -150,7 +157,13 @@ class Settling:
             else:
                 self._suspects.add(answer, _failed(item, answer), outcomes)
 
+    def _count_duplicates(self, records: int) -> None:
+        if records:
+            self._job.listener(DuplicatesFound(records, time.monotonic()))
+
     def _ok(self, work: Work, output: object) -> Ok:
+        if type(output) is Carried:
+            return Ok(work.record, output.output, 0, work.row)
         if self._job.user.finishes:
             output = UnfinishedOutput(work.mapped, output)
         return Ok(work.record, output, work.cost, work.row)

@@ -16,7 +16,7 @@ from headrace.jobs.pipeline.coalescer import Coalescer
 from headrace.jobs.pipeline.job import Job, Tally
 from headrace.jobs.pipeline.memory_budget import PARTS, Memory, outputs_bytes
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.jobs.pipeline.work import failure
+from headrace.jobs.pipeline.work import UnfinishedOutput, failure
 from headrace.jobs.state.passes import Pass
 from headrace.jobs.state.run_time import RunTimeLog
 from headrace.records import Failed, Ok, Outcome, Record
@@ -41,7 +41,7 @@ class Sink:
     def __init__(self, job: Job, todo: Pass, tally: Tally, memory: Memory) -> None:
         limits = job.limits
         self._output = job.output
-        self._parts = todo.parts
+        self._parts = todo.sink
         self._run_time = RunTimeLog(job.output.work)
         self._user = job.user
         self._listener = job.listener
@@ -125,7 +125,7 @@ class Sink:
             wait_s = least_wait_s(time.monotonic() - self._began)
             while run := self._coalescer.take(self._now(closing), wait_s):
                 events, unfinished = await loop.run_in_executor(self._thread, self._commit, *run)
-                self._release(run[1])
+                self._release(run[0])
                 for event in events:
                     self._listener(event)
                 self._report(unfinished)
@@ -148,10 +148,11 @@ class Sink:
             return float("inf")
         return float("-inf") if self._stop.requested else time.monotonic()
 
-    def _release(self, outcomes: Sequence[Outcome]) -> None:
+    def _release(self, interval: Interval) -> None:
         """Release the memory of committed outcomes."""
-        self._memory.release([outcome.record.position for outcome in outcomes])
-        self._memory.release_outputs(len(outcomes) / (len(outcomes) + len(self._coalescer)))
+        places = range(interval.start, interval.end)
+        self._memory.release(places)
+        self._memory.release_outputs(len(places) / (len(places) + len(self._coalescer)))
 
     def _commit(self, interval: Interval, outcomes: list[Outcome]) -> tuple[tuple[Event, ...], list[Failed]]:
         """Finish, encode and write a run on the sink's thread. Returns events and new failures.
@@ -223,12 +224,12 @@ class Sink:
 
 def finish_all(outcomes: Sequence[Outcome], user: UserCode) -> tuple[list[Outcome], list[Failed]]:
     """The outcomes after the user's `finish`, and its failures. Runs on the sink's thread."""
-    pairs = [outcome.output for outcome in outcomes if type(outcome) is Ok]
+    pairs = [outcome.output for outcome in outcomes if type(outcome) is Ok and type(outcome.output) is UnfinishedOutput]
     outputs = iter(user.finished(pairs))
     done: list[Outcome] = []
     failures: list[Failed] = []
     for outcome in outcomes:
-        if type(outcome) is Ok:
+        if type(outcome) is Ok and type(outcome.output) is UnfinishedOutput:
             output = next(outputs)
             if isinstance(output, Exception):
                 outcome = failure(as_read(outcome), output, 1)

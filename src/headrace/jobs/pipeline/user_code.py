@@ -68,6 +68,11 @@ class UserCode:
                     )
 
     @property
+    def prepares(self) -> bool:
+        """Whether rows are prepared by user code."""
+        return self._prepare is not None
+
+    @property
     def finishes(self) -> bool:
         """Whether there is a `finish`."""
         return self._finish is not None

@@ -46,44 +46,61 @@ class RefusedError(Exception):
         self.failed = failed
 
 
+class UnfinishedOutput(NamedTuple):
+    """An output, and the row to pass with it to the user's `finish`."""
+
+    row: object
+    output: object
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The answer to a record that an earlier step computes, or a later one will."""
+
+    output: object
+
+
 @dataclass(slots=True)
 class PreparedChunk:
     """The records of a chunk after the prepare stage."""
 
     work: list[Work] = field(default_factory=list)
-    refused: list[tuple[Work, Exception]] = field(default_factory=list)
-    """Records that could not be read or prepared, and why."""
+    answered: list[tuple[Work, object]] = field(default_factory=list)
+    """Records that the engine does not see: an error if they could not be read or prepared, else a `Carried`."""
     tokens: int = 0
     truncated: int = 0
     bytes: int = 0
     """Bytes of input that the chunk was read from."""
+    in_order: bool = False
+    """See `Chunk.in_order`."""
 
     def __len__(self) -> int:
-        return len(self.work) + len(self.refused)
+        return len(self.work) + len(self.answered)
 
     def positions(self) -> list[int]:
         """The positions of all records, ascending."""
-        return sorted([item.record.position for item in (*self.work, *(item for item, _ in self.refused))])
+        return sorted([item.record.position for item in (*self.work, *(item for item, _ in self.answered))])
 
     def drop(self, done: frozenset[int]) -> None:
         """Remove the records at these positions."""
         if done:
             self.work = [item for item in self.work if item.record.position not in done]
-            self.refused = [pair for pair in self.refused if pair[0].record.position not in done]
+            self.answered = [pair for pair in self.answered if pair[0].record.position not in done]
 
     def refuse(self, row: Record, identity: object, error: Exception, attempt: int) -> None:
         """Add a record that failed at this attempt; for good, unless the reason is transient."""
         work = Work(Record(row.position, identity, None), row.data, attempt=attempt)
         if not is_transient(error):
             error = RefusedError(failure(work.original, error, attempt))
-        self.refused.append((work, error))
+        self.answered.append((work, error))
 
     def add(self, other: PreparedChunk) -> None:
         """Append the next chunk."""
         self.work += other.work
-        self.refused += other.refused
+        self.answered += other.answered
         self.tokens += other.tokens
         self.truncated += other.truncated
+        self.in_order |= other.in_order
 
 
 Answered: TypeAlias = tuple[Sequence[Work], Sequence[object], bool]

@@ -11,15 +11,22 @@ from headrace.errors import RecordError
 from headrace.events import PrecisionChosen
 from headrace.io.base import Chunk, Source
 from headrace.jobs.pipeline.engine_prepare import InTime
-from headrace.jobs.pipeline.job import Job
+from headrace.jobs.pipeline.job import Job, OrderPlan
+from headrace.jobs.pipeline.prefixes import prompt_text
 from headrace.jobs.pipeline.prepare import Preparation
 from headrace.jobs.pipeline.work import Work
+from headrace.jobs.planning.repeats import Repeats, repeats, template_repeats
 from headrace.records import LeftOut
 
 _BLOCK = 128
 """Consecutive rows of a sample."""
 _BLOCKS = 8
 _EXAMPLES = 3
+_PROMPTS = 8192
+_PROMPTS_SIZE = 32_000_000
+"""Maximum prompts that are compared, and maximum characters of them."""
+_PROMPTS_S = 5.0
+"""Maximum seconds to read these."""
 _READ_S = 20.0
 """Maximum seconds to read for a sample; the rest is assumed to be similar."""
 
@@ -49,6 +56,10 @@ class Survey:
     """The model with its commit, if it was downloaded."""
     precision: PrecisionChosen | None = None
     """The model's dtype, if the sample decided it."""
+    repeats: Repeats | None = None
+    """What the prompts repeat, for an engine that reads a common beginning once."""
+    order: OrderPlan | None = None
+    """The order of work, as far as it is known before the prompts."""
 
     def quantile(self, fraction: float) -> int:
         """The quantile of the costs in the sample, in the engine's unit; 0 without a sample."""
@@ -72,7 +83,7 @@ def survey(job: Job, *, spread: bool) -> Survey:
     for chunk in sample.spread() if spread else sample.head():
         prepared, event = preparation.prepare(chunk)
         work += prepared.work
-        failed += len(prepared.refused)
+        failed += sum(isinstance(answer, Exception) for _, answer in prepared.answered)
         truncated += prepared.truncated
         left_out += chunk.left_out
         prepare_s += event.duration_s
@@ -90,6 +101,33 @@ def survey(job: Job, *, spread: bool) -> Survey:
         prepare_s=prepare_s / max(sampled, 1),
         left_out=tuple(left_out),
     )
+
+
+def survey_prompts(job: Job) -> Repeats | None:
+    """What the first prompts of a language model's job repeat; None for other engines. Blocks.
+
+    Raises:
+        JobError: the input cannot be read.
+    """
+    if job.order is None:
+        return None
+    prompts: list[str] = []
+    fields: list[dict[str, str]] = []
+    size, ends = 0, time.monotonic() + _PROMPTS_S
+    for chunk in job.source.chunks(lambda position: position):
+        for _, record in job.user.prepared(chunk.records):
+            if isinstance(record, Exception):
+                continue
+            try:
+                prompts.append(prompt_text(job.columns.input_of(record)))
+                fields.append(job.columns.fields_of(record))
+            except RecordError:
+                continue
+            size += len(prompts[-1])
+        if len(prompts) >= _PROMPTS or size >= _PROMPTS_SIZE or time.monotonic() > ends:
+            break
+    template = job.columns.template
+    return repeats(prompts) if template is None else template_repeats(template, fields)
 
 
 def _inputs(job: Job, chunk: Chunk) -> Iterator[object]:

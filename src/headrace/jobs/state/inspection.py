@@ -19,6 +19,7 @@ from headrace.jobs.state.output import changes
 from headrace.jobs.state.passes import Finished, JobState
 from headrace.jobs.state.run_time import RunTime, RunTimeLog
 from headrace.jobs.state.state_file import read_state
+from headrace.jobs.state.windows import Windows
 
 State: TypeAlias = Literal["running", "not running", "finished"]
 
@@ -46,6 +47,15 @@ class Inspection:
     """Files that have changed since they were committed, each with the reason."""
 
 
+def known_target(name: str | Path) -> Target:
+    """The output of that name; a name that does not show the format counts as JSON Lines.
+
+    Raises:
+        ConfigError: the name is no output.
+    """
+    return find_target(name) if _has_format(name) else find_target(name, "jsonl")
+
+
 def state_of(name: str | Path) -> tuple[Target, JobState]:
     """The output of that name, in its own format, and the state of its job.
 
@@ -53,7 +63,7 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
         ConfigError: no job has written there.
         JobError: its state is damaged.
     """
-    target = find_target(name) if _has_format(name) else find_target(name, "jsonl")
+    target = known_target(name)
     try:
         state = read_state(target.work / "job.json")
     except OSError as error:
@@ -79,7 +89,8 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     target, state = state_of(name)
     folder = target.place if target.is_folder else target.work
     parts = PartFolder(folder, f".{target.format}{target.compression}", target.work)
-    committed = parts.committed()
+    windows = windows_of(target, parts)
+    committed = windows.others(parts.committed())
     finished = state["finished"]
     retry = PartFolder(target.work / "retry", f".{target.format}{target.compression}")
     again = sum(end - start for start, end in retry.committed())
@@ -87,12 +98,16 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     if finished:
         records, dead_letters = finished["records"], [target.errors]
     else:
-        records, dead_letters = sum(end - start for start, end in committed), parts.twins(committed)
+        dead_letters = parts.twins(committed)
+        records = sum(end - start for start, end in committed)
+        for window in windows.open:
+            dead_letters += window.parts.twins(window.committed)
+            records += len(window.positions) - window.left
     reasons = _reasons(dead_letters)
     if finished:
         damaged = changes(target, parts, Finished(**finished), read=verify)
     else:
-        found = parts.check(committed, set(committed) if verify else ())
+        found = parts.check(committed, set(committed) if verify else ()) + windows.check(read=verify)
         damaged = [str(damage) for damage in found if exists(damage.path)]  # otherwise the run has just merged it
     return Inspection(
         state="running" if holder else "finished" if finished else "not running",
@@ -100,12 +115,18 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
         records=records,
         failed=reasons.total(),
         reasons=dict(reasons.most_common()),
-        parts=len(committed),
+        parts=len(committed) + sum(len(window.committed) for window in windows.open),
         retried=(again, finished["failed"]) if finished and again else None,
         run_time=RunTimeLog(target.work).read(),
         settings=state.get("settings"),
         damaged=damaged,
     )
+
+
+def windows_of(target: Target, parts: PartFolder) -> Windows:
+    """What an unfinished job has committed in another order than the input's; nothing in an object store."""
+    windows = Windows(target.work / "order", parts, target.writer("output"))
+    return windows if is_remote(target.place) else windows.look()
 
 
 def _has_format(name: str | Path) -> bool:

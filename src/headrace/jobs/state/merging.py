@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
 from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.locations import exists
-from headrace.io.storage.parts import PartFolder, atomic_file, listed
-from headrace.jobs.state.inspection import state_of
+from headrace.io.storage.parts import Interval, PartFolder, atomic_file, listed
+from headrace.jobs.state.inspection import state_of, windows_of
 from headrace.jobs.state.ledger import Ledger
+from headrace.jobs.state.windows import Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +61,61 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
             raise ConfigError(f"{path} exists; pass --overwrite to replace it")
     folder = source.place if source.is_folder else source.work
     parts = PartFolder(folder, _format(source), source.work)
-    committed = parts.committed()
-    if not committed:
+    windows = windows_of(source, parts)
+    committed = windows.others(parts.committed())
+    if not committed and not windows.staged:
         raise ConfigError(f"{folder} holds no parts: the job has committed none yet, or its output is one file already")
     writer: PartWriter = source.writer("output")
     try:
-        if damaged := parts.check(committed, set(committed)):
+        if damaged := parts.check(committed, set(committed)) + windows.check(read=True):
             raise JobError(
                 f"cannot merge {name}: {listed(damaged)}; remove the damaged files, then run the job again to compute "
                 "them again, or merge the rest without them"
             )
-        parts.merge_errors(target.errors, committed)
-        with atomic_file(target.place) as file:
-            writer.merge([parts.part_path(interval) for interval in committed], file)
+        with tempfile.TemporaryDirectory(prefix="headrace-") as scratch:
+            pieces = [_Piece(part.start, parts.part_path(part), parts.twins([part])) for part in committed]
+            pieces = sorted([*pieces, *_staged(windows, committed, Path(scratch))])
+            _merge_errors(pieces, target.errors)
+            with atomic_file(target.place) as file:
+                writer.merge([piece.rows for piece in pieces], file)
     except OSError as error:
         raise ConfigError(f"cannot write {into}: {error.strerror or error}") from error
-    ledger = Ledger(committed)
-    return Merged(ledger.done, parts.count_errors(committed), ledger.is_whole, bool(state["finished"]), target.errors)
+    ledger = Ledger([*committed, *windows.staged_positions])
+    failed = parts.count_errors(committed) + windows.count_errors()
+    return Merged(ledger.done, failed, ledger.is_whole, bool(state["finished"]), target.errors)
+
+
+class _Piece(NamedTuple):
+    """Rows in input order, and their dead letters."""
+
+    start: int
+    rows: Path
+    letters: list[Path]
+
+
+def _staged(windows: Windows, committed: Sequence[Interval], scratch: Path) -> Iterator[_Piece]:
+    """What is committed in windows, in input order: one piece between any two parts of the output."""
+    starts = [part.start for part in committed]
+    for window in windows.open:
+        groups = itertools.groupby(window.done, key=functools.partial(bisect.bisect_right, starts))
+        slices = [list(positions) for _, positions in groups]
+        for piece, (rows, failures) in zip(slices, windows.rearranged(window, slices), strict=True):
+            path = scratch / f"{piece[0]}{windows.suffix}"
+            path.write_bytes(rows)
+            letters = path.with_name(f"{piece[0]}.errors")
+            letters.write_bytes(failures)
+            yield _Piece(piece[0], path, [letters] if failures else [])
+
+
+def _merge_errors(pieces: Sequence[_Piece], target: Path) -> None:
+    letters = [path for piece in pieces for path in piece.letters]
+    if not letters:
+        target.unlink(missing_ok=True)
+        return
+    with atomic_file(target) as out:
+        for path in letters:
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, out, 1024 * 1024)
 
 
 def _format(target: Target) -> str:

@@ -35,6 +35,7 @@ from headrace.jobs.state.retrying import Retrying
 from headrace.jobs.state.run_time import RunTimeLog
 from headrace.jobs.state.stalls import StallDetector
 from headrace.jobs.state.state_file import read_state
+from headrace.jobs.state.windows import Windows
 
 REPORT = "report.json"
 """The figures of a job's runs, which stay beside its state."""
@@ -59,14 +60,19 @@ class StartMode:
 class JobOutput:
     """Where a job writes. All methods block: they do file I/O.
 
+    Args:
+        target: the output.
+        writer: of its format.
+        makes_folder: whether to create the folder of the output.
+
     Raises:
         ConfigError: the folder to write to does not exist.
     """
 
-    def __init__(self, target: Target, writer: PartWriter) -> None:
+    def __init__(self, target: Target, writer: PartWriter, *, makes_folder: bool = False) -> None:
         place = target.place
         if not is_remote(place):
-            if not place.parent.is_dir():
+            if not (makes_folder or place.parent.is_dir()):
                 raise ConfigError(f"cannot write {target}: {place.parent} is not a folder")
             if place.is_dir() and not target.is_folder:
                 raise ConfigError(f"cannot write {target}: it is a folder; name a file in it, or end it in /")
@@ -83,6 +89,8 @@ class JobOutput:
         self._lease: Lease | None = None
         folder = place if target.is_folder else target.work
         self.parts = PartFolder(folder, writer.suffix, target.work, self._check_lease)
+        self.windows = None if is_remote(place) else Windows(target.work / "order", self.parts, writer)
+        """Records that are worked on in another order than the input's; None in an object store."""
         self._state = target.work / "job.json"
         self._retrying = Retrying(
             target.work,
@@ -204,6 +212,9 @@ class JobOutput:
 
     def _resume(self, start: StartMode) -> Pass:
         intervals, damaged = self.parts.resume()
+        if self.windows is not None:
+            loaded = self.windows.load(intervals)
+            intervals, damaged = loaded.kept + loaded.staged, damaged + loaded.damaged
         return self._pass(start, Ledger(intervals), damaged)
 
     def _reopen(self, start: StartMode) -> Pass:
@@ -263,13 +274,21 @@ class JobOutput:
 
     def _pass(self, start: StartMode, ledger: Ledger, damaged: Sequence[Damage] = ()) -> Pass:
         failed = self.parts.count_errors()
+        if self.windows is not None:
+            failed += self.windows.count_errors()
         finish = functools.partial(self._finish, start)
-        return Pass(ledger.next_todo, self.parts, finish, ledger.done, failed, None, damaged=damaged)
+        return Pass(
+            ledger.next_todo, self.parts, finish, ledger.done, failed, None, damaged=damaged, windows=self.windows
+        )
 
     def merge_so_far(self) -> None:
         """Write the finished records of a job that will not be continued to one file; the parts stay."""
         committed = self.parts.committed()
         sound = self.parts.take_over(self.parts.check(committed, set(committed)))
+        if self.windows is not None:
+            self.windows.load(sound)
+            self.windows.give_up()
+            sound = self.parts.committed()
         self.parts.merge_errors(self.errors, sound, self.work)
         self._merge(sound)
 
@@ -308,6 +327,8 @@ class JobOutput:
 
     def _clear_scratch(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
+        if self.windows is not None:
+            self.windows.clear()
 
     def read_state(self) -> JobState | None:
         """The state of the job; None if there is none.

@@ -8,6 +8,7 @@ from typing import NotRequired, TypedDict
 
 from headrace.io.storage.checksums import Damage
 from headrace.io.storage.parts import PartFolder
+from headrace.jobs.state.windows import Windows
 from headrace.records import JsonObject
 
 
@@ -68,7 +69,7 @@ class Pass:
     next_todo: Callable[[int], int]
     """The first unfinished position >= its argument; `sys.maxsize` if a retry has none left."""
     parts: PartFolder
-    """The parts that take the outcomes."""
+    """The parts in input order."""
     finish: Callable[[], Finished]
     """Called when all records are finished."""
     done: int
@@ -81,3 +82,15 @@ class Pass:
     """Numbers the positions without gaps; None if they have none."""
     damaged: Sequence[Damage] = ()
     """Damaged parts of earlier runs. They were removed, and their records are unfinished."""
+    windows: Windows | None = None
+    """Takes outcomes in another order, which become parts in input order later; None if this pass has no such."""
+
+    @property
+    def sink(self) -> PartFolder | Windows:
+        """What takes the outcomes."""
+        return self.windows or self.parts
+
+    def records_now(self) -> int:
+        """How many records are committed now."""
+        staged = 0 if self.windows is None else self.windows.staged
+        return staged + sum(end - start for start, end in self.parts.committed())

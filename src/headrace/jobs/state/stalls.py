@@ -8,7 +8,6 @@ from pathlib import Path
 from headrace.errors import BrokenOffError, JobError
 from headrace.io.storage.locations import remove
 from headrace.io.storage.parts import atomic_file
-from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.passes import Pass
 
 MOST_RUNS = 4
@@ -28,7 +27,7 @@ class StallDetector:
             JobError: too many runs in a row have committed nothing.
         """
         try:
-            done = Ledger(todo.parts.committed()).done
+            done = todo.records_now()
             runs = 1 if done > todo.done else self._runs_at(done) + 1
             with atomic_file(self._path) as file:
                 file.write(json.dumps({"done": done, "runs": runs}).encode())

@@ -1,0 +1,319 @@
+"""Many questions about each of many documents, on a CPU: what it gains to read each document once.
+
+python -m benchmarks.prefixes
+python -m benchmarks.prefixes --small                   # a quarter of the documents, a quarter of the questions
+python -m benchmarks.prefixes --gsm8k questions.jsonl   # real questions, each after 8 worked ones
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from transformers import AutoTokenizer, ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from benchmarks.common import ratio, report, rounds, version
+from headrace import ContinuousBatcher
+from headrace.app import job as jobs
+from headrace.engines.config import EngineConfig
+from headrace.engines.generation.causal_lm import ARITHMETIC
+from headrace.engines.generation.continuous import GenerationEngine
+from headrace.jobs import run as main_path
+from headrace.jobs.pipeline.job import Order, StopRequest
+from headrace.jobs.settings import JobSettings
+
+LETTERS = "abcdefghij +=0123456789"  # each is a token of the model
+DOCUMENT, ANSWER = 512, 16
+SLOTS = 64
+ALONE = 48
+EXAMPLES = 8
+SHUFFLED = "headrace, pages shared, shuffled"
+GROUPED = "headrace, pages shared, grouped by document"
+JOB_IN_INPUT_ORDER = "headrace run --order input, shuffled"
+JOB = "headrace run, shuffled"
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much work a run does."""
+
+    documents: int
+    questions: int
+    cache: int
+    """Tokens of the key-value cache, fewer than those of all documents."""
+    rounds: int
+
+
+FULL = Size(documents=64, questions=32, cache=8_192, rounds=3)
+SMALL = Size(documents=16, questions=8, cache=4_096, rounds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run gave."""
+
+    answers: list[str]
+    """In the order of the prompts as they were given."""
+    computed: int
+    """Prompt tokens that went through the model."""
+
+
+def model_folder(folder: Path, positions: int = 1_024) -> Path:
+    """A Llama of 4 million random weights, whose logits are so far apart that rounding decides nothing."""
+    torch.manual_seed(0)
+    words = AutoTokenizer.from_pretrained(ARITHMETIC)
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        max_position_embeddings=positions,
+        initializer_range=0.1,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+def prompts(size: Size) -> list[str]:
+    """The questions of each document, document after document: 512 letters, then a question of 8 to 24."""
+    rng = random.Random(0)
+    asked: list[str] = []
+    for _ in range(size.documents):
+        document = "".join(rng.choices(LETTERS, k=DOCUMENT - 1))  # with the token that begins every prompt: 512
+        asked += [document + "".join(rng.choices(LETTERS, k=rng.randint(8, 24))) for _ in range(size.questions)]
+    return asked
+
+
+def least(tokens: Sequence[Tokens], page: int = 32) -> int:
+    """The fewest prompt tokens that must be computed, if each page that prompts share is computed once."""
+    known: set[Tokens] = set()
+    total = 0
+    for ids in tokens:
+        full = [ids[:end] for end in range(page, len(ids), page)]
+        total += len(ids) - page * sum(one in known for one in full)
+        known.update(full)
+    return total
+
+
+def ours(engine: GenerationEngine, asks: Sequence[Any]) -> Outcome:
+    """Headrace's engine, new and with an empty cache, and its batcher, with the prompts in the order given."""
+
+    async def run() -> list[str]:
+        async with ContinuousBatcher(engine, max_slots=SLOTS, max_cost=engine.profile.max_cost) as batcher:
+            return [answer["text"] async for answer in batcher.map(asks)]
+
+    answers = asyncio.run(run())
+    return Outcome(answers, engine.prefix_cache_stats().computed)
+
+
+def job(folder: Path, texts: Sequence[str], order: Order, options: dict[str, Any]) -> Outcome:
+    """A bulk job over the prompts, from reading them to the output file, with a new engine."""
+    with tempfile.TemporaryDirectory() as place:
+        sink = Path(place, "out.jsonl")
+        rows = [{"text": text} for text in texts]
+        plan = jobs.check(JobSettings(rows, sink, EngineConfig(task="generate", model=str(folder)), order=order))
+        engine = GenerationEngine(folder, **options)
+        main_path.run(jobs.build(plan, engine, StopRequest(), lambda _: None))
+        stats = engine.prefix_cache_stats()
+        assert stats is not None, "this model's pages can be shared"
+        engine.close()
+        return Outcome([json.loads(line)["generation"]["text"] for line in sink.open()], stats.computed)
+
+
+def peer(model: Any, words: Any, tokens: Sequence[Tokens], cache: int, share: bool) -> Outcome:
+    """transformers' `generate_batch` of the whole list, with the same room; sharing, it sorts the list itself."""
+    config = ContinuousBatchingConfig(
+        page_size=32,
+        num_blocks=cache // 32 + SLOTS + 1,
+        max_batch_tokens=512,
+        max_requests_per_batch=SLOTS,
+        allow_block_sharing=share,
+        auto_switch_to_flash=False,
+    )
+    greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=ANSWER)
+    counted = 0
+    forward = model.forward
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        nonlocal counted
+        counted += kwargs["input_ids"].shape[1]
+        return forward(*args, **kwargs)
+
+    model.forward = counting
+    try:
+        outputs = model.generate_batch(
+            [list(ids) for ids in tokens], generation_config=greedy, continuous_batching_config=config,
+            progress_bar=False,
+        )  # fmt: skip
+    finally:
+        model.forward = forward
+    in_order = sorted(outputs.values(), key=lambda output: int(output.request_id.rpartition("_")[2]))
+    answers = [words.decode(output.generated_tokens, skip_special_tokens=True) for output in in_order]
+    return Outcome(answers, counted - len(tokens) * (ANSWER - 1))
+
+
+def alone(model: Any, words: Any, tokens: Sequence[Tokens]) -> list[str]:
+    """`model.generate` of one prompt at a time."""
+    config = GenerationConfig(do_sample=False, max_new_tokens=ANSWER, pad_token_id=0)
+    answers = []
+    for ids in tokens:
+        given = torch.tensor([ids])
+        with torch.inference_mode():
+            made = model.generate(given, attention_mask=torch.ones_like(given), generation_config=config)
+        answers.append(words.decode(made[0, len(ids) :], skip_special_tokens=True))
+    return answers
+
+
+def compare(folder: Path, size: Size, name: str | None, with_peer: bool) -> None:
+    """Measure all of them in turn and print the table."""
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model.generation_config = GenerationConfig()
+    words = AutoTokenizer.from_pretrained(folder)
+    options = {"max_num_seqs": SLOTS, "kv_cache_tokens": size.cache, "max_tokens": ANSWER, "ignore_eos": True}
+    prepared = GenerationEngine(folder, **options).prepare(prompts(size))
+    grouped = [item.payload for item in prepared if not isinstance(item, Exception)]
+    order = list(range(len(grouped)))
+    random.Random(1).shuffle(order)
+    shuffled = [grouped[place] for place in order]
+    tokens = [ask.prompt for ask in shuffled]
+    texts = [prompts(size)[place] for place in order]
+    outcomes: dict[str, Outcome] = {}
+
+    def seconds_of_ours(variant: str, asks: Sequence[Any], share: bool) -> float:
+        engine = GenerationEngine(folder, enable_prefix_caching=share, **options)
+        started = time.perf_counter()
+        outcomes[variant] = ours(engine, asks)
+        return time.perf_counter() - started
+
+    def seconds_of_job(variant: str, order: Order) -> float:
+        started = time.perf_counter()
+        outcomes[variant] = job(folder, texts, order, options)
+        return time.perf_counter() - started
+
+    def seconds_of_peer(variant: str, share: bool) -> float:
+        started = time.perf_counter()
+        outcomes[variant] = peer(model, words, tokens, size.cache, share)
+        return time.perf_counter() - started
+
+    slow = f"{version('transformers')}, generate_batch, one round"
+    often = {
+        "headrace, nothing shared, shuffled": (shuffled, False),
+        SHUFFLED: (shuffled, True),
+        GROUPED: (grouped, True),
+    }
+    once = {f"{slow}, nothing shared": False, f"{slow}, blocks shared, sorted": True} if with_peer else {}
+    figures = rounds(size.rounds, {key: partial(seconds_of_ours, key, *given) for key, given in often.items()})
+    of_jobs: dict[str, Order] = {JOB_IN_INPUT_ORDER: "input", JOB: "auto"}
+    figures |= rounds(size.rounds, {key: partial(seconds_of_job, key, way) for key, way in of_jobs.items()})
+    figures |= rounds(1, {key: partial(seconds_of_peer, key, share) for key, share in once.items()})
+    found = outcomes[GROUPED]
+    outcomes[GROUPED] = Outcome([found.answers[place] for place in order], found.computed)
+    _table(name, size, tokens, figures, outcomes, alone(model, words, tokens[:ALONE]))
+
+
+def _table(
+    name: str | None,
+    size: Size,
+    tokens: Sequence[Tokens],
+    figures: dict[str, list[float]],
+    outcomes: dict[str, Outcome],
+    reference: list[str],
+) -> None:
+    sent, fewest = sum(map(len, tokens)), least(tokens)
+    baseline = figures[SHUFFLED]
+    rows = [
+        [
+            variant,
+            len(tokens) * ANSWER / statistics.median(times),
+            ratio(baseline[: len(times)], times),
+            outcomes[variant].computed,
+            outcomes[variant].computed / fewest,
+            sum(a == b for a, b in zip(outcomes[variant].answers, reference, strict=False)) / len(reference),
+        ]
+        for variant, times in figures.items()
+    ]
+    report(
+        name,
+        "Questions about documents on a CPU, the documents read once or again",
+        [
+            "variant",
+            "tokens/s",
+            "x pages shared, shuffled",
+            "prompt tokens computed",
+            "x the fewest possible",
+            "equal to alone",
+        ],
+        rows,
+        [
+            (
+                f"{size.documents} documents of {DOCUMENT} tokens x {size.questions} questions of 8 to 24, answers of "
+                f"{ANSWER}; a cache of {size.cache:,} tokens; {sent:,} prompt tokens sent, at least {fewest:,} to "
+                "compute; a Llama of 4 M random weights, float32, one thread, greedy."
+            ),
+            (
+                f"Medians of {size.rounds} rounds, the variants in turn, there and back, except where one is said. "
+                f"Equal to alone: share of {len(reference)} answers that are those of `generate` of one prompt at a "
+                "time, letter by letter."
+            ),
+        ],
+    )
+
+
+def count_gsm8k(folder: Path, questions: Path) -> None:
+    """Every question after the same 8 worked ones: how many of the prompt tokens the model reads."""
+    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    header = "".join(f"Q: {row['question']}\nA: {row['answer']}\n\n" for row in rows[:EXAMPLES])
+    engine = GenerationEngine(folder, max_num_seqs=SLOTS, kv_cache_tokens=65_536, max_tokens=1, ignore_eos=True)
+    prepared = engine.prepare([f"{header}Q: {row['question']}\nA:" for row in rows])
+    asks = [item.payload for item in prepared if not isinstance(item, Exception)]
+    started = time.perf_counter()
+    computed = ours(engine, asks).computed
+    took = time.perf_counter() - started
+    sent = sum(len(ask.prompt) for ask in asks)
+    report(
+        "prefixes-gsm8k",
+        "gsm8k after 8 worked examples, prompt tokens read from the cache",
+        ["questions", "prompt tokens sent", "computed", "computed / sent", "seconds"],
+        [[len(asks), sent, computed, computed / sent, took]],
+        ["Letters for tokens and random weights: the answers mean nothing, the tokens count."],
+    )
+
+
+def main() -> None:
+    """The comparison, or with --gsm8k the count."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--small", "--quick", action="store_true")
+    parser.add_argument("--no-peer", action="store_true", help="leave out transformers, which takes minutes")
+    parser.add_argument("--gsm8k", type=Path, default=None, metavar="JSONL")
+    given = parser.parse_args()
+    torch.set_num_threads(1)  # so small a model gains nothing from more, and is disturbed by everything
+    with tempfile.TemporaryDirectory() as temporary:
+        if given.gsm8k is not None:
+            count_gsm8k(model_folder(Path(temporary), positions=8_192), given.gsm8k)
+        elif given.small:
+            compare(model_folder(Path(temporary)), SMALL, None, with_peer=not given.no_peer)
+        else:
+            compare(model_folder(Path(temporary)), FULL, "prefixes", with_peer=not given.no_peer)
+
+
+if __name__ == "__main__":
+    main()

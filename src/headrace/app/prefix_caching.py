@@ -1,0 +1,29 @@
+"""Tells a job's listeners how many prompt tokens came from the engine's prefix cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from headrace.engines.base import AnyEngine, PrefixCacheStats, caches_prefixes
+from headrace.events import Event, JobDone, Listener, PartCommitted, PrefixCacheUsed
+
+
+class PrefixCacheListener:
+    """Sends the counts of this job whenever a part is committed, and at the end. `read` returns the engine's counts."""
+
+    def __init__(self, read: Callable[[], PrefixCacheStats], tell: Listener) -> None:
+        self._read = read
+        self._tell = tell
+        self._before = read()
+
+    def __call__(self, event: Event) -> None:
+        """Look at the counts."""
+        if isinstance(event, PartCommitted | JobDone):
+            used = self._read().since(self._before)
+            self._tell(PrefixCacheUsed(used.queries, used.hits, used.computed, time.monotonic()))
+
+
+def prefix_cache_listener(engine: AnyEngine, tell: Listener) -> PrefixCacheListener | None:
+    """The listener of an engine with a prefix cache; None for others."""
+    return PrefixCacheListener(engine.prefix_cache_stats, tell) if caches_prefixes(engine) else None

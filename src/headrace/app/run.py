@@ -1,0 +1,115 @@
+"""`headrace.run`: run a bulk job from Python."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar, Unpack
+
+from headrace.app.job import execute
+from headrace.app.step_settings import parse_steps, refuse_beside_steps
+from headrace.app.steps import prepared, run_steps
+from headrace.engines.config import EngineConfig, merged_options, model_name
+from headrace.engines.options import EngineOptions
+from headrace.errors import ConfigError
+from headrace.io.sinks.callback_sink import Receiver
+from headrace.io.sources.selection import Selection
+from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.settings import JobOptions, JobSettings, split_options
+from headrace.observe.report import Report
+
+T = TypeVar("T")
+
+
+class RunOptions(EngineOptions, JobOptions, total=False):
+    """Options of the engine, and fields of `JobSettings` that are not parameters of `run`."""
+
+
+def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
+    source: object,
+    model: str | Path | None = None,
+    *,
+    sink: str | Path | Receiver,
+    task: str | None = None,
+    engine: str | Callable[..., object] | None = None,
+    steps: Sequence[Mapping[str, object]] | None = None,
+    model_column: str | None = None,
+    engine_options: Mapping[str, object] | None = None,
+    engine_process: bool = False,
+    engine_timeout_s: float | None = None,
+    pickled_weights: bool = False,
+    batch_tokens: int | None = None,
+    batch_size: int | None = None,
+    keep_columns: Sequence[str] = (),
+    limit: int | None = None,
+    sample: float | None = None,
+    sample_seed: int = 0,
+    shard: tuple[int, int] | None = None,
+    limits: Limits | None = None,
+    progress: bool = True,
+    **options: Unpack[RunOptions],
+) -> Report:
+    """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
+
+    Args:
+        source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
+            returns one, a `datasets.Dataset`, a table of pandas, polars, Arrow or DuckDB (docs/formats.md).
+        model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
+            the task's default model.
+        sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
+            Or a function that is called with lists of rows.
+        engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
+            outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
+        steps: several models, each a mapping with its settings: the next ones see the outputs of those before as
+            columns (docs/jobs.md); instead of `model`, `task`, `engine` and other settings of one model.
+        model_column: with `steps`: the column in which each record names the model that computes it.
+        engine_options: the engine's options as a mapping, for an engine whose options no type checker knows.
+        pickled_weights: allow pickled weights, which can run code, in a downloaded model.
+        shard, sample, sample_seed, limit: which rows, as `Selection` has them.
+        progress: show a progress bar on stderr.
+        options: of the job, as `JobSettings` has them, and of the engine, such as `max_model_len`.
+
+    Raises:
+        ConfigError: a parameter, file, column or model cannot be used; nothing was written.
+        JobError: the job cannot start or continue; finished records are kept.
+    """
+    job, known = split_options(options)
+    config = EngineConfig(
+        task, model_name(model), engine, merged_options(engine_options, known), batch_tokens, batch_size,
+        engine_process, engine_timeout_s, pickled_weights,
+    )  # fmt: skip
+    limits = Limits() if limits is None else limits
+    selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
+    settings = JobSettings(source, sink, config, keep_columns=kept, selection=selection, limits=limits, **job)
+    return _off_loop(functools.partial(_run, settings, steps, model_column, progress=progress))
+
+
+def _run(
+    settings: JobSettings, steps: Sequence[Mapping[str, object]] | None, model_column: str | None, *, progress: bool
+) -> Report:
+    run_one = functools.partial(execute, stop=StopRequest(), progress=progress)
+    if steps is None:
+        if model_column is not None:
+            raise ConfigError("model_column needs steps: one for each model that records may name")
+        return run_one(settings)[1]
+    refuse_beside_steps(settings)
+    return run_steps(prepared(settings, parse_steps(steps), model_column), run_one).report
+
+
+def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
+    """Names as settings keep them; other values are left to the type check."""
+    is_list = hasattr(names, "__iter__") and not isinstance(names, str)
+    return tuple(names) if is_list else names  # type: ignore[return-value]
+
+
+def _off_loop(call: Callable[[], T]) -> T:
+    """Call directly, or on a new thread if this one runs an event loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return call()
+    with ThreadPoolExecutor(1, "headrace-run") as pool:
+        return pool.submit(call).result()

@@ -1,0 +1,133 @@
+"""`headrace run` with several models: `--model` given twice, `--model-column`, or steps from a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from headrace.app.step_settings import Step, read_steps, refuse_beside_steps
+from headrace.app.steps import prepared, rehearse_steps, run_steps
+from headrace.cli.cluster_flags import Execute
+from headrace.cli.flags import FlagGroup
+from headrace.cli.forecasts import print_forecast
+from headrace.cli.outcome import conclude, say
+from headrace.cli.signals import Stopper
+from headrace.errors import ConfigError
+from headrace.jobs.pipeline.job import JobEnd
+from headrace.jobs.settings import JobSettings
+from headrace.observe.report import Report, StepFigures
+from headrace.observe.table import print_report
+
+
+@dataclass(frozen=True, slots=True)
+class StepFlags(FlagGroup):
+    """Several models in one job."""
+
+    panel: ClassVar[str] = "Several models"
+
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML or JSON file of steps, each with a model of its own, which see the outputs of the steps before "
+            "as columns. Default: one model."
+        ),
+    ] = None
+    model_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Column in which each record names the one --model that computes it. Default: every --model computes "
+            "every record."
+        ),
+    ] = None
+
+
+def steps_of(flags: StepFlags, models: Sequence[str], job: JobSettings) -> tuple[list[Step], str | None] | None:
+    """The steps that the flags describe, and the model column; None for a job of one model.
+
+    Raises:
+        ConfigError: flags contradict each other, or the file of steps cannot be used.
+    """
+    if flags.config is not None:
+        if flags.model_column is not None:
+            raise ConfigError("--model-column belongs to --model; with --config, write model_column into the file")
+        refuse_beside_steps(job)
+        return read_steps(flags.config)
+    if len(models) < 2 and flags.model_column is None:
+        return None
+    if not models:
+        raise ConfigError("--model-column needs --model, once for each model that records may name")
+    if doubled := next((model for model in models if models.count(model) > 1), None):
+        raise ConfigError(f"--model {doubled} is given twice; give each model once")
+    step = Step(
+        task=job.config.task,
+        engine=job.config.engine,  # type: ignore[arg-type]  # a name on the command line
+        engine_options=job.config.engine_options,
+        engine_process=job.config.engine_process,
+        engine_timeout_s=job.config.engine_timeout_s,
+        batch_tokens=job.config.batch_tokens,
+        batch_size=job.config.batch_size,
+        pickled_weights=job.config.pickled_weights,
+        text_column=job.text_column,
+        text_pair_column=job.text_pair_column,
+        prompt_template=job.prompt_template,
+        finish=job.finish,
+    )
+    return [replace(step, model=model) for model in models], flags.model_column
+
+
+def run(job: JobSettings, steps: Sequence[Step], model_column: str | None, stopper: Stopper, execute: Execute) -> int:
+    """Run all steps; returns the exit status."""
+    return carry_out(prepared(job, steps, model_column), stopper, execute)
+
+
+def carry_out(settings: Sequence[JobSettings], stopper: Stopper, execute: Execute) -> int:
+    """Run steps, print the report of each and a table of all; returns the exit status."""
+
+    def one(step: JobSettings) -> tuple[JobEnd, Report]:
+        end, report = execute(step, stopper)
+        if end.state != "already_finished":
+            print_report(report, sys.stderr)
+        return end, report
+
+    def begin(number: int, step: JobSettings) -> None:
+        assert step.step is not None, "it is one of several"
+        say(f"step {number} of {len(settings)}: {step.step.name}")
+
+    ended = run_steps(settings, one, begin)
+    _print_steps(ended.report.steps)
+    return conclude(ended.settings, stopper, ended.end, None)
+
+
+def _print_steps(steps: Sequence[StepFigures]) -> None:
+    if not steps:
+        return
+    rows = [("step", "model", "loads", "records", "failed", "loading", "time")]
+    rows += [
+        (step.name, step.model, str(step.loads), f"{step.records:,}", f"{step.failed:,}", f"{step.load_s:.1f} s",
+         f"{step.wall_s:.1f} s")
+        for step in steps
+    ]  # fmt: skip
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for row in rows:
+        texts = [cell.ljust(width) if place < 2 else cell.rjust(width)
+                 for place, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
+        print("  " + "  ".join(texts), file=sys.stderr)
+    loads = sum(step.loads for step in steps)
+    switches = max(loads - 1, 0)
+    say(f"{loads} model{'s' * (loads != 1)} loaded, {switches} switch{'es' * (switches != 1)}")
+
+
+def rehearse(job: JobSettings, steps: Sequence[Step], model_column: str | None, gpu_hour_price: float | None) -> int:
+    """Print the estimate of each step; returns the exit status."""
+    for name, found in rehearse_steps(prepared(job, steps, model_column)):
+        print(f"step        {name}")
+        if found is None:
+            print("time        unknown: its input is the output of an earlier step")
+        else:
+            print_forecast(*found, gpu_hour_price)
+    return 0

@@ -1,0 +1,175 @@
+"""The rows of an input with the outputs of earlier steps, which were written in the order of the input.
+
+Row n of a step's output belongs to the n-th record that is not among its dead letters. So no positions are stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import JobError, text_of
+from headrace.io.base import Chunk, Source
+from headrace.io.sources.opening import open_source
+from headrace.io.storage.locations import exists
+from headrace.records import Failed, JoinedRow, Record
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """The finished output of a step."""
+
+    name: str
+    column: str
+    file: Path
+    errors: Path
+    """Its dead letters; missing if there are none."""
+    format: str
+
+
+class JoinedSource:
+    """The rows of a source, with the outputs of earlier steps as columns.
+
+    A record that failed in a step fails here too, with the same reason.
+
+    Args:
+        source: the input of the first step.
+        steps: the earlier steps, in their order.
+        facts: what identifies the steps, as JSON.
+        as_answer: pass on the last step's output as the record's answer, not as a column.
+        preview: the outputs do not exist yet; null stands for each.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        steps: Sequence[StepOutput],
+        facts: Mapping[str, object],
+        *,
+        as_answer: bool = False,
+        preview: bool = False,
+    ) -> None:
+        self._source = source
+        self._steps = steps[-1:] if as_answer else steps
+        self._all_steps = steps
+        self._facts = facts
+        self._as_answer = as_answer
+        self._preview = preview
+        self.total_bytes = source.total_bytes
+        self.total_records = source.total_records
+
+    def preview(self) -> JoinedSource:
+        """The same rows with null for the outputs of the steps."""
+        return JoinedSource(self._source, self._all_steps, self._facts, as_answer=self._as_answer, preview=True)
+
+    def describe(self) -> Mapping[str, object]:
+        """The input's description, with the steps."""
+        return {**self._source.describe(), "steps": self._facts}
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """Rows that are not done, as the source has them.
+
+        Raises:
+            JobError: the output of a step is missing or has changed.
+        """
+        outputs = [] if self._preview else [_Outputs(step) for step in self._steps]
+        for chunk in self._source.chunks(next_todo):
+            records: list[Record] = []
+            failures = list(chunk.failures)
+            for record in chunk.records:
+                joined = self._joined(record, outputs)
+                if isinstance(joined, Failed):
+                    failures.append(joined)
+                else:
+                    records.append(joined)
+            yield replace(chunk, records=records, failures=failures)
+
+    def _joined(self, record: Record, outputs: Sequence[_Outputs]) -> Record | Failed:
+        columns: dict[str, object] = {}
+        for step, output in zip(self._steps, outputs, strict=not self._preview):
+            value = output.at(record)
+            if isinstance(value, Failed):
+                return value
+            columns[step.column] = value
+        if self._preview:
+            columns = dict.fromkeys(step.column for step in self._steps)
+        try:
+            if self._as_answer:
+                row = JoinedRow(record.data, {}, next(iter(columns.values())))
+            else:
+                row = JoinedRow(record.data, columns)
+        except Exception as error:  # noqa: BLE001 - a row may be a mapping of the user's own; only its record fails
+            return Failed(record, type(error).__name__, f"the row cannot be read: {text_of(error)}")
+        return Record(record.position, record.id, row)
+
+
+class _Outputs:
+    """The outputs and dead letters of a step, by ascending position."""
+
+    def __init__(self, step: StepOutput) -> None:
+        self._step = step
+        self._letters = _letters(step.errors)
+        self._letter = next(self._letters, None)
+        self._failed = 0
+        """Dead letters before the position that was asked for last."""
+        self._wanted = 0
+        self._rows = self._read()
+
+    def at(self, record: Record) -> object:
+        """The step's output for a record; a `Failed` if it has none.
+
+        Raises:
+            JobError: the output has changed.
+        """
+        position = record.position
+        while self._letter is not None and self._letter["position"] < position:
+            self._failed += 1
+            self._letter = next(self._letters, None)
+        if self._letter is not None and self._letter["position"] == position:
+            return _failed(record, self._step.name, self._letter)
+        self._wanted = position - self._failed
+        for number, row in self._rows:
+            if number == self._wanted:
+                return self._value(row)
+        raise JobError(
+            f"{self._step.file} has no row for record {position}: it has changed since step {self._step.name!r} "
+            "wrote it; start again with --overwrite"
+        )
+
+    def _value(self, row: Mapping[str, object]) -> object:
+        value = row.get(self._step.column)
+        if self._step.format == "parquet" and isinstance(value, list) and value and type(value[0]) is float:
+            import numpy
+
+            return numpy.asarray(value, numpy.float32)  # as the step wrote it
+        return value
+
+    def _read(self) -> Iterator[tuple[int, Mapping[str, object]]]:
+        step = self._step
+        if not exists(step.file):
+            raise JobError(f"{step.file}, the output of step {step.name!r}, is missing; run again to compute it again")
+        for chunk in open_source(step.file, step.format).chunks(lambda position: max(position, self._wanted)):
+            for record in chunk.records:
+                yield record.position, record.data
+
+
+def _letters(errors: Path) -> Iterator[dict[str, Any]]:
+    """The dead letters of a step, which are in the order of the input."""
+    if not exists(errors):
+        return
+    with errors.open("rb") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def _failed(record: Record, step: str, letter: Mapping[str, Any]) -> Failed:
+    attempts = letter.get("attempts")
+    return Failed(
+        Record(record.position, letter.get("id"), record.data),
+        str(letter.get("reason")),
+        f"step {step}: {letter.get('message')}",
+        attempts if isinstance(attempts, int) else 1,
+    )

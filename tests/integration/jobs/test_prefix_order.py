@@ -1,0 +1,252 @@
+"""A language model's job works in the order of its prompts; its output is in the order of the input all the same."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.jobs.harness import Runner, read_errors, read_rows, write_rows
+
+import headrace
+from headrace.engines.base import Prepared
+from headrace.engines.profile import EngineProfile
+from headrace.errors import ConfigError, JobError, RecordError
+from headrace.events import BatchDone, DuplicatesFound, Event, OrderChosen, PartDamaged
+from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
+from headrace.jobs.state.inspection import inspect
+from headrace.jobs.state.merging import merge
+from headrace.jobs.state.windows import Windows
+from headrace.testing import FakeEngine
+
+DOCUMENTS, QUESTIONS = 40, 10
+
+
+class Sharing(FakeEngine):
+    """Reads common beginnings once; remembers the order of its texts."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.texts: list[str] = []
+
+    @property
+    def profile(self) -> EngineProfile:
+        return EngineProfile(batching="batches", batch_cost=4096, batch_size=8, workers_cache_prefixes=True)
+
+    def prepare(self, inputs: Any) -> list[Prepared[str] | Exception]:
+        return [
+            Prepared(found.payload, found.cost, greedy="sampled" not in str(found.payload))
+            if isinstance(found, Prepared)
+            else found
+            for found in super().prepare(inputs)
+        ]
+
+    def forward(self, batch: list[str]) -> list[list[float]]:
+        self.texts += batch
+        return super().forward(batch)
+
+    @property
+    def documents_read(self) -> int:
+        """How often the document is another than that of the text before."""
+        return 1 + sum(one.split()[1] != other.split()[1] for one, other in pairwise(self.texts))
+
+
+def prompts() -> list[Any]:
+    rows: list[Any] = [
+        {"id": f"d{document}q{question}", "text": f"document {document} " + "word " * 40 + f"question {question}"}
+        for document in range(DOCUMENTS)
+        for question in range(QUESTIONS)
+    ]
+    random.Random(3).shuffle(rows)
+    rows[100:100] = [b"broken", {"id": "no text"}]
+    return rows
+
+
+@pytest.fixture
+def sharing(tmp_path: Path) -> Runner:
+    source = write_rows(tmp_path / "in.jsonl", prompts())
+    return Runner(source, tmp_path / "out.jsonl", Sharing(), limits=Limits(part_records=50))
+
+
+def in_input_order(runner: Runner) -> Path:
+    other = runner.sink.with_name(f"input-out{runner.sink.suffix or '.jsonl'}")
+    Runner(runner.source, other, Sharing(), runner.limits).run(order="input")
+    return other
+
+
+def seen(runner: Runner) -> Sharing:
+    assert isinstance(runner.engine, Sharing)
+    return runner.engine
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", "parts"])
+def test_each_document_is_read_once_and_the_output_is_that_of_the_input_order(sharing: Runner, name: str) -> None:
+    sharing.sink = sharing.sink.with_name(name)
+    if name == "parts":
+        sharing.sink.mkdir()
+    assert sharing.run() == JobEnd("finished", 402, 2)
+    assert seen(sharing).documents_read == DOCUMENTS
+    assert sharing.emitted(OrderChosen)[0].order == "prefix"
+    whole = in_input_order(sharing)
+    if name == "parts":
+        rows = [line for part in sorted(sharing.sink.glob("part-*")) for line in part.read_text().splitlines()]
+        assert [json.loads(line)["id"] for line in rows] == [
+            row["id"] for row in prompts() if type(row) is dict and "text" in row
+        ]
+    else:
+        assert sharing.sink.read_bytes() == whole.read_bytes()
+        errors, others = (list(sharing.sink.parent.glob(f"{start}*.errors.jsonl")) for start in ("out", "input-out"))
+        assert errors[0].read_bytes() == others[0].read_bytes()
+
+
+def test_in_the_order_of_the_input_documents_are_read_again(sharing: Runner) -> None:
+    sharing.run(order="input")
+    assert seen(sharing).documents_read > 300
+    assert [event.reason for event in sharing.emitted(OrderChosen)] == ["as asked"]
+
+
+def test_each_window_has_its_own_order(sharing: Runner) -> None:
+    sharing.limits = Limits(part_records=50, buffer_memory=300_000)
+    source: Any = lambda: iter([row for row in prompts() if isinstance(row, dict)])  # noqa: E731 - read in small chunks
+    sharing.source = source
+    sharing.run()
+    windows = len(sharing.emitted(OrderChosen))
+    assert windows > 2
+    assert DOCUMENTS < seen(sharing).documents_read <= DOCUMENTS * windows
+    assert sharing.sink.read_bytes() == in_input_order(sharing).read_bytes()
+
+
+def test_texts_that_begin_differently_keep_their_order(sharing: Runner) -> None:
+    rows = [{"id": n, "text": f"{n} " + "word " * (n % 30)} for n in range(200)]
+    write_rows(sharing.source, rows)
+    sharing.run()
+    assert [event.order for event in sharing.emitted(OrderChosen)] == ["input"]
+    assert [row[0] for row in read_rows(sharing.sink)] == list(range(200))
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet", "parts"])
+def test_a_stopped_job_continues_in_the_same_order_and_computes_nothing_twice(sharing: Runner, name: str) -> None:
+    sharing.sink = sharing.sink.with_name(name)
+    if name == "parts":
+        sharing.sink.mkdir()
+    whole = in_input_order(sharing)
+    for batches in (10, 9, 8):
+        stop = StopRequest()
+        sharing.on_event = stopping(stop, batches)
+        assert sharing.run(stop).state == "interrupted"
+    sharing.on_event = lambda event: None
+    found = inspect(sharing.sink)
+    assert found.records == len(seen(sharing).texts) + found.failed
+    assert not found.damaged
+    merged = sharing.sink.with_name("merged" + (whole.suffix or ".jsonl"))
+    assert merge(sharing.sink, merged, overwrite=False).records == found.records
+    places = {row["id"]: place for place, row in enumerate(prompts()) if type(row) is dict}
+    ids = [row for row, _ in read_rows(merged)]
+    assert ids == sorted(ids, key=places.__getitem__)
+    assert sharing.run(order="input") == JobEnd("finished", 402, 2), "what was begun in an order ends in it"
+    assert sharing.computed == 400
+    assert seen(sharing).documents_read <= DOCUMENTS + 3
+    if name != "parts":
+        assert sharing.sink.read_bytes() == whole.read_bytes()
+
+
+def stopping(stop: StopRequest, batches: int) -> Any:
+    left = [batches]
+
+    def listen(event: Event) -> None:
+        left[0] -= isinstance(event, BatchDone)
+        if not left[0]:
+            stop.request()
+
+    return listen
+
+
+def test_an_order_that_is_lost_costs_only_work(sharing: Runner) -> None:
+    stop = StopRequest()
+    sharing.on_event = stopping(stop, 10)
+    sharing.run(stop)
+    [order] = sharing.sink.parent.glob("out.jsonl.parts/order/*/order")
+    order.write_bytes(b"damaged")
+    sharing.on_event = lambda event: None
+    assert sharing.run() == JobEnd("finished", 402, 2)
+    [damage] = sharing.emitted(PartDamaged)
+    assert damage.path == str(order)
+    assert "another version" in damage.reason
+    assert sharing.sink.read_bytes() == in_input_order(sharing).read_bytes()
+
+
+def test_a_record_that_is_gone_when_the_job_continues_is_named(sharing: Runner) -> None:
+    stop = StopRequest()
+    sharing.on_event = stopping(stop, 10)
+    sharing.run(stop)
+    write_rows(sharing.source, prompts()[:-30])
+    sharing.on_event = lambda event: None
+    with pytest.raises(JobError, match=r"the input has changed: it had record 37[2-9] when this job began; restore it"):
+        sharing.run(ignore_changes=True)
+
+
+def test_without_room_for_an_order_the_input_keeps_its_own(sharing: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Windows, "create", full)
+    assert sharing.run() == JobEnd("finished", 402, 2)
+    [chosen] = sharing.emitted(OrderChosen)
+    assert (chosen.order, chosen.reason) == ("input", "the order cannot be stored: No space left on device")
+
+
+def test_dead_letters_of_an_ordered_job_are_retried(sharing: Runner) -> None:
+    sharing.engine = Sharing(refuses=lambda text: RecordError("no") if "question 3" in text else None)
+    assert sharing.run() == JobEnd("finished", 402, 42)
+    positions = [letter["position"] for letter in read_errors(sharing.sink)]
+    assert positions == sorted(positions)
+    sharing.engine = Sharing()
+    assert sharing.run(retry=True) == JobEnd("finished", 402, 2)
+    assert sharing.sink.read_bytes() == in_input_order(sharing).read_bytes()
+
+
+def test_an_input_that_is_read_once_is_enough(tmp_path: Path) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        yield from (row for row in prompts() if isinstance(row, dict))
+
+    report = headrace.run(rows(), sink=tmp_path / "out.jsonl", task="embed", engine=Sharing, progress=False)
+    assert (report.ok, report.failed) == (400, 1)
+    assert [(chosen.order, chosen.records) for chosen in report.order] == [("prefix", 401)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"prepare": lambda row: row}, "the prompts are made by --map"),
+        ({"sink": lambda rows: None}, "the output goes to a function"),
+        ({"engine": FakeEngine}, "this engine reads every prompt anew"),
+    ],
+)
+def test_an_order_that_cannot_be_had_is_refused_and_not_chosen(
+    tmp_path: Path, settings: dict[str, Any], why: str
+) -> None:
+    given: dict[str, Any] = {"task": "embed", "engine": Sharing, "sink": tmp_path / "out.jsonl", "progress": False}
+    with pytest.raises(ConfigError, match=why):
+        headrace.run([{"text": "a"}], **given | settings, order="prefix")
+    assert headrace.run([{"text": "a"}], **given | settings).ok == 1
+
+
+def test_equal_requests_without_sampling_are_computed_once(sharing: Runner) -> None:
+    texts = [f"{kind} text {number % 20}" for number in range(100) for kind in ("same", "sampled")]
+    write_rows(sharing.source, [{"id": n, "text": text} for n, text in enumerate(texts)])
+    assert sharing.run() == JobEnd("finished", 200, 0)
+    assert sharing.computed == 20 + 100
+    assert sum(event.records for event in sharing.emitted(DuplicatesFound)) == 80
+    assert read_rows(sharing.sink) == [(n, sharing.engine.vector(text)) for n, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(("dedupe", "computed"), [(True, 40), (False, 200)])
+def test_whether_equal_requests_are_computed_once_may_be_said(sharing: Runner, dedupe: bool, computed: int) -> None:
+    texts = [f"{kind} text {number % 20}" for number in range(100) for kind in ("same", "sampled")]
+    write_rows(sharing.source, [{"id": n, "text": text} for n, text in enumerate(texts)])
+    sharing.run(dedupe=dedupe)
+    assert sharing.computed == computed
