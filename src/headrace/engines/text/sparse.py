@@ -56,19 +56,8 @@ class SparseHead:
         return SparseVector(indices=indices.astype(np.int32), values=row[indices])
 
 
-def embed(  # noqa: PLR0913  # keyword-only options, each with a flag
-    model: str | Path | None = None,
-    *,
-    device: str = "auto",
-    dtype: str = "auto",
-    max_model_len: int | None = None,
-    on_too_long: TooLong = "truncate",
-    max_active_dims: int | None = None,
-    prompt_name: str | None = None,
-    prompt: str | None = None,
-    trust_remote_code: bool = False,
-) -> TextEngine:
-    """Embed texts as sparse vectors. Parameters that are not listed here are those of `EmbeddingEngine`.
+class SparseEngine(TextEngine):
+    """One sparse vector per text. Parameters that are not listed here are those of `EmbeddingEngine`.
 
     Args:
         model: a local folder.
@@ -78,28 +67,41 @@ def embed(  # noqa: PLR0913  # keyword-only options, each with a flag
         ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded.
     """
-    if max_active_dims is not None:
-        whole("max_active_dims", max_active_dims, 1)
-    folder = named_folder(model)
-    check_tokenizer(folder)
-    place = choose_device(device)
-    module = load(folder, place, dtype, kind=SparseEncoder, trust_remote_code=trust_remote_code)
-    most = module.max_active_dims if max_active_dims is None else max_active_dims
-    prompts = prompts_of(module, prompt_name, prompt)
-    config = module[0].config.to_dict()
-    shortest = module.tokenizer.num_special_tokens_to_add() + 1
-    length = choose_length([module.max_seq_length], usable_positions(config), shortest, max_model_len)
-    tokens = TextTokens(module.tokenizer, length, on_too_long, prompts=prompts, pad_id=config.get("pad_token_id"))
-    inputs = frozenset(module.tokenizer.model_input_names) | {"input_ids", "attention_mask"}
-    network = TorchNetwork(folder, module, place, _caller(module, most), inputs, by_length(module[0].model))
-    facts: dict[str, object] = {"engine": "sparse-embedding", "max_active_dims": most}
-    if prompt is not None or prompt_name is not None:
-        facts["prompt"] = prompts.default
-    engine = TextEngine(network, tokens, SparseHead(most), facts)
-    most_tokens = max(length, _BATCH_WEIGHTS // int(config["vocab_size"]))
-    budget = min(engine.profile.batch_cost, most_tokens)
-    engine.profile = replace(engine.profile, batch_cost=budget, prompt_names=tuple(prompts.named))
-    return engine
+
+    def __init__(  # noqa: PLR0913  # keyword-only options, each with a flag
+        self,
+        model: str | Path | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        on_too_long: TooLong = "truncate",
+        max_active_dims: int | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        if max_active_dims is not None:
+            whole("max_active_dims", max_active_dims, 1)
+        folder = named_folder(model)
+        check_tokenizer(folder)
+        place = choose_device(device)
+        module = load(folder, place, dtype, kind=SparseEncoder, trust_remote_code=trust_remote_code)
+        most = module.max_active_dims if max_active_dims is None else max_active_dims
+        prompts = prompts_of(module, prompt_name, prompt)
+        config = module[0].config.to_dict()
+        shortest = module.tokenizer.num_special_tokens_to_add() + 1
+        length = choose_length([module.max_seq_length], usable_positions(config), shortest, max_model_len)
+        tokens = TextTokens(module.tokenizer, length, on_too_long, prompts=prompts, pad_id=config.get("pad_token_id"))
+        inputs = frozenset(module.tokenizer.model_input_names) | {"input_ids", "attention_mask"}
+        network = TorchNetwork(folder, module, place, _caller(module, most), inputs, by_length(module[0].model))
+        facts: dict[str, object] = {"engine": "sparse-embedding", "max_active_dims": most}
+        if prompt is not None or prompt_name is not None:
+            facts["prompt"] = prompts.default
+        super().__init__(network, tokens, SparseHead(most), facts)
+        most_tokens = max(length, _BATCH_WEIGHTS // int(config["vocab_size"]))
+        budget = min(self.profile.batch_cost, most_tokens)
+        self.profile = replace(self.profile, batch_cost=budget, prompt_names=tuple(prompts.named))
 
 
 def _caller(module: SparseEncoder, most: int | None) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor]:
