@@ -72,6 +72,40 @@ def size(folder: Path) -> None:
     )
 
 
+def tables(folder: Path) -> None:
+    """From a DataFrame to a DataFrame, beside the same rows from JSONL to Parquet."""
+    source = folder / f"in-{SMALL}.jsonl"
+    names = {"headrace": "JSONL to Parquet"} | {
+        f"to_{kind}": f"{kind} to {kind}" for kind in ("pandas", "polars", "arrow")
+    }
+    outputs = itertools.count()
+
+    def figure(name: str) -> dict[str, Any]:
+        return measured(name, source, folder / f"table-{next(outputs)}.parquet")
+
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for _ in range(ROUNDS):
+        for name in names:
+            found[name].append(figure(name))
+    times = {name: [one["s"] for one in figures] for name, figures in found.items()}
+    rows = [
+        [
+            names[name],
+            statistics.median(times[name]),
+            ratio(times[name], times["headrace"]),
+            statistics.median(one["mib"] - one["bare_mib"] for one in figures),
+        ]
+        for name, figures in found.items()
+    ]
+    report(
+        "jobs-tables",
+        "A table to a table, with a no-op engine",
+        ["job", "s", "x JSONL to Parquet", "peak MiB over what was there"],
+        rows,
+        [f"{SMALL:,} records; medians of {ROUNDS} rounds, the variants in turn. The table itself is there before."],
+    )
+
+
 def resume(folder: Path) -> None:
     """Kill a job after nine tenths and go on."""
     source, sink = folder / f"in-{LARGE}.jsonl", folder / "resumed.jsonl"
@@ -158,7 +192,7 @@ def main() -> None:
         for records in (SMALL, LARGE):
             write_input(folder / f"in-{records}.jsonl", records)
         wanted = [word for word in sys.argv[1:] if not word.startswith("-")]
-        for table in (size, resume, durability, peers):
+        for table in (size, tables, resume, durability, peers):
             if not wanted or table.__name__ in wanted:
                 table(folder)
 

@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 import headrace
 from headrace import DynamicBatcher
+from headrace.app.tables import TableKind
 
 BATCH = 1024
 PACE_S = 0.1
@@ -26,6 +27,8 @@ PACE_S = 0.1
 _DIES_AT = float(os.environ.get("HEADRACE_BENCH_DIES_AT", "inf"))
 _calls = itertools.count()
 _first: list[float] = []
+_started: list[float] = []
+"""When the job began, and the memory then."""
 
 
 def lengths(batch: list[str]) -> list[int]:
@@ -60,6 +63,32 @@ def job(
         )
 
     return run
+
+
+def to_table(kind: TableKind) -> Callable[[str, str], None]:
+    """`headrace.run` from a table of that kind to another; the time to read the table is not counted."""
+
+    def run(source: str, _: str) -> None:
+        import pyarrow.json
+
+        table: Any = pyarrow.json.read_json(source)
+        if kind == "pandas":
+            table = table.to_pandas()
+        if kind == "polars":
+            import polars
+
+            table = polars.from_arrow(table)
+        _restart()
+        headrace.run(
+            table, sink=kind, task="custom", engine="benchmarks.jobs_runs:lengths", batch_size=BATCH, progress=False
+        )
+
+    return run
+
+
+def _restart() -> None:
+    """Measure from now on."""
+    _started[:] = [time.perf_counter(), peak_mib()]
 
 
 def plain_file(source: str, sink: str) -> None:
@@ -133,6 +162,9 @@ VARIANTS: dict[str, Callable[[str, str], None]] = {
     "headrace": job(),
     "paced": job("paced", 1000),
     "keep_v": job(keep_columns=("v",)),
+    "to_pandas": to_table("pandas"),
+    "to_polars": to_table("polars"),
+    "to_arrow": to_table("arrow"),
     "plain_file": plain_file,
     "ray_data": ray_data,
     "ray_data_checkpoint": lambda source, sink: ray_data(source, sink, checkpoint=True),
@@ -149,10 +181,10 @@ def main(arguments: Sequence[str]) -> None:
     """Run one variant; the last line printed is its figures."""
     name, source, sink = arguments
     sys.modules["benchmarks.jobs_runs"] = sys.modules[__name__]  # an engine named so is one of this very module
-    bare = peak_mib()
-    started = time.perf_counter()
+    _restart()
     VARIANTS[name](source, sink)
     ended = time.perf_counter()
+    started, bare = _started
     first = _first[0] - started if _first else None
     print(json.dumps({"s": ended - started, "first_s": first, "mib": peak_mib(), "bare_mib": bare}))
 

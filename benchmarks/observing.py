@@ -95,7 +95,11 @@ def main() -> None:
                     return seconds(size)
 
             watch = _Stopwatch()
-            with watch.around(Accountant, "add"), watch.around(Recorder, "_write"):
+            with (
+                watch.around(Accountant, "add"),
+                watch.around(Recorder, "_write"),
+                watch.around(Recorder, "_show"),
+            ):
                 direct = 100 * watch.share_of(lambda size=size: seconds(size))  # type: ignore[misc]
 
             figures = rounds(ROUNDS, {"with": lambda size=size: seconds(size), "without": bare})  # type: ignore[misc]

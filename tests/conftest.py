@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import postgres as postgres_server
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -20,3 +21,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["XDG_CACHE_HOME"]
     else:
         os.environ["XDG_CACHE_HOME"] = before
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[postgres_server.Server]:
+    """A PostgreSQL server of its own."""
+    pytest.importorskip("psycopg")
+    if postgres_server.programs() is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    with postgres_server.running() as server:
+        yield server

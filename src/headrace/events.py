@@ -296,6 +296,16 @@ class RequestDone:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLoaded:
+    """A server has loaded a model."""
+
+    model: str
+    duration_s: float
+    """Time to load, tune and warm up."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkUnitSent:
     """A chunk of a streamed response, usually a token, was sent to its client."""
 
@@ -328,6 +338,7 @@ Event: TypeAlias = (
     | WorkUnitDone
     | WorkerLost
     | RequestDone
+    | ModelLoaded
     | WorkUnitSent
 )
 Listener: TypeAlias = Callable[[Event], None]

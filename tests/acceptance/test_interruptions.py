@@ -85,15 +85,27 @@ def test_a_second_writer_is_refused_and_a_dead_one_is_not_waited_for(folder: Pat
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("outputs", "kills", "rows"),
-    [(("jsonl-folder", "parquet-folder", "jsonl", "parquet"), 16, 20_000), (("s3", "s3-folder"), 2, 8_000)],
+    ("outputs", "kills", "rows", "task"),
+    [
+        (("jsonl-folder", "parquet-folder", "jsonl", "parquet"), 16, 20_000, "embed"),
+        (("s3", "s3-folder"), 2, 8_000, "embed"),
+        (("jsonl", "parquet-folder"), 6, 20_000, "generate"),
+    ],
 )
-def test_killed_at_random_moments(outputs: tuple[str, ...], kills: int, rows: int) -> None:
+def test_killed_at_random_moments(outputs: tuple[str, ...], kills: int, rows: int, task: str) -> None:
     """More kills: `scripts/torture --kills 200`."""
     if outputs[0].startswith("s3"):
         pytest.importorskip("moto.server")
     ended = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "torture", f"--kills={kills}", f"--rows={rows}", "--outputs", *outputs],
+        [
+            sys.executable,
+            ROOT / "scripts" / "torture",
+            f"--kills={kills}",
+            f"--rows={rows}",
+            f"--task={task}",
+            "--outputs",
+            *outputs,
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headrace import ContinuousBatcher
 from headrace.engines import registry
 from headrace.engines.generation import continuous
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, EngineError
 from headrace.events import Event, StepDone
 
 CONTEXT = 96
@@ -116,12 +116,19 @@ ENDINGS = st.sampled_from(["finishes", "finishes", "cancelled", "resumed"])
 @given(
     records=st.lists(st.tuples(st.integers(0, 30), ENDINGS, st.integers(0, 12)), min_size=4, max_size=16),
     cached=st.sampled_from([CONTEXT, 2 * CONTEXT, 8 * CONTEXT]),
+    indexed=st.booleans(),
 )
 def test_the_same_answers_as_one_at_a_time(
-    folder: Path, alone: list[Any], records: list[tuple[int, str, int]], cached: int
+    folder: Path, alone: list[Any], records: list[tuple[int, str, int]], cached: int, indexed: bool
 ) -> None:
-    """All at once, with too few pages for all, without a batcher that would keep some out."""
-    engine = registry.create("generate", folder, max_num_seqs=8, kv_cache_tokens=cached)
+    """All at once, with too few pages for all, without a batcher that would keep some out.
+
+    Indexed: with transformers' own attention, which limits how much of the cache a step reads.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if indexed:
+            patch.setattr(continuous, "use_ragged_attention", lambda *_: False)
+        engine = registry.create("generate", folder, max_num_seqs=8, kv_cache_tokens=cached)
     pages = engine._scheduler.pages.available
     asks = payloads(engine, requests())
     running = {key: which for key, (which, _, _) in enumerate(records)}
@@ -143,6 +150,34 @@ def test_the_same_answers_as_one_at_a_time(
             break
     assert not running
     assert engine._scheduler.pages.available == pages
+
+
+def test_pages_of_a_step_that_failed_are_not_shared(
+    folder: Path, alone: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = registry.create("generate", folder, max_num_seqs=8)
+    pages, asks = engine._scheduler.pages.available, payloads(engine, requests())[:8]
+    for key, ask in enumerate(asks):
+        engine.add(key, ask)
+    finished = {key for key, _ in engine.step()}
+
+    def broken(_: object) -> None:
+        raise RuntimeError("the device is out of order")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._processor, "_generation_step", broken)
+        with pytest.raises((RuntimeError, EngineError)):
+            engine.step()
+    for key in range(8):
+        engine.remove(key)
+    assert engine._scheduler.pages.available == pages
+    for key, ask in enumerate(asks):
+        engine.add(100 + key, ask)
+    answers: dict[int, Any] = {}
+    while len(answers) < 8:
+        answers |= dict(engine.step())
+    assert [answers[100 + key] for key in range(8)] == alone[:8]
+    assert len(finished) < 8
 
 
 def run(engine: Any, inputs: list[Any], listener: Any = None) -> list[Any]:

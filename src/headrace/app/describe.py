@@ -10,9 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from headrace.app.plan import Plan
 from headrace.engines.base import AnyEngine
+from headrace.engines.config import EngineConfig
 from headrace.engines.profile import EngineProfile
 from headrace.observe.advice import Host
 from headrace.observe.recorder import Description
+from headrace.observe.server import ServerFacts
 
 _LIBRARIES = ("torch", "transformers", "sentence_transformers", "vllm", "onnxruntime", "pyarrow", "ray")
 _SECRET = re.compile(r"key|secret|password|credential|auth|(^|_)token$", re.IGNORECASE)
@@ -23,27 +25,41 @@ _LONGEST = 300
 def describe(plan: Plan, engine: AnyEngine, profile: EngineProfile) -> Description:
     """The settings of a job that matter for its speed, and the versions of what runs it."""
     settings, limits = plan.settings, plan.settings.limits
-    config, described = settings.config, engine.describe()
+    config = settings.config
     source = settings.source if isinstance(settings.source, (str, os.PathLike)) else type(settings.source).__name__
     named: dict[str, object] = {
-        "task": config.task,
-        "model": config.model or "(default)",
-        "engine": config.engine if isinstance(config.engine, (str, type(None))) else repr(config.engine),
         "input": source,
         "output": plan.output.target,
-        "device": described.get("device"),
-        "dtype": described.get("dtype"),
-        "batch cost limit": f"{profile.batch_cost:,.0f} {profile.cost_unit}" if profile.batch_cost else None,
-        "batch size limit": profile.batch_size or profile.max_in_flight or None,
+        **_of_engine(config, engine, profile),
         "workers": limits.workers or "auto",
         "buffer memory": f"{limits.buffer_memory / 1e6:,.0f} MB",
         "map": settings.prepare,
         "finish": settings.finish,
         "retry of failed records": "yes" if settings.retry else None,
-        **{f"engine option {name}": value for name, value in config.engine_options.items()},
     }
     shown = {name: _shown(name, value) for name, value in named.items() if value is not None}
-    return Description(shown, _versions())
+    return Description(_LOGIN.sub("", str(plan.output.target)), shown, versions())
+
+
+def server_facts(config: EngineConfig, engine: AnyEngine, profile: EngineProfile, most_records: int) -> ServerFacts:
+    """The settings of a server that matter for its speed, and the versions of what runs it."""
+    named = {**_of_engine(config, engine, profile), "accepted records at most": f"{most_records:,}"}
+    shown = {name: _shown(name, value) for name, value in named.items() if value is not None}
+    return ServerFacts(shown, versions(), counts_tokens=profile.counts_tokens)
+
+
+def _of_engine(config: EngineConfig, engine: AnyEngine, profile: EngineProfile) -> dict[str, object]:
+    described = engine.describe()
+    return {
+        "task": config.task,
+        "model": config.model or "(default)",
+        "engine": config.engine if isinstance(config.engine, (str, type(None))) else repr(config.engine),
+        "device": described.get("device"),
+        "dtype": described.get("dtype"),
+        "batch cost limit": f"{profile.batch_cost:,.0f} {profile.cost_unit}" if profile.batch_cost else None,
+        "batch size limit": profile.batch_size or profile.max_in_flight or None,
+        **{f"engine option {name}": value for name, value in config.engine_options.items()},
+    }
 
 
 def host_of(plan: Plan, profile: EngineProfile) -> Host:
@@ -58,7 +74,8 @@ def _shown(name: str, value: object) -> str:
     return _LOGIN.sub("", str(value))[:_LONGEST]
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """The versions of Headrace, Python and the libraries in use, and the machine."""
     found = {"headrace": version("headrace"), "python": platform.python_version(), "machine": _machine()}
     for name in _LIBRARIES:
         if name in sys.modules:

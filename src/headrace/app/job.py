@@ -10,11 +10,13 @@ import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.budgets import follow, starting_budget
 from headrace.app.describe import describe, host_of
+from headrace.app.order import order_plan
 from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, downloaded_model, engine_identity, fingerprint, finished_before, model_state
 from headrace.app.plan import check as check
@@ -26,11 +28,12 @@ from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, StoppedEarly, text_of
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
 from headrace.io.sinks.callback_sink import CallbackWriter
+from headrace.io.sinks.table_writer import TableWriter
 from headrace.io.sources.joined import JoinedSource
 from headrace.io.sources.unique_ids import UniqueIds
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
-from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, OrderPlan, StopRequest
+from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, StopRequest
 from headrace.jobs.pipeline.mapped_ids import MappedIds
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.planning.forecast import Forecast, forecast
@@ -38,10 +41,11 @@ from headrace.jobs.planning.survey import Survey, survey, survey_prompts
 from headrace.jobs.settings import JobSettings as JobSettings
 from headrace.jobs.settings import as_json
 from headrace.jobs.state.in_flight import InFlight, warn_of_crash
-from headrace.jobs.state.output import REPORT, StartMode
+from headrace.jobs.state.output import LIVE, REPORT, StartMode
 from headrace.observe.progress import Progress
 from headrace.observe.recorder import Recorder
 from headrace.observe.report import Report, ReportBuilder
+from headrace.observe.trace import TraceWriter
 
 logger = logging.getLogger("headrace")
 
@@ -94,8 +98,9 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
     Raises:
         JobError: the job cannot start or continue; finished records are kept.
     """
-    report = ReportBuilder(began or time.monotonic(), host_of(plan, tuned_profile(plan.settings, engine)))
-    listeners: list[Listener] = [report]
+    began = began or time.monotonic()
+    report = ReportBuilder(began, host_of(plan, tuned_profile(plan.settings, engine)))
+    listeners: list[Listener] = [report, *map(Guarded, plan.settings.listeners)]
     broadcast = Broadcast(listeners)
     try:
         job = build(plan, engine, stop, broadcast, batcher(broadcast) if batcher is not None else None)
@@ -112,21 +117,26 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             listeners.append(follower)
         if (counter := prefix_cache_listener(engine, broadcast)) is not None:
             listeners.append(counter)
-        with Progress() if progress else contextlib.nullcontext() as bar:
-            if bar is not None:
-                listeners.append(bar)
+        with _tracing(plan, began) as trace, Progress() if progress else contextlib.nullcontext() as bar:
+            listeners += [listener for listener in (trace, bar) if listener is not None]
             if tuned.precision is not None:
                 broadcast(tuned.precision)
             described = describe(plan, engine, tuned_profile(plan.settings, engine))
-            listeners.append(Recorder(report, plan.output.work / REPORT, described))
+            listeners.append(Recorder(report, plan.output.work / REPORT, plan.output.work / LIVE, described))
             for left_out in plan.left_out:
                 broadcast(InputLeftOut(left_out, time.monotonic()))
             end = main_path.run(job)
     finally:
         _close(engine)
-        if isinstance(plan.output.writer, CallbackWriter):
+        if isinstance(plan.output.writer, CallbackWriter | TableWriter):
             plan.output.writer.close()
     return end, replace(report.build(), model=downloaded_model(plan.settings))
+
+
+def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[TraceWriter | None]:
+    if plan.settings.trace is None:
+        return contextlib.nullcontext()
+    return TraceWriter(Path(plan.settings.trace), began, str(plan.output.target))
 
 
 def _close(engine: AnyEngine) -> None:
@@ -230,34 +240,6 @@ def build(
     )
 
 
-def order_plan(plan: Plan, profile: EngineProfile) -> OrderPlan | None:
-    """The order of work that the job may have; None if the engine reads every prompt anew.
-
-    Raises:
-        ConfigError: the order asked for cannot be had.
-    """
-    wanted = plan.settings.order
-    if not profile.wants_prefix_order:
-        if wanted == "prefix":
-            raise ConfigError(
-                "order is 'prefix', but this engine reads every prompt anew: leave --order out; only language models "
-                "with a cache of prefixes gain from it"
-            )
-        return None
-    if wanted == "input":
-        return OrderPlan("input", "as asked")
-    reasons = (
-        (plan.settings.retry, "a retry goes through the dead letters"),
-        (plan.user.prepares, "the prompts are made by --map"),
-        (plan.output.windows is None, "the output is in an object store"),
-        (isinstance(plan.output.writer, CallbackWriter), "the output goes to a function"),
-    )
-    reason = next((reason for holds, reason in reasons if holds), "")
-    if reason and wanted == "prefix":
-        raise ConfigError(f"order is 'prefix', but {reason}: leave --order out")
-    return OrderPlan("input", reason) if reason else OrderPlan(wanted)
-
-
 def describe_engine(engine: AnyEngine) -> Mapping[str, object]:
     """The engine's `describe()` after a round trip through JSON.
 
@@ -316,3 +298,22 @@ class Broadcast:
     def __call__(self, event: Event) -> None:
         for listener in self._listeners:
             listener(event)
+
+
+class Guarded:
+    """A listener of the user's. If it raises, it hears no further event, and the work goes on."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener: Listener | None = listener
+
+    def __call__(self, event: Event) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(event)
+        except Exception as error:  # noqa: BLE001 - a user's own code may raise anything
+            logger.warning(
+                "headrace: listener %r raised %s: %s; it is left out", self._listener, type(error).__name__,
+                text_of(error),
+            )  # fmt: skip
+            self._listener = None

@@ -21,6 +21,7 @@ from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
 from headrace.io.sinks.callback_sink import CallbackWriter
+from headrace.io.sinks.table_writer import TableWriter
 from headrace.io.sinks.targets import Target, find_target, openai_writer, refuse_output_in_input
 from headrace.io.sources.images import ImageSource
 from headrace.io.sources.joined import JoinedSource, StepOutput
@@ -79,7 +80,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     target = _target(settings)
     if isinstance(settings.source, (str, Path)):
         refuse_output_in_input(settings.source, target)
-    source = open_source(settings.source, settings.input_format)
+    source = open_source(settings.source, settings.input_format, settings.sql)
     left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
     url = openai.url_of(source)
     if own_engine and url in openai.SERVER_ONLY:
@@ -147,6 +148,8 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
         raise ConfigError(f"cannot write {output.target}: {error.strerror or error}") from error
     if not (settings.overwrite or settings.retry):
         output.refuse_foreign_files()
+    if isinstance(output.writer, TableWriter) and not output.is_finished:
+        output.writer.check(begun=settings.overwrite or output.has_begun)
 
 
 def _check_kept(source: Source, names: Sequence[str]) -> None:
@@ -218,6 +221,10 @@ def _joined(source: Source, step: StepSettings) -> JoinedSource:
 def _writer(settings: JobSettings, target: Target, column: str, url: str | None) -> PartWriter:
     if callable(settings.sink):
         return CallbackWriter(settings.sink, column)
+    if target.table is not None:
+        if url is not None:
+            raise ConfigError("the answers to an OpenAI batch file go to a .jsonl file, not to a table")
+        return TableWriter(target.table, column, settings.keep_columns, settings.on_nan)
     if url is None:
         return target.writer(column, settings.on_nan)
     chosen = settings.config.task
@@ -324,6 +331,7 @@ def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
         "prompt_template": plan.columns.template,
         "keep_columns": list(plan.columns.keep),
         **plan.user.describe(),
+        **({"table": table.shown} if (table := plan.output.table) is not None else {}),
         **_step_facts(plan.settings.step),
     }
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import difflib
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 from fastapi import FastAPI
+from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import headrace
-from headrace.app.job import Broadcast
+from headrace.app.describe import versions
+from headrace.app.job import Broadcast, Guarded
+from headrace.app.observed import ObservedServer
 from headrace.app.server import ServerSettings, build, checked
 from headrace.argument_types import parse_size
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
-from headrace.observe.prometheus import PrometheusListener, merged
+from headrace.events import Listener
+from headrace.observe.prometheus import PrometheusListener, device_seconds, merged
+from headrace.observe.server import ServerAccount, ServerFacts, numbered
 from headrace.pool.pool import ModelPool
 from headrace.serving.auth import Keys
 from headrace.serving.metrics import families_of_pool
@@ -124,11 +131,15 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     memory = None if content.pool.memory is None else _bytes(content.pool.memory, "pool.memory")
     pool = ModelPool(max_models=content.pool.max_models, memory_bytes=memory)
     models: list[ModelApp] = []
+    account = ServerAccount(f"{len(content.models)} models", time.monotonic())
+    listeners: list[Listener] = [account, *map(Guarded, shared.listeners)]
+    account.facts = ServerFacts({"models": ", ".join(entry.name for entry in content.models)}, versions())
     for entry in content.models:
         if missing := sorted(set(entry.keys or ()) - known_keys):
             raise ConfigError(f"model {entry.name!r}: there is no API key named {missing[0]!r} (--api-key-file)")
         try:
-            models.append(_served(entry, shared))
+            device = numbered(Broadcast(listeners), len(models), len(content.models))
+            models.append(_served(entry, shared, device))
         except ConfigError as error:
             raise ConfigError(f"model {entry.name!r}: {error}") from error
         pool.add(
@@ -141,15 +152,21 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
         )
     most_body = max(model.state.limits.max_body_bytes for model in models)
     limits = replace(shared.limits, max_body_bytes=most_body)
-    metrics = PrometheusListener(lambda: families_of_pool(state, pool), headrace.__version__)
+
+    def pulled() -> Iterator[Metric]:
+        yield from families_of_pool(state, pool)
+        yield device_seconds(account.seconds_by_cause())
+
+    metrics = PrometheusListener(pulled, headrace.__version__)
     parts = [model.state for model in models]
-    state = ServerState(limits, keys, Broadcast([metrics]), metrics.render, parts=parts)
+    state = ServerState(limits, keys, Broadcast([metrics, *listeners]), metrics.render, parts=parts)
+    state.observed = ObservedServer(state, account)
     return create_pooled_app(
         pool, models, state, lambda pages: merged(pages, "model"), version=headrace.__version__
     ), state
 
 
-def _served(entry: ModelSection, shared: ServerSettings) -> ModelApp:
+def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> ModelApp:
     config = EngineConfig(
         task=entry.task,
         model=entry.model,
@@ -162,9 +179,9 @@ def _served(entry: ModelSection, shared: ServerSettings) -> ModelApp:
         pickled_weights=entry.pickled_weights,
     )
     names = (entry.name, *entry.aliases)
-    settings = checked(replace(shared, config=config, name=names, keys=(), state=None))
+    settings = checked(replace(shared, config=config, name=names, keys=(), state=None, listeners=()))
     settings.config.check()  # folders too, before the first request
-    app, state = build(settings)
+    app, state = build(settings, device)
     allowed = None if entry.keys is None else frozenset(entry.keys)
     return ModelApp(names, settings.config.task or "", app, state, allowed)
 

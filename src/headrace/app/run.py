@@ -7,11 +7,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 from headrace.app.job import execute
 from headrace.app.step_settings import parse_steps, refuse_beside_steps
 from headrace.app.steps import prepared, run_steps
+from headrace.app.tables import TableKind, is_table_kind, run_to_table
 from headrace.engines.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
 from headrace.errors import ConfigError
@@ -26,6 +27,40 @@ T = TypeVar("T")
 
 class RunOptions(EngineOptions, JobOptions, total=False):
     """Options of the engine, and fields of `JobSettings` that are not parameters of `run`."""
+
+
+class RunParameters(RunOptions, total=False):
+    """All parameters of `run` but three, for its types."""
+
+    task: str | None
+    engine: str | Callable[..., object] | None
+    steps: Sequence[Mapping[str, object]] | None
+    model_column: str | None
+    engine_options: Mapping[str, object] | None
+    engine_process: bool
+    engine_timeout_s: float | None
+    pickled_weights: bool
+    batch_tokens: int | None
+    batch_size: int | None
+    keep_columns: Sequence[str]
+    limit: int | None
+    sample: float | None
+    sample_seed: int
+    shard: tuple[int, int] | None
+    limits: Limits | None
+    progress: bool
+
+
+@overload
+def run(
+    source: object, model: str | Path | None = None, *, sink: TableKind, **options: Unpack[RunParameters]
+) -> Any: ...
+
+
+@overload
+def run(
+    source: object, model: str | Path | None = None, *, sink: str | Path | Receiver, **options: Unpack[RunParameters]
+) -> Report: ...
 
 
 def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
@@ -51,8 +86,10 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     limits: Limits | None = None,
     progress: bool = True,
     **options: Unpack[RunOptions],
-) -> Report:
+) -> Any:
     """Run a bulk job to its end and report where the time went; the same call again continues or finds it finished.
+
+    With sink="pandas", "polars" or "arrow" it returns the finished table instead, a row for each record.
 
     Args:
         source: a file, folder, glob or address; or rows: a list, an iterable, an asynchronous one, a function that
@@ -60,7 +97,7 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
         model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
             the task's default model.
         sink: a .parquet or .jsonl file, or a folder of parts; records that fail go beside it, to `....errors.jsonl`.
-            Or a function that is called with lists of rows.
+            Or a database (docs/tables.md), "pandas", "polars" or "arrow", or a function called with lists of rows.
         engine: a name such as "vllm", or one of your own: a function that takes a list of values and returns a list of
             outputs, or `module:name` of one (docs/engines.md); with a function the task is "custom" if none is named.
         steps: several models, each a mapping with its settings: the next ones see the outputs of those before as
@@ -84,7 +121,8 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     limits = Limits() if limits is None else limits
     selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
     settings = JobSettings(source, sink, config, keep_columns=kept, selection=selection, limits=limits, **job)
-    return _off_loop(functools.partial(_run, settings, steps, model_column, progress=progress))
+    report = functools.partial(_run, steps=steps, model_column=model_column, progress=progress)
+    return _off_loop(lambda: run_to_table(settings, report) if is_table_kind(sink) else report(settings))
 
 
 def _run(

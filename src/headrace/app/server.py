@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Unpack
 
 from fastapi import FastAPI
+from prometheus_client.metrics_core import Metric
 
 import headrace
 from headrace.app.batch_api import MOST_WAITING, BatchApi
 from headrace.app.batchers import BatcherSettings, engine_process, make_batcher
-from headrace.app.job import Broadcast
+from headrace.app.describe import server_facts
+from headrace.app.job import Broadcast, Guarded
+from headrace.app.observed import ObservedServer
 from headrace.app.warm_up import warm_up
 from headrace.device.cache import TuningCache
 from headrace.engines.config import EngineConfig, merged_options, model_name
@@ -23,8 +27,9 @@ from headrace.engines.options import EngineOptions, LocalOptions
 from headrace.engines.profile import profile_of
 from headrace.engines.resolving import resolve, served_names
 from headrace.errors import ConfigError
-from headrace.events import Listener
-from headrace.observe.prometheus import PrometheusListener
+from headrace.events import Listener, ModelLoaded
+from headrace.observe.prometheus import PrometheusListener, device_seconds
+from headrace.observe.server import ServerAccount
 from headrace.serving.app import create_app
 from headrace.serving.auth import Keys, KeySettings
 from headrace.serving.limits import ServeLimits
@@ -56,6 +61,8 @@ class ServerSettings:
     """Folder for files and jobs of the Batch API; None for no Batch API."""
     latency_target_s: float | None = None
     """Maximum seconds of a request during bulk work; None for no target."""
+    listeners: Sequence[Listener] = ()
+    """Functions that are called with each event of `headrace.events`. One that raises is left out."""
 
 
 SERVER_SETTINGS = tuple(one.name for kind in (ServerSettings, ServeLimits) for one in fields(kind))
@@ -77,6 +84,7 @@ class ServerOptions(LocalOptions, total=False):
     state: str | Path | None
     latency_target_s: float | None
     pickled_weights: bool
+    listeners: Sequence[Listener]
 
 
 def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, public API
@@ -96,6 +104,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
     state: str | Path | None = None,
     latency_target_s: float | None = None,
     pickled_weights: bool = False,
+    listeners: Sequence[Listener] = (),
     **options: Unpack[EngineOptions],
 ) -> FastAPI:
     """A FastAPI app that serves one model: mount it, extend it, or give it to an ASGI server.
@@ -108,8 +117,7 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
         model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
             the task's default model.
         options: options of the engine, such as `max_model_len`.
-        engine_options: the same as a mapping: for an engine of your own, whose options no type checker knows.
-
+        engine_options: the same as a mapping, for an engine of your own.
     All others are as `ServerSettings` and `EngineConfig` have them.
 
     Raises:
@@ -136,12 +144,17 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
             keys=keys,
             state=None if state is None else Path(state),
             latency_target_s=latency_target_s,
+            listeners=listeners,
         )
     )[0]
 
 
-def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
+def build(settings: ServerSettings, device: Listener | None = None) -> tuple[FastAPI, ServerState]:
     """The app and its state.
+
+    Args:
+        settings: of the server.
+        device: hears what the device does, if several models share it; None for an account of its own.
 
     Raises:
         ConfigError: a task, engine or option that does not exist.
@@ -150,10 +163,22 @@ def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
     task = settings.config.task or ""
     version = headrace.__version__
     bulk: BatchApi | None = None
-    metrics = PrometheusListener(lambda: families(server, lambda: bulk.state() if bulk is not None else None), version)
-    listeners: list[Listener] = [metrics]
-    server = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render)
-    make_service = functools.partial(_service, settings, server)
+    name = _served_model(settings.name, settings.config).name
+    account = ServerAccount(name, time.monotonic()) if device is None else None
+
+    def pulled() -> Iterator[Metric]:
+        yield from families(server, lambda: bulk.state() if bulk is not None else None)
+        if account is not None:
+            yield device_seconds(account.seconds_by_cause())
+
+    metrics = PrometheusListener(pulled, version)
+    listeners: list[Listener] = [metrics, *map(Guarded, settings.listeners)]
+    if (observer := device or account) is not None:
+        listeners.append(observer)
+    server = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render, name=name)
+    if account is not None:
+        server.observed = ObservedServer(server, account)
+    make_service = functools.partial(_service, settings, server, account)
     if settings.state is None:
         return create_app(server, make_service, task, version=version), server
     bulk = BatchApi(settings.state, server, task, settings.latency_target_s, listeners)
@@ -188,8 +213,9 @@ def checked(settings: ServerSettings) -> ServerSettings:
     return settings
 
 
-def _service(settings: ServerSettings, server: ServerState) -> Service:
+def _service(settings: ServerSettings, server: ServerState, account: ServerAccount | None) -> Service:
     """Load the model. Blocks."""
+    started = time.monotonic()
     if not settings.config.pickled_weights:
         _refuse_pickles(settings.config.model)
     config, task = settings.config, settings.config.task or ""
@@ -210,6 +236,10 @@ def _service(settings: ServerSettings, server: ServerState) -> Service:
         process_timeout_s=None if config.engine_process else config.engine_timeout_s,
     )
     profile = profile_of(engine).tuned(config.batch_tokens or ready.tokens, config.batch_size)
+    if account is not None:
+        account.facts = server_facts(settings.config, engine, profile, settings.limits.max_requests)
+    ended = time.monotonic()
+    server.listener(ModelLoaded(server.name, ended - started, ended))
     return Service(
         _served_model(settings.name, config),
         task,

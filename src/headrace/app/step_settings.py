@@ -167,6 +167,10 @@ def settings_of(
     elif len(set(columns)) > 1:
         raise ConfigError(f"with a model column all steps have one task; here the outputs are {', '.join(columns)}")
     target = find_target(job.sink, job.output_format)
+    if target.table is not None:
+        raise ConfigError(
+            f"a job of several steps cannot write the table {target} yet: write a file, and run one step on that"
+        )
     found: list[JobSettings] = []
     earlier: list[EarlierStep] = []
     for number, (step, config) in enumerate(zip(steps, configs, strict=True), 1):

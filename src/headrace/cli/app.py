@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import headrace
-from headrace.cli import inspect, merge, outcome, report, retry, run, serve, tune
+from headrace.cli import inspect, merge, outcome, report, retry, run, serve, top, tune
 from headrace.cli.engine_flags import PASS_ON
 from headrace.cli.flags import Command
 
@@ -30,6 +30,7 @@ app.command("retry", cls=Command, context_settings=PASS_ON, epilog=f"{outcome.ST
 )
 app.command("inspect", cls=Command, epilog=inspect.EXAMPLES)(inspect.inspect)
 app.command("report", cls=Command, epilog=report.EXAMPLES)(report.report)
+app.command("top", cls=Command, epilog=top.EXAMPLES)(top.top)
 app.command("merge", cls=Command, epilog=merge.EXAMPLES)(merge.merge)
 app.command("serve", cls=Command, context_settings=PASS_ON, epilog=serve.EXAMPLES)(serve.serve)
 app.command("tune", cls=Command, context_settings=PASS_ON)(tune.tune)

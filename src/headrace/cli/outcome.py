@@ -23,6 +23,7 @@ from headrace.errors import (
     UnknownOptionError,
     text_of,
 )
+from headrace.io.databases.names import shown
 from headrace.io.sinks.targets import find_target
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.observe.report import Report
@@ -82,7 +83,7 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
 
 def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report | None) -> int:
     """Print how the job ended, with the report if it was not printed before. Returns the exit status."""
-    sink = str(settings.sink)
+    sink = shown(str(settings.sink))
     failed = f", {end.failed:,} failed, see {_errors(settings)}" if end.failed else ""
     if end.state == "already_finished":
         say(f"{sink} is already finished: {end.records:,} records{failed}; nothing to do")

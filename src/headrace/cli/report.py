@@ -14,6 +14,7 @@ import typer
 from headrace.app.steps import steps_here
 from headrace.cli.outcome import guarded, say
 from headrace.errors import ConfigError
+from headrace.io.databases.names import shown
 from headrace.jobs.state.inspection import holder_of, state_of
 from headrace.jobs.state.output import REPORT
 from headrace.observe import summary
@@ -76,13 +77,14 @@ def reported(name: str) -> list[ReportedJob]:
 
 def _reported(name: str) -> ReportedJob:
     target, state = state_of(name)
+    name = shown(name)
     runs = summary.read(target.work / REPORT, name)
     if not runs:
         raise ConfigError(f"the report of {name} holds no run")
     holder = holder_of(target)
     ended = "stopped" if runs[-1].state in ("running", "interrupted") else runs[-1].state
-    shown = f"running, by {holder}" if holder else "finished" if state["finished"] else ended
-    return ReportedJob(name, shown, runs)
+    now = f"running, by {holder}" if holder else "finished" if state["finished"] else ended
+    return ReportedJob(name, now, runs)
 
 
 def page_beside(output: str) -> Path:
@@ -99,6 +101,15 @@ def check_file(path: Path) -> None:
         MissingExtraError: a library is missing.
     """
     check_installed()
+    check_place(path)
+
+
+def check_place(path: Path) -> None:
+    """Check that a file may be there.
+
+    Raises:
+        ConfigError: it is a folder, or its folder does not exist.
+    """
     if path.is_dir():
         raise ConfigError(f"cannot write {path}: it is a folder; name a file")
     if not path.parent.is_dir():

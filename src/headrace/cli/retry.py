@@ -19,6 +19,7 @@ from headrace.cli.outcome import conclude, guarded
 from headrace.cli.run import MaxAttempts
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.errors import ConfigError
+from headrace.io.databases.names import shown
 from headrace.jobs.pipeline.job import Limits
 from headrace.jobs.settings import JobSettings, from_json
 from headrace.jobs.state.inspection import state_of
@@ -84,11 +85,12 @@ def _settings(output: str, limits: Limits, ignore_changes: bool) -> JobSettings:
     settings = state.get("settings")
     if settings is None:
         raise ConfigError(
-            f"{output} was made from rows or functions of a Python program: call headrace.run there with retry=True"
+            f"{shown(output)} was made from rows or functions of a Python program: call headrace.run there with "
+            "retry=True"
         )
     try:
         return from_json(settings, output, limits, ignore_changes=ignore_changes)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"the stored settings of {output} are damaged ({error}): run the job again with --overwrite"
+            f"the stored settings of {shown(output)} are damaged ({error}): run the job again with --overwrite"
         ) from error

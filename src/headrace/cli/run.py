@@ -20,7 +20,8 @@ from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import Command, FlagGroup, with_groups
 from headrace.cli.forecasts import print_forecast, print_survey
 from headrace.cli.outcome import conclude, guarded, say
-from headrace.cli.report import check_file, reported
+from headrace.cli.report import check_file, check_place, reported
+from headrace.cli.report_flags import ReportFlags
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.cli.steps import StepFlags
 from headrace.engines.config import EngineConfig
@@ -55,7 +56,8 @@ class FileFlags(FlagGroup):
             "-i",
             "--input-file",
             help="File, folder, glob or address (s3://...) of the records, or - for stdin: JSONL, CSV, TSV, Parquet, "
-            "Arrow, tar, images, an OpenAI batch file or a saved dataset; text and tar files may be .gz or .zst.",
+            "Arrow, tar, images, an OpenAI batch file or a saved dataset; text and tar files may be .gz or .zst. "
+            "Or a database, with --sql.",
         ),
     ]
     sink: Annotated[
@@ -64,7 +66,8 @@ class FileFlags(FlagGroup):
             "-o",
             "--output-file",
             help="File or address (s3://...) of the results: .jsonl, .jsonl.gz, .jsonl.zst or .parquet; a name that "
-            "ends in / is a folder of parts.",
+            "ends in / is a folder of parts. Or a table: 'postgresql://host/db?table=vectors', sqlite:///, "
+            "lancedb:///, 'qdrant://host?collection=vectors'.",
         ),
     ]
     input_format: Annotated[
@@ -73,6 +76,13 @@ class FileFlags(FlagGroup):
     ] = None
     output_format: Annotated[
         str | None, typer.Option(help="Format of the output: jsonl or parquet. Default: from the name.")
+    ] = None
+    sql: Annotated[
+        str | None,
+        typer.Option(
+            help="Query whose rows are the input, if -i is a database (postgresql://, sqlite:///, duckdb:///); "
+            "it must sort them."
+        ),
     ] = None
     on_nan: Annotated[
         Literal["null", "error"],
@@ -220,32 +230,6 @@ class LimitFlags(FlagGroup):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFlags(FlagGroup):
-    """An estimate instead of a run, and a report after it."""
-
-    panel: ClassVar[str] = "Estimate and report"
-
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write an HTML page of where the time went, also if the run fails; see headrace report. Default: none."
-        ),
-    ] = None
-
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Estimate records, lengths, time and disk space without running the job or writing anything.",
-        ),
-    ] = False
-    gpu_hour_price: Annotated[
-        float | None,
-        typer.Option(min=0, help="With --dry-run or --report: price of one hour, to add costs. Default: no costs."),
-    ] = None
-
-
 @with_groups
 def run(  # noqa: PLR0913 - one parameter per group of flags
     context: typer.Context,
@@ -265,10 +249,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 
     A record that fails for a transient reason (a connection, a time-out) is retried after growing waits.
     """
-    if estimate.gpu_hour_price is not None and not (estimate.dry_run or estimate.report):
-        raise typer.BadParameter("it needs --dry-run or --report", param_hint="--gpu-hour-price")
-    if estimate.report is not None and estimate.dry_run:
-        raise typer.BadParameter("a dry run has nothing to report", param_hint="--report")
+    estimate.check()
     on_cluster = cluster.run()
     if on_cluster is not None and estimate.dry_run:
         raise typer.BadParameter(
@@ -280,7 +261,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
     def settings() -> tuple[JobSettings, tuple[list[Step], str | None] | None]:
         one = replace(engine, model=models[:1])  # several are several steps
         config = one.config(context.args, "-i {}? Put a glob in quotes: -i '*.jsonl'")
-        job = _settings(files, config, records, job_limits)
+        job = _settings(files, config, records, job_limits, estimate.trace)
         return job, steps.steps_of(several, models, job)
 
     def rehearse_job() -> int:
@@ -294,6 +275,8 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
         execute_job = on_cluster or locally
         if found is None:
             return _reported(job, estimate, lambda: conclude(job, stopper, *execute_job(job, stopper)))
+        if estimate.trace is not None:
+            raise ConfigError("a trace is of one model, and these are several steps: leave out --trace")
         return _reported(job, estimate, lambda: steps.run(job, *found, stopper, execute_job))
 
     if estimate.dry_run:
@@ -304,11 +287,15 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 
 def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], int]) -> int:
     """Run the job, and write its report whatever becomes of it."""
+    if wanted.trace is not None:
+        check_place(wanted.trace)
     if wanted.report is None:
-        return run_job()
+        with wanted.shown(str(settings.sink)):
+            return run_job()
     check_file(wanted.report)
     try:
-        return run_job()
+        with wanted.shown(str(settings.sink)):
+            return run_job()
     finally:
         try:
             write_page(wanted.report, reported(str(settings.sink)), wanted.gpu_hour_price)
@@ -346,7 +333,9 @@ def _rehearse(settings: JobSettings, gpu_hour_price: float | None) -> int:
     return 0
 
 
-def _settings(files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits) -> JobSettings:
+def _settings(
+    files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits, trace: Path | None
+) -> JobSettings:
     columns = (records.keep_columns or "").split(",")
     return JobSettings(
         files.source,
@@ -361,6 +350,7 @@ def _settings(files: FileFlags, config: EngineConfig, records: RecordFlags, limi
         selection=records.selection(),
         input_format=files.input_format,
         output_format=files.output_format,
+        sql=files.sql,
         limits=limits,
         overwrite=files.overwrite,
         ignore_changes=files.ignore_changes,
@@ -368,6 +358,7 @@ def _settings(files: FileFlags, config: EngineConfig, records: RecordFlags, limi
         finish=records.finish,
         worker_kind=records.worker_kind,
         dedupe=records.dedupe,
+        trace=trace,
         order=records.order,
     )
 

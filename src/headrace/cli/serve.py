@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -22,6 +25,7 @@ from headrace.errors import ConfigError, MissingExtraError
 if TYPE_CHECKING:
     from headrace.app.server import ServerSettings
     from headrace.engines.config import EngineConfig
+    from headrace.events import Listener
 
 EXAMPLES = """Examples:
 
@@ -82,6 +86,10 @@ class ServerFlags(FlagGroup):
         typer.Option(
             min=0.001, help="Milliseconds that requests may take while the Batch API runs. Default: no target."
         ),
+    ] = None
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write a trace of batches and requests for Perfetto or Chrome (JSON). Default: none."),
     ] = None
 
 
@@ -229,10 +237,27 @@ def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
     from headrace.serving.http.server import Server
 
     encrypted = tls.for_uvicorn()
-    app, state = build(settings)
-    return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(
-        lambda address, routes: say(f"ready at {address}: {', '.join(routes)}")
-    )
+    with _tracing(server.trace, config.label or config.task or "") as listeners:
+        app, state = build(replace(settings, listeners=listeners))
+        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(
+            lambda address, routes: say(f"ready at {address}: {', '.join(routes)}")
+        )
+
+
+@contextlib.contextmanager
+def _tracing(path: Path | None, name: str) -> Iterator[Sequence[Listener]]:
+    """The listener that writes the trace, if one is wanted.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    if path is None:
+        yield ()
+        return
+    from headrace.observe.trace import TraceWriter
+
+    with TraceWriter(path, time.monotonic(), name) as trace:
+        yield (trace,)
 
 
 def _check_address(host: str, port: int) -> None:
@@ -264,12 +289,13 @@ def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsF
     from headrace.serving.http.server import Server
 
     content = read_models(path)
-    app, state = build_pooled(content, _settings(config, server))
-    say(f"serving {', '.join(entry.name for entry in content.models)}; each is loaded when it is asked for")
     encrypted = tls.for_uvicorn()
-    return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(
-        lambda address, routes: say(f"ready at {address}: {', '.join(routes)}")
-    )
+    with _tracing(server.trace, f"{len(content.models)} models") as listeners:
+        app, state = build_pooled(content, replace(_settings(config, server), listeners=listeners))
+        say(f"serving {', '.join(entry.name for entry in content.models)}; each is loaded when it is asked for")
+        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(
+            lambda address, routes: say(f"ready at {address}: {', '.join(routes)}")
+        )
 
 
 def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
@@ -277,6 +303,8 @@ def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, 
     address = ray_address(cluster.on or "")
     if tls.ssl_certfile is not None:
         raise ConfigError("Ray Serve's proxy receives the requests: leave out --ssl-certfile, or --on")
+    if server.trace is not None:
+        raise ConfigError("the replicas of --on run elsewhere: leave out --trace, or --on")
     settings = _settings(resolve(config), server)  # so that all replicas load the same commit
     from headrace.cluster.ray_serve import Replicas, serve_until_stopped
     from headrace.cluster.ray_workers import ClusterResources

@@ -70,7 +70,8 @@ class Server:
         Raises:
             HeadraceError: it cannot be loaded. Ray reports errors of the constructor, but not of an app's lifespan.
         """
-        self._app, self._state = build(settings)
+        # No account of its own: a dashboard would show one replica, and take one of its slots.
+        self._app, self._state = build(settings, device=lambda _: None)
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()
         self._app.router.lifespan_context = _no_lifespan

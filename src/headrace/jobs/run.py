@@ -35,7 +35,7 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
     todo, ordering = in_windows(job, todo)
     room = 0 if ordering is None else ordering.room
     keeps_order = job.order is not None and job.order.order == "input"
-    memory = Memory(job.limits.buffer_memory - room)
+    memory = Memory(job.limits.buffer_memory - 2 * room)  # a window has its rows and their prompts
     async with (
         Sink(job, todo, tally, memory) as sink,
         Settling(job, memory) as settling,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
@@ -11,6 +11,8 @@ from typing import Any, Literal, TypedDict, cast
 from headrace.argument_types import check_types
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
+from headrace.events import Listener
+from headrace.io.databases.names import is_database, without_password
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
@@ -100,6 +102,8 @@ class JobSettings:
     input_format: str | None = None
     """For names that do not show the format: see `headrace.io.sources.opening.known_formats`."""
     output_format: str | None = None
+    sql: str | None = None
+    """The query whose rows are the input, if the source is a database."""
     limits: Limits = field(default_factory=Limits)
     overwrite: bool = False
     """Start again and replace an existing output."""
@@ -120,6 +124,10 @@ class JobSettings:
     chooses by the prompts. The output is in the order of the input in any case."""
     step: StepSettings | None = None
     """For one step of several: see `app.steps`."""
+    trace: str | Path | None = None
+    """A file for a trace of the run, for Perfetto; None for none."""
+    listeners: Sequence[Listener] = ()
+    """Functions that are called with each event of `headrace.events`, on any thread. One that raises is left out."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -132,6 +140,7 @@ class JobOptions(TypedDict, total=False):
     on_nan: OnNan
     input_format: str | None
     output_format: str | None
+    sql: str | None
     overwrite: bool
     ignore_changes: bool
     retry: bool
@@ -140,6 +149,8 @@ class JobOptions(TypedDict, total=False):
     worker_kind: WorkerKind
     dedupe: bool | None
     order: Order
+    trace: str | Path | None
+    listeners: Sequence[Listener]
 
 
 def split_options(options: Mapping[str, object]) -> tuple[JobOptions, dict[str, object]]:
@@ -155,7 +166,9 @@ SETTING_NAMES = tuple(
 """Names to suggest for an unknown engine option."""
 
 
-_PER_RUN = frozenset({"config", "sink", "limits", "overwrite", "ignore_changes", "retry", "order"})
+_PER_RUN = frozenset(
+    {"config", "sink", "limits", "overwrite", "ignore_changes", "retry", "order", "trace", "listeners"}
+)
 """Settings that may differ between runs of one job."""
 
 
@@ -165,6 +178,8 @@ def as_json(settings: JobSettings) -> JsonObject | None:
     kept = {name: value for name, value in flat.items() if name not in _PER_RUN}
     if not isinstance(kept["source"], (str, Path)) or str(kept["source"]) == "-":
         return None
+    if is_database(kept["source"]):
+        kept["source"] = without_password(str(kept["source"]))
     for name in ("source", "model"):  # to be found from any folder
         kept[name] = _absolute(kept[name])
     for name in ("prepare", "finish"):
@@ -217,7 +232,9 @@ def check_values(settings: JobSettings) -> None:
     Raises:
         ConfigError: a setting is invalid; the message names it.
     """
-    check_types(settings, "sink")  # checked elsewhere
+    check_types(settings, "sink", "listeners")  # the sink is checked elsewhere
+    if not isinstance(settings.listeners, list | tuple) or not all(map(callable, settings.listeners)):
+        raise ConfigError(f"listeners is {settings.listeners!r:.60}; it must be a list of functions")
     check_types(settings.config)
     check_types(settings.limits)
     limits = settings.limits

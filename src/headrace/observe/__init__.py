@@ -1,6 +1,6 @@
 """Event listeners.
 
-- `report.Report`: a job's results and timings
+- `results.Report`: a job's results and timings
 - `progress.Progress`: a progress bar
 - `prometheus.PrometheusListener`: counters and histograms
 """

@@ -1,4 +1,4 @@
-"""Gives every second of a job's device one cause, from the job's events. Pure: told the times, reads no clock."""
+"""Gives every second of a device one cause, from the events of a job or a server. Pure: reads no clock."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from headrace.events import (
     Event,
     JobDone,
     JobStarted,
+    ModelLoaded,
     PipelineWaited,
     RecordFailed,
+    RequestDone,
     StageDone,
     StepDone,
 )
@@ -26,7 +28,7 @@ from headrace.observe.timeline import CAUSES, Cause, DeviceTimeline, Shares, Tim
 T = TypeVar("T")
 
 # What outranks what, at one moment: see `timeline.Cause`.
-_READ, _PREPARE, _WAITING, _COMPANY, _COMPUTING, _STARTING = range(1, 7)
+_REQUEST, _READ, _PREPARE, _WAITING, _COMPANY, _LOADING, _COMPUTING, _STARTING = range(1, 9)
 _KEPT = 300
 """The first and the last batches, and chunks of each stage, that are kept one by one."""
 _RECENT = 64
@@ -34,6 +36,8 @@ _RECENT = 64
 _TOGETHER = 128
 """Events that are taken in together."""
 _IDLE_OF_THE_END: frozenset[Cause] = frozenset({"other", "finish", "write"})
+
+_HANDLED: Shares = (("other", 1.0),)
 
 BatchBox: TypeAlias = tuple[float, float, int, float, float, int, str]
 """Start and duration in seconds, records, cost, padded cost, failed records, close reason."""
@@ -51,10 +55,11 @@ class Account:
     bin_s: float
     """Width of a bin."""
     bins: Mapping[str, list[float]]
-    """Sums of each bin: seconds by cause; "stage ..." (seconds of work of a stage), "records", "failed", "cost"; the
-    most bytes held, as "max memory"."""
+    """Sums of each bin: seconds by cause; "stage ..." (seconds of work of a stage), "records", "failed", "cost",
+    "requests"; the most bytes held, as "max memory"."""
     histograms: Mapping[str, Buckets]
-    """Of batches: "size", "cost", "duration" (seconds), and "waited" (seconds that the oldest record waited)."""
+    """Of batches: "size", "cost", "duration" (seconds), and "waited" (seconds that the oldest record waited). Of a
+    server's requests: "request" (seconds)."""
     batches: tuple[BatchBox, ...]
     """The first and the last ones."""
     chunks: tuple[StageBox, ...]
@@ -118,9 +123,11 @@ class _Histograms:
     cost: Histogram = field(default_factory=Histogram)
     duration: Histogram = field(default_factory=Histogram)
     waited: Histogram = field(default_factory=Histogram)
+    request: Histogram = field(default_factory=Histogram)
 
     def buckets(self) -> dict[str, Buckets]:
-        return {name: getattr(self, name).buckets() for name in ("size", "cost", "duration", "waited")}
+        found = {name: getattr(self, name).buckets() for name in ("size", "cost", "duration", "waited", "request")}
+        return {name: buckets for name, buckets in found.items() if buckets or name != "request"}
 
 
 class Accountant:
@@ -129,13 +136,22 @@ class Accountant:
     Where several batches run at the same time, a moment counts once. A moment at which no batch runs has the cause that
     is closest to the device: the batcher's own delay, then the sink or a retry, then preparing, then reading.
 
+    A server has further causes: "idle" is a moment without a request, and "other" one at which a request is there and
+    no batch runs, such as while it is parsed or answered.
+
     Args:
         began: when the time begins, on the events' clock: before the model is loaded.
+        server: whether the events are those of a server.
     """
 
-    def __init__(self, began: float) -> None:
+    def __init__(self, began: float, *, server: bool = False) -> None:
         self._bins = TimeBins(began)
-        self._timeline = DeviceTimeline(began, self._bins)
+        self._timeline = DeviceTimeline(began, self._bins, "idle" if server else "other")
+        self._server = server
+        self._requests: list[tuple[float, float]] = []
+        """Spans with a request that are not painted yet, and ..."""
+        self._requested = 0
+        """... how many requests they are."""
         self._began = began
         self._started: float | None = None
         self._waiting: list[Event] = []
@@ -160,9 +176,14 @@ class Accountant:
         for event in self._waiting:
             self._take(event)
         self._waiting.clear()
+        if self._requests:
+            self._paint_requests()
 
     def _take(self, event: Event) -> None:
         if isinstance(event, RecordFailed):
+            return
+        if isinstance(event, RequestDone):
+            self._request(event)
             return
         match event:
             case BatchFormed():
@@ -177,10 +198,8 @@ class Accountant:
                 self._stage(event)
             case PipelineWaited():
                 self._wait(event)
-            case JobStarted():
-                self._start(event.at)
-            case JobDone():
-                self._end(event.at)
+            case JobStarted() | JobDone() | ModelLoaded():
+                self._start_or_end(event)
             case _:
                 pass
         self._timeline.extend(event.at)
@@ -211,6 +230,8 @@ class Accountant:
 
     def _form(self, event: BatchFormed) -> None:
         self._formed[event.batch, event.size] = event
+        if self._server:  # records were waiting, whose requests are not done yet
+            self._timeline.paint(event.at - min(event.starved_s, event.waited_s), event.at, _REQUEST, _HANDLED)
         if event.company_s:
             self._timeline.paint(event.at - event.company_s, event.at, _COMPANY, (("company", 1.0),))
 
@@ -287,6 +308,34 @@ class Accountant:
         both = spent["finish"] + spent["write"]
         finish = spent["finish"] / both if both > 0 else 0.0
         return ("finish", finish), ("write", 1.0 - finish)
+
+    def _request(self, event: RequestDone) -> None:
+        self._requested += 1
+        self._histograms.request.add(event.duration_s)
+        start, end = event.at - event.duration_s, event.at
+        spans = self._requests
+        if spans and start <= spans[-1][1]:  # under load, many become one
+            spans[-1] = (min(start, spans[-1][0]), max(end, spans[-1][1]))
+        else:
+            spans.append((start, end))
+
+    def _paint_requests(self) -> None:
+        for start, end in self._requests:
+            self._timeline.paint(start, end, _REQUEST, _HANDLED)
+            self._timeline.extend(end)
+        first, last = max(self._requests[0][1], self._began), max(self._requests[-1][1], self._began)
+        self._bins.spread("requests", first, max(last, first), self._requested)
+        self._requests.clear()
+        self._requested = 0
+
+    def _start_or_end(self, event: JobStarted | JobDone | ModelLoaded) -> None:
+        match event:
+            case JobStarted():
+                self._start(event.at)
+            case JobDone():
+                self._end(event.at)
+            case ModelLoaded():
+                self._timeline.paint(event.at - event.duration_s, event.at, _LOADING, (("starting", 1.0),))
 
     def _start(self, at: float) -> None:
         if self._started is None:

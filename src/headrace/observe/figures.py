@@ -9,22 +9,8 @@ from typing import Any
 
 from headrace.observe.histogram import Buckets, mean, merged, percentile
 from headrace.observe.summary import RunSummary
-from headrace.observe.timeline import CAUSES, Cause
+from headrace.observe.timeline import CAUSES, COMPUTING, Cause
 
-COMPUTING: tuple[Cause, ...] = ("real", "padding", "retry")
-LABELS: Mapping[Cause, str] = {
-    "real": "computing records",
-    "padding": "computing padding",
-    "retry": "retries and failures",
-    "starting": "starting (load, tune)",
-    "read": "starved by read",
-    "prepare": "starved by prepare",
-    "company": "waiting for company",
-    "finish": "blocked by finish",
-    "write": "blocked by write",
-    "draining": "draining",
-    "other": "other",
-}
 _SHARES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "highest": 1.0}
 
 
@@ -126,6 +112,7 @@ def figures(runs: Sequence[RunSummary]) -> JobFigures:
                 ("batch cost", histogram(runs, "cost")),
                 ("batch duration (s)", histogram(runs, "duration")),
                 ("queue wait of the oldest record (s)", histogram(runs, "waited")),
+                ("request duration (s)", histogram(runs, "request")),
             )
             if buckets
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headrace.events import BatchDone, Event, JobStarted, PrecisionChosen, RecordFailed, StageDone, StepDone
@@ -10,6 +11,40 @@ from headrace.observe.batches import BusyTime, successful_cost
 
 _WINDOW_S = 20.0
 _SAMPLE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class InputSize:
+    """The size of a job's input, as far as it is known."""
+
+    bytes: int | None
+    records: int | None
+
+    def fraction(self, done: int, read: int, read_bytes: int) -> float | None:
+        """How much of the input is done; None where its size is unknown.
+
+        Args:
+            done: records, those of earlier runs included.
+            read: records that have been read, those of earlier runs included.
+            read_bytes: bytes that have been read.
+        """
+        if self.records:
+            return min(1.0, done / self.records)
+        if self.bytes:
+            # Records that were only read ahead are not done: count the processed share of the bytes read.
+            processed = min(1.0, done / read) if read else 1.0
+            return min(1.0, read_bytes * processed / self.bytes)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """How far the records of a job have come."""
+
+    records: Mapping[str, int]
+    """Records that each host stage has finished: load, prepare, finish, write."""
+    input_size: InputSize
+    read_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +77,7 @@ class Meter:
     """Aggregates events into snapshots. Times use the clock of the events."""
 
     def __init__(self) -> None:
-        self._total_bytes: int | None = None
-        self._total_records: int | None = None
+        self._size = InputSize(None, None)
         self._skipped = self._ok = self._failed = self._bytes = self._loaded = 0
         self._tokens = 0.0
         self._counts_tokens = False
@@ -55,7 +89,7 @@ class Meter:
         """Count one event."""
         match event:
             case JobStarted():
-                self._total_bytes, self._total_records = event.total_bytes, event.total_records
+                self._size = InputSize(event.total_bytes, event.total_records)
                 self._skipped = event.records_done
                 if not self._skipped:  # otherwise, skipping finished records would count as speed
                     self._samples.append(self._sample(event.at))
@@ -113,11 +147,4 @@ class Meter:
 
     def _fraction(self, done: int) -> float | None:
         """Of the whole input, after `done` records of this run; None where its size is unknown."""
-        if self._total_records:
-            return min(1.0, (self._skipped + done) / self._total_records)
-        if self._total_bytes:
-            # Records that were only read ahead are not done: count the processed share of the bytes read.
-            read = self._skipped + self._loaded
-            processed = min(1.0, (self._skipped + done) / read) if read else 1.0
-            return min(1.0, self._bytes * processed / self._total_bytes)
-        return None
+        return self._size.fraction(self._skipped + done, self._skipped + self._loaded, self._bytes)

@@ -14,12 +14,13 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, RequestDone, StepDone, WorkUnitSent
+from headrace.observe.timeline import Cause
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SIZES = tuple(float(2**power) for power in range(13))
@@ -111,6 +112,16 @@ class PrometheusListener:
     def render(self) -> bytes:
         """The page, in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+def device_seconds(seconds: Mapping[Cause, float]) -> Metric:
+    """The seconds of a server's device, by cause."""
+    family = CounterMetricFamily(
+        "headrace_device_seconds", "Time of the device, by what it went into.", labels=("cause",)
+    )
+    for cause, spent in seconds.items():
+        family.add_metric((cause,), spent)
+    return family
 
 
 class _Pulled(Collector):

@@ -1,4 +1,4 @@
-"""Writes the summary of a run at intervals, so that a report can be made while it runs and after a kill."""
+"""Writes the state of a run each second and its summary at intervals, for a look at it meanwhile or after a kill."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from headrace.errors import ConfigError
 from headrace.events import Event, JobDone, JobStarted
 from headrace.io.storage.locations import is_remote
 from headrace.observe import summary
+from headrace.observe.live import Frame, Window
+from headrace.observe.live_job import job_frame, replace_file
 from headrace.observe.report import ReportBuilder
 from headrace.observe.summary import RunState, RunSummary
 
 logger = logging.getLogger("headrace")
 
 _SAMPLE_S = 1.0
+"""Also the time between two frames."""
 _EVERY_S = 5.0
 _EVERY_REMOTE_S = 30.0
 _WORTH = 200
@@ -32,18 +35,21 @@ _WORTH = 200
 class Description:
     """What a run is, for its report."""
 
+    name: str
     settings: Mapping[str, str]
     versions: Mapping[str, str]
 
 
 class Recorder:
-    """An event listener that keeps a run's summary on disk. A summary that cannot be written does not end the job.
+    """An event listener that keeps a run's summary and its present state on disk, or in memory for a dashboard.
 
-    It must hear each event after `builder` has. A run that finds nothing to do leaves the file as it is.
+    A file that cannot be written does not end the job. It must hear each event after `builder` has. A run that finds
+    nothing to do leaves the files as they are.
 
     Args:
         builder: makes the figures.
-        path: of the file.
+        path: of the summary.
+        live: of the present state.
         description: what the run is.
         clock: of the events.
     """
@@ -52,11 +58,16 @@ class Recorder:
         self,
         builder: ReportBuilder,
         path: Path,
+        live: Path,
         description: Description,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._builder = builder
         self._path = path
+        self._live = live
+        self._window = Window()
+        self.frame: Frame | None = None
+        """The newest state; None before the first."""
         self._description = description
         self._clock = clock
         self._started_at = datetime.now(UTC).timestamp()
@@ -75,12 +86,19 @@ class Recorder:
 
     def _run(self) -> None:
         """Sample the memory, and write now and then. Runs on the thread."""
-        every_s = _EVERY_REMOTE_S if is_remote(self._path) else _EVERY_S
-        due = self._clock()  # a run that is killed early has a report too
+        remote = is_remote(self._path)
+        every_s = _EVERY_REMOTE_S if remote else _EVERY_S
+        frame_every_s = _EVERY_REMOTE_S if remote else _SAMPLE_S
+        due = frame_due = self._clock()  # a run that is killed early has a report too
         while not self._over.wait(_SAMPLE_S):
             now = self._clock()
             if (held := process_bytes()) is not None:
                 self._builder.note_memory(now, held)
+            if now >= frame_due:
+                self._show("running", now)
+                ended = self._clock()
+                frame_due = ended + max(frame_every_s - _SAMPLE_S / 2, _WORTH * (ended - now))
+            now = self._clock()
             if now >= due:
                 self._write("running", now)
                 ended = self._clock()
@@ -93,6 +111,18 @@ class Recorder:
         report = self._builder.build()
         if self._written or report.batches or report.ok or report.failed:
             self._write(cast("RunState", state), self._clock())
+            self._show(state, self._clock())
+
+    def _show(self, state: str, now: float) -> None:
+        """Replace the present state."""
+        report, account = self._builder.snapshot(now)
+        self.frame = job_frame(
+            self._description.name, state, report, account, self._builder.passed(), self._window, now
+        )
+        try:
+            replace_file(self._live, self.frame.as_json())
+        except OSError as error:
+            logger.debug("headrace: cannot write %s: %s", self._live, error)
 
     def _write(self, state: RunState, now: float) -> None:
         report, account = self._builder.snapshot(now)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from dataclasses import replace
 
 from headrace.events import (
     BatchDone,
@@ -26,128 +24,22 @@ from headrace.events import (
     PrecisionChosen,
     PrefixCacheUsed,
     RecordFailed,
+    RequestDone,
     StageDone,
     StepDone,
     WorkerLost,
     WorkUnitDone,
 )
 from headrace.observe.accountant import Account, Accountant
-from headrace.observe.advice import Advice, AdviceInputs, Host, advices, advise
+from headrace.observe.advice import AdviceInputs, Host, advices, advise
 from headrace.observe.batches import BusyTime, successful_cost
-from headrace.observe.timeline import Cause
+from headrace.observe.meter import InputSize, Passed
+from headrace.observe.results import Report as Report
+from headrace.observe.results import StageTimes as StageTimes
+from headrace.observe.results import State
+from headrace.observe.results import StepFigures as StepFigures
+from headrace.observe.results import WorkerRow as WorkerRow
 from headrace.records import LeftOut
-
-State: TypeAlias = Literal["finished", "interrupted", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class StageTimes:
-    """Seconds spent in each step, summed over workers. Steps overlap, so the sum exceeds the wall time."""
-
-    load: float
-    prepare: float
-    starved: float
-    """The engine waited for input."""
-    inference: float
-    """At least one batch was running."""
-    finish: float
-    write: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """The figures of one cluster worker, including its replacements."""
-
-    worker: str
-    records: int
-    failed: int
-    batches: int
-    busy: float
-    """Fraction of the wall time with its engine busy."""
-    lost: int
-    """Number of its processes that died."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepFigures:
-    """What this run did in one step of a job of several."""
-
-    name: str
-    model: str
-    loads: int
-    """How often the model was loaded; 0 if the step was finished before."""
-    records: int
-    """Finished records, those of earlier runs and failed ones included."""
-    failed: int
-    """How many of them failed, in this step or before it."""
-    load_s: float
-    """Seconds until the first batch: loading the model, and choosing its dtype."""
-    wall_s: float
-    """Seconds of the whole step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A job's results and timings."""
-
-    state: State
-    ok: int
-    """Records written by this run, without failed ones."""
-    failed: int
-    skipped: int
-    """Records that an earlier run had finished."""
-    failures: Mapping[str, int]
-    """Failed records by reason."""
-    truncated: int
-    wall_s: float
-    records_per_s: float
-    """Of this run, including failed records."""
-    tokens: int
-    """Of successful records; 0 if cost is not in tokens."""
-    tokens_per_s: float
-    busy: float
-    """Fraction of the wall time with a batch in the engine; the mean over several workers."""
-    padding_efficiency: float
-    """Real cost / computed cost; 1.0 if the engine does not pad."""
-    batches: int
-    mean_batch_size: float
-    splits: int
-    """Batches that were split and retried."""
-    close_reasons: Mapping[CloseReason, int]
-    times: StageTimes
-    advice: str
-    """One sentence of tuning advice."""
-    damaged: tuple[PartDamaged, ...] = ()
-    """Damaged parts of earlier runs. Their records were processed again, and count as ok or failed."""
-    lanes: tuple[WorkerRow, ...] = ()
-    """One per cluster worker; empty for a job in one process."""
-    left_out: tuple[LeftOut, ...] = ()
-    """Parts of the input that were not read, by reason."""
-    nulled: int = 0
-    """NaN and infinite values, which JSON lacks, written as null."""
-    skipped_failed: int = 0
-    """Number of skipped records that are dead letters."""
-    model: str | None = None
-    """The model as the user wrote it, with its commit, if it was downloaded."""
-    precision: PrecisionChosen | None = None
-    """The dtype that the model computed in, and why; None if the engine does not say."""
-    budget: float | None = None
-    """The last batch budget, in the engine's unit, if the job chose it; otherwise None."""
-    memory: MemoryUsed | None = None
-    """Peak memory of the process, if measured; otherwise None."""
-    prefix_cache: PrefixCacheUsed | None = None
-    """Prompt tokens, and how many came from the prefix cache; None if the engine has none."""
-    causes: Mapping[Cause, float] = field(default_factory=dict)
-    """Seconds of the device by cause, the starting time included: see `headrace.observe.timeline.Cause`."""
-    duplicates: int = 0
-    """Records that got the answer of an equal one."""
-    order: tuple[OrderChosen, ...] = ()
-    """How many records were worked on in which order, and why; the first reason of each. Empty if it makes no
-    difference."""
-    advices: tuple[Advice, ...] = ()
-    """Everything worth changing, what gains most first."""
-    steps: tuple[StepFigures, ...] = ()
-    """For a job of several steps: each of them; all other figures are those of the last one that ran."""
 
 
 class _WorkerRow:
@@ -175,11 +67,12 @@ class ReportBuilder:
     Args:
         began: when the time begins, on the events' clock; None for the first event.
         host: what the run has for its host stages.
+        server: whether the events are those of a server.
     """
 
-    def __init__(self, began: float | None = None, host: Host | None = None) -> None:
+    def __init__(self, began: float | None = None, host: Host | None = None, *, server: bool = False) -> None:
         self._lock = threading.Lock()
-        self._accountant = None if began is None else Accountant(began)
+        self._accountant = None if began is None else Accountant(began, server=server)
         self._host = host or Host()
         self._start: float | None = None
         self._started = False
@@ -191,6 +84,10 @@ class ReportBuilder:
         self._formed: dict[tuple[int, int], CloseReason] = {}
         self._failures: Counter[str] = Counter()
         self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
+        self._passed = dict.fromkeys(("load", "prepare", "finish", "write"), 0)
+        """Records that each stage has finished."""
+        self._size = InputSize(None, None)
+        self._loaded_bytes = 0
         self._prepared_tokens = self._truncated = self._nulled = self._batches = self._batched = self._splits = (
             self._out_of_memory
         ) = 0
@@ -221,12 +118,21 @@ class ReportBuilder:
                 self._started = self._started or isinstance(event, JobStarted)
                 self._last = max(self._last, event.at)
 
+    def add_request(self, event: RequestDone) -> None:
+        """Take in a request of a server. There are many, and only the account needs them."""
+        with self._lock:
+            if self._accountant is not None:
+                self._accountant.add(event)
+
     def _add_event(self, event: Event) -> None:
         match event:
             case JobStarted():
                 self._skipped, self._skipped_failed = event.records_done, event.failed_done
+                self._size = InputSize(event.total_bytes, event.total_records)
             case StageDone():
                 self._stages[event.stage] += event.duration_s
+                self._passed[event.stage] += event.records
+                self._loaded_bytes += event.bytes if event.stage == "load" else 0
                 self._prepared_tokens += event.tokens
                 self._truncated += event.truncated
                 self._nulled += event.nulled
@@ -318,6 +224,11 @@ class ReportBuilder:
             account = self._account(now)
             return self._build(account), account
 
+    def passed(self) -> Passed:
+        """How far the records have come."""
+        with self._lock:
+            return Passed(dict(self._passed), self._size, self._loaded_bytes)
+
     def _account(self, now: float) -> Account:
         accountant = self._accountant or Accountant(now)
         return accountant.account(now)
@@ -373,6 +284,7 @@ class ReportBuilder:
             prefix_cache=self._prefix_cache,
             causes=account.causes,
             advices=tuple(advices(numbers)),
+            account=account,
         )
 
     @property

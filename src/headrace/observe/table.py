@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from headrace.observe.report import Report, WorkerRow
+if TYPE_CHECKING:
+    from headrace.observe.report import Report, WorkerRow
 
 _PARTS_NAMED = 3
 _MEMORY_ENOUGH = 0.9

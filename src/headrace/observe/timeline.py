@@ -16,6 +16,7 @@ Cause: TypeAlias = Literal[
     "finish",
     "write",
     "draining",
+    "idle",
     "other",
 ]
 """What a moment of a device went into:
@@ -30,9 +31,25 @@ company   idle: the batcher holds records back, to let more join them
 finish    idle: results are being finished and encoded faster than they can be
 write     idle: finished results wait for the disk
 draining  idle: after the last batch
+idle      idle: a server has no request
 other     idle, for no cause that an event tells
 """
 CAUSES: tuple[Cause, ...] = get_args(Cause)
+COMPUTING: tuple[Cause, ...] = ("real", "padding", "retry")
+LABELS: Mapping[Cause, str] = {
+    "real": "computing records",
+    "padding": "computing padding",
+    "retry": "retries and failures",
+    "starting": "starting (load, tune)",
+    "read": "starved by read",
+    "prepare": "starved by prepare",
+    "company": "waiting for company",
+    "finish": "blocked by finish",
+    "write": "blocked by write",
+    "draining": "draining",
+    "idle": "no requests",
+    "other": "other",
+}
 
 _SEGMENTS = 256
 """Stretches that may still change; older ones are settled."""
@@ -41,7 +58,6 @@ _FIRST_WIDTH_S = 0.05
 
 Shares: TypeAlias = tuple[tuple[Cause, float], ...]
 """What a stretch of time went into, and which fraction of it; the fractions add up to 1."""
-OTHER: Shares = (("other", 1.0),)
 
 
 class _Segment(NamedTuple):
@@ -117,19 +133,25 @@ class DeviceTimeline:
 
     What is painted later covers what has a lower rank. Only the last 256 stretches can still be painted over; older
     time is settled: added up in `bins`.
+
+    Args:
+        began: when the time begins.
+        bins: what is settled is added there.
+        empty: the cause of time that nothing is painted over.
     """
 
-    def __init__(self, began: float, bins: TimeBins) -> None:
+    def __init__(self, began: float, bins: TimeBins, empty: Cause = "other") -> None:
         self.began = began
+        self._empty = empty
         self.end = began
         self.bins = bins
         self._segments: list[_Segment] = []
         self._settled = began
 
     def extend(self, end: float) -> None:
-        """Let the timeline reach to `end`; what is not painted has the cause "other"."""
+        """Let the timeline reach to `end`."""
         if end > self.end:
-            self._push(_Segment(self.end, end, 0, OTHER))
+            self._push(_Segment(self.end, end, 0, ((self._empty, 1.0),)))
             self.end = end
         if len(self._segments) > _SEGMENTS:
             self._settle(len(self._segments) - _SEGMENTS // 2)
@@ -173,7 +195,7 @@ class DeviceTimeline:
 
     def copy(self) -> DeviceTimeline:
         """An independent copy."""
-        other = DeviceTimeline(self.began, self.bins.copy())
+        other = DeviceTimeline(self.began, self.bins.copy(), self._empty)
         other.end, other._settled, other._segments = self.end, self._settled, list(self._segments)
         return other
 

@@ -20,6 +20,7 @@ from headrace.serving.http.direct import DirectRoute
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware, error_response
 from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes import generation as generation_routes
 from headrace.serving.routes import images as image_routes
 from headrace.serving.routes import pairs as pair_routes
@@ -132,6 +133,7 @@ def _routers(state: ServerState, task: str) -> list[APIRouter]:
     if task not in _NO_TEXTS:
         known.append(text_routes.generate_router(state))
     known.append(status_routes.router(state, task))
+    known.append(dashboard_routes.server_router(state))
     if not task.startswith("image-"):
         known.append(token_routes.router(state))
     return known

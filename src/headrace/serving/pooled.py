@@ -22,6 +22,7 @@ from headrace.serving.errors import ApiError, ClientGoneError
 from headrace.serving.http.docs_page import documents_page
 from headrace.serving.http.middleware import RequestMiddleware
 from headrace.serving.protocol.responses import JsonReply
+from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes.status import METRICS_TYPE, described
 from headrace.serving.state import ServerState, no_such_model
 
@@ -246,7 +247,8 @@ def create_pooled_app(
         redoc_url=None,
     )
     router = ModelRouter(pool, models, state)
-    for routes in (_status_routes(pool, models, router, state, merge), _admin_routes(pool, router, state)):
+    watching = dashboard_routes.server_router(state)
+    for routes in (_status_routes(pool, models, router, state, merge), watching, _admin_routes(pool, router, state)):
         app.router.routes.extend(routes.routes)
     own = app.openapi
     app.openapi = lambda: _documents(own(), models)  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from headrace.batching.batcher import Batcher
 from headrace.engines.base import AnyEngine, Prepared, can_be_followed
 from headrace.engines.profile import profile_of
 from headrace.errors import EngineDeadError
-from headrace.events import Listener
+from headrace.events import Listener, StageDone
 from headrace.serving.admission.controller import AdmissionController
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
@@ -91,7 +92,7 @@ class InFlight:
             Exception: a record is invalid, or the queue is full.
         """
         service, call = self._service, self._call
-        prepared = await service.prepare(self._values, self._size)
+        prepared = await service.prepare(self._values, self._size, call.listener)
         self._truncated = [index for index, entry in enumerate(prepared) if entry.truncated]
         if self._truncated and not call.may_cut:
             raise service.too_long(self._truncated[0], call)
@@ -221,8 +222,10 @@ class Service:
             futures = await request.submit()
             return request.answered(await request.scope.all(futures))
 
-    async def prepare(self, values: Sequence[object], size: int) -> list[Prepared[object]]:
-        """The prepared records.
+    async def prepare(
+        self, values: Sequence[object], size: int, listener: Listener | None = None
+    ) -> list[Prepared[object]]:
+        """The prepared records. What takes a thread is reported to `listener`.
 
         Raises:
             Exception: the error of the first invalid record.
@@ -230,13 +233,22 @@ class Service:
         if self._light and size * CHARS_PER_COST <= _INLINE_CHARS:
             prepared = self.engine.prepare(values)
         else:
-            prepared = await self.on_thread(self.engine.prepare, values)
+            prepared, duration_s, at = await self.on_thread(self._prepare, values)
+            if listener is not None:
+                listener(StageDone("prepare", len(values), duration_s, at))
         good: list[Prepared[object]] = []
         for entry in prepared:
             if isinstance(entry, Exception):
                 raise entry
             good.append(entry)
         return good
+
+    def _prepare(self, values: Sequence[object]) -> tuple[list[Prepared[object] | Exception], float, float]:
+        """The prepared records, how long it took, and when it ended."""
+        started = time.monotonic()
+        prepared = self.engine.prepare(values)
+        ended = time.monotonic()
+        return prepared, ended - started, ended
 
     async def on_thread(self, call: Callable[[ValueT], ResultT], value: ValueT) -> ResultT:
         """Call a function of the tokenizer on one of a few threads, so that it does not hold up other requests."""

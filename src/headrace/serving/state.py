@@ -13,6 +13,7 @@ from headrace.records import JsonObject
 from headrace.serving.auth import Keys
 from headrace.serving.errors import ApiError
 from headrace.serving.limits import ServeLimits
+from headrace.serving.live import Observed
 from headrace.serving.service import CHARS_PER_COST, Call, Service
 
 RETRY_WHEN_STOPPING_S = 5.0
@@ -37,6 +38,10 @@ class ServerState:
     """Whether the engine has died."""
     in_progress: int = 0
     """Admitted requests whose answers are not sent yet. A drain waits for them."""
+    observed: Observed | None = None
+    """What the server shows of itself; None for one of several models, whose server shows all of them."""
+    name: str = ""
+    """The name of the model."""
     on_dead: Callable[[], None] = field(default=lambda: None)
     """Called when the engine has died. The server then exits, so that its supervisor restarts it."""
 
@@ -44,6 +49,11 @@ class ServerState:
     def ready(self) -> bool:
         """Whether the server accepts requests."""
         return (self.loaded is not None or self.serving) and not self.draining and not self.dead
+
+    @property
+    def all_parts(self) -> Sequence[ServerState]:
+        """The states of its models: `parts`, or itself if it serves one."""
+        return self.parts or (self,)
 
     async def abandon(self) -> None:
         """Fail all unfinished requests with 503."""

@@ -45,7 +45,12 @@ def test_a_run_and_a_retry_say_what_is_shown(folder: Path, monkeypatch: pytest.M
 
 def test_every_flag_and_status_there_is_is_one() -> None:
     commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
-    known = {name for command in commands for parameter in command.params for name in parameter.opts}
+    known = {
+        name
+        for command in commands
+        for parameter in command.params
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
     text = re.sub(r"^```.*?^```$", "", PAGE, flags=re.DOTALL | re.MULTILINE)
     assert set(re.findall(r"`(--[a-z-]+)", text)) - {"--kills", "--steps"} <= known
     told, ends = (

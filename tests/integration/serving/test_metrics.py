@@ -44,6 +44,12 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def adder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(ServerSettings(EngineConfig(task="generate"), state=tmp_path_factory.mktemp("state"))) as server:
+        yield server
+
+
 def test_a_stream_tells_its_first_token_and_the_time_between_tokens(talker: Running) -> None:
     before = families(talker)
     body = {"prompt": "one two three four five", "max_tokens": 9, "stream": True}
@@ -111,13 +117,13 @@ def test_an_empty_queue_says_so(talker: Running) -> None:
     assert found["headrace_queue_time_seconds"].type == "histogram"
 
 
-def test_names_follow_the_conventions_and_the_documents(talker: Running, tmp_path: Path) -> None:
+def test_names_follow_the_conventions_and_the_documents(talker: Running, adder: Running, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("root k admin\n")
     with running(
         ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"), keys=read_keys(path, None))
     ) as server:
-        found = families(talker) | families(server, "k")
+        found = families(talker) | families(adder) | families(server, "k")
     ours = {name: family for name, family in found.items() if name.startswith("headrace_")}
     ours = {name: family for name, family in ours.items() if not name.endswith("_created")}
     told = set(re.findall(r"`(headrace_\w+)", DOCS.read_text())) - {"headrace_replicas"}
@@ -167,3 +173,13 @@ def test_the_pages_of_replicas_merge_into_one(talker: Running) -> None:
     queue = both["headrace_queue_time_seconds"]
     counts = {sample.labels["replica"]: sample.value for sample in queue.samples if sample.name.endswith("_count")}
     assert counts["a"] == counts["b"] >= 1
+
+
+def test_tokens_of_the_prefix_cache_are_counted_where_there_is_one(talker: Running, adder: Running) -> None:
+    for question in ("12+34=", "12+35="):
+        assert adder.post("/v1/completions", {"prompt": "a" * 64 + question, "max_tokens": 3}).status_code == 200
+    found = families(adder)
+    assert value(found, "headrace_prefix_cache_queries_total") == 140
+    assert value(found, "headrace_prefix_cache_hits_total") == 64
+    assert value(found, "headrace_prompt_tokens_computed_total") == 76
+    assert "headrace_prefix_cache_queries" not in families(talker)

@@ -166,3 +166,15 @@ def test_an_answer_that_never_ends_is_cut_where_the_context_ends(engine: Any) ->
     endless = answer(engine, {"prompt": "hello", "max_tokens": 100_000, "ignore_eos": True})
     assert endless["finish_reason"] == "length"
     assert endless["prompt_tokens"] + endless["completion_tokens"] == 512
+
+
+def test_prompt_tokens_of_the_prefix_cache_are_counted(engine: Any) -> None:
+    assert engine.profile.caches_prefixes
+    prompt = "the same long beginning of every prompt " * 8
+    before = engine.prefix_cache_stats()
+    for question in ("one?", "two?"):  # one after the other: the second finds what the first has left
+        answers(engine, [prompt + question])
+    used = engine.prefix_cache_stats().since(before)
+    assert used.queries == 2 * len(prompt + "one?")
+    assert 128 <= used.hits < len(prompt)
+    assert used.computed == used.queries - used.hits

@@ -19,6 +19,7 @@ from headrace.events import (
     PartCommitted,
     PartDamaged,
     PrecisionChosen,
+    PrefixCacheUsed,
     RecordFailed,
     StageDone,
     StepDone,
@@ -237,3 +238,12 @@ def test_the_numbers_and_the_budget_are_told_with_their_reasons() -> None:
     held = report_of(*JOB, MemoryUsed(930_000_000, 1_000_000_000, "the machine", at=1.0))
     assert "0.9 GB at most, 93% of the machine; set a smaller --batch-tokens" in as_text(held)
     assert "batch budget" not in as_text(report_of(*JOB))
+
+
+def test_the_prompt_tokens_that_came_from_the_cache_are_told() -> None:
+    text = as_text(
+        report_of(*JOB, PrefixCacheUsed(1_000, 250, 760, at=105.0), PrefixCacheUsed(2_064, 1_472, 592, 106.0))
+    )
+    assert "2,064   592 computed, 1,472 from the prefix cache (71.3%)" in text
+    assert "prompt tokens" not in as_text(report_of(*JOB, PrefixCacheUsed(0, 0, 0, at=105.0)))
+    assert "prompt tokens" not in as_text(report_of(*JOB))

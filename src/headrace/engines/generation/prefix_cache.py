@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 
 
 class _Node:
@@ -85,7 +84,7 @@ class PrefixCache:
         self._held[request] = held
         self.tables[request] = held.table
         found = len(path) * self._size
-        for key in islice(self._keys(tokens, len(tokens)), len(path), None):
+        for key in self._keys(tokens, found, len(tokens)):
             if held.closed or not self._append(held, request, key):
                 break
         return found
@@ -103,12 +102,15 @@ class PrefixCache:
             held.table.append(page)
         return True
 
+    def completes(self, request: str, count: int) -> bool:
+        """Whether others may use more pages of a request if its first `count` tokens are computed."""
+        held = self._held[request]
+        return count // self._size > held.ready and (not held.closed or held.ready < len(held.path))
+
     def computed(self, request: str, tokens: Sequence[int], count: int) -> None:
         """The keys and values of the first `count` tokens of a request are computed: others may use its full pages."""
         held = self._held[request]
-        if count // self._size <= held.ready:
-            return
-        for key in islice(self._keys(tokens, count), held.ready, None):
+        for key in self._keys(tokens, held.ready * self._size, count):
             if held.ready == len(held.path) and (held.closed or not self._append(held, request, key)):
                 return
             node = held.path[held.ready]
@@ -149,17 +151,17 @@ class PrefixCache:
     def _found(self, tokens: Sequence[int]) -> Iterator[_Node]:
         """The pages of a prompt that are stored, and the first that another request computes."""
         node = self._root
-        for key in self._keys(tokens, len(tokens) - 1) if self._share else ():
+        for key in self._keys(tokens, 0, len(tokens) - 1) if self._share else ():
             child = node.children.get(key)
             if child is None:
                 return
             yield child
             node = child
 
-    def _keys(self, tokens: Sequence[int], count: int) -> Iterator[bytes]:
-        """The full pages of the first `count` tokens."""
-        for end in range(self._size, count + 1, self._size):
-            yield array("i", tokens[end - self._size : end]).tobytes()
+    def _keys(self, tokens: Sequence[int], start: int, end: int) -> Iterator[bytes]:
+        """The full pages from a page's first token on."""
+        for last in range(start + self._size, end + 1, self._size):
+            yield array("i", tokens[last - self._size : last]).tobytes()
 
     def _append(self, held: _Held, request: str, key: bytes) -> bool:
         """Add a page to those that others may use; False if there is one of the same tokens."""

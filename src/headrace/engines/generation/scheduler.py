@@ -164,5 +164,6 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
         return list(super().clear_cancelled_requests())
 
     def _note_computed(self, state: RequestState) -> None:
-        tokens = [*state.initial_tokens, *state.generated_tokens]
-        self.pages.computed(state.request_id, tokens, state.position_offset)
+        if self.pages.completes(state.request_id, state.position_offset):
+            tokens = [*state.initial_tokens, *state.generated_tokens]
+            self.pages.computed(state.request_id, tokens, state.position_offset)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter
+from headrace.io.databases.names import Address, is_database, parse_table
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.formats.openai_batch import OpenAIWriter
 from headrace.io.formats.parquet import ParquetWriter
@@ -18,6 +19,8 @@ from headrace.io.storage import compression
 from headrace.io.storage.locations import can_write, is_remote, locate
 
 FORMATS = ("jsonl", "parquet")
+TABLE = "table"
+"""The format of an output that is a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class Target:
     format: str
     compression: str = ""
     """".gz", ".zst" or none."""
+    table: Address | None = None
+    """The table that takes the rows; `place` is then a folder with the state of the job."""
 
     @property
     def work(self) -> Path:
@@ -64,6 +69,8 @@ class Target:
         return JsonlWriter(column, self.compression, on_nan)
 
     def __str__(self) -> str:
+        if self.table is not None:
+            return self.table.shown
         return f"{self.place}/" if self.is_folder else str(self.place)
 
 
@@ -71,7 +78,8 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
     """The output for a name: a folder if it ends in / or is one, otherwise a file.
 
     Args:
-        name: a path or a URL; its suffix determines the format. A folder without a suffix gets JSON Lines.
+        name: a path or a URL; its suffix determines the format. A folder without a suffix gets JSON Lines. Or the
+            address of a table (`headrace.io.databases.names`).
         format: "jsonl" or "parquet"; overrides the suffix.
 
     Raises:
@@ -79,6 +87,11 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
     """
     if not str(name):
         raise ConfigError("the output has an empty name; name a file, or a folder with / at its end")
+    if isinstance(name, str) and is_database(name):
+        if format not in (None, TABLE):
+            raise ConfigError(f"a table has no output format: leave out {format!r}")
+        table = parse_table(name)
+        return Target(table.folder, True, TABLE, table=table)
     place = locate(name)
     if not can_write(place):
         raise ConfigError(f"cannot write {name}: such an address can only be read; name a file, or one of a store")

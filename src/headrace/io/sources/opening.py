@@ -19,6 +19,7 @@ from headrace.io.sources.folders import Name
 from headrace.io.sources.hf_datasets import DatasetSource, is_dataset, is_saved_dataset, load_saved
 from headrace.io.sources.images import ImageSource
 from headrace.io.sources.in_memory import IterableSource, SequenceSource
+from headrace.io.sources.sql import is_database_object, sql_source
 from headrace.io.sources.stdin import spool
 from headrace.io.sources.tar import TarFormat
 from headrace.io.storage import compression
@@ -52,7 +53,7 @@ def known_formats() -> tuple[str, ...]:
     return tuple(_FORMATS)
 
 
-def open_source(source: object, format: str | None = None) -> Source:  # noqa: A002 - the flag's own word
+def open_source(source: object, format: str | None = None, sql: str | None = None) -> Source:  # noqa: A002 - the flag's own word
     """The source for a name or a Python object.
 
     Args:
@@ -60,11 +61,14 @@ def open_source(source: object, format: str | None = None) -> Source:  # noqa: A
             async iterable, a function that returns one, a `datasets.Dataset`; or a table of pandas, polars, Arrow,
             DuckDB or any library with Arrow's stream interface.
         format: one of `known_formats`, for files without a known suffix; for stdin it may end in .gz or .zst.
+        sql: the query, if the source is a database: see `headrace.io.sources.sql`.
 
     Raises:
         ConfigError: it is missing or unreadable, or its format is unknown; the message lists the known ones.
         MissingExtraError: a dependency of the format is not installed.
     """
+    if sql is not None or is_database_object(source):
+        return sql_source(source, sql)
     if not isinstance(source, (str, Path)):
         return _from_python(source)
     if not str(source):

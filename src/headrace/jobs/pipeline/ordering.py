@@ -41,7 +41,7 @@ def in_windows(job: Job, todo: Pass) -> tuple[Pass, Ordering | None]:
             "again with --overwrite"
         )
     order: Order = "input" if plan is None else plan.order
-    room = 0 if order == "input" else job.limits.buffer_memory // 2
+    room = 0 if order == "input" else job.limits.buffer_memory // 4
     ordering = Ordering(windows, job.columns, order, room, job.stop)
     return replace(todo, place=windows.place), ordering
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 from headrace.errors import ResumeMismatchError
 
@@ -28,7 +27,7 @@ _FLAGS = {
 """The command-line flag of each setting."""
 
 
-def check_same(output: Path, then: Mapping[str, object], now: Mapping[str, object]) -> None:
+def check_same(output: object, then: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Check that a job matches the one that started its output.
 
     Raises:

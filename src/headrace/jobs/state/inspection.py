@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from headrace.errors import ConfigError
+from headrace.io.databases.names import shown
 from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.locations import as_os_errors, exists, is_remote
 from headrace.io.storage.parts import PartFolder
@@ -22,6 +23,10 @@ from headrace.jobs.state.state_file import read_state
 from headrace.jobs.state.windows import Windows
 
 State: TypeAlias = Literal["running", "not running", "finished"]
+
+
+class NoJobError(ConfigError):
+    """No job has written this output, or its first run has only just started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,9 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
     """The output of that name, in its own format, and the state of its job.
 
     Raises:
-        ConfigError: no job has written there.
-        JobError: its state is damaged.
+        NoJobError: no job has written there.
+        ConfigError: its state cannot be read.
+        JobError: it is damaged.
     """
     target = known_target(name)
     try:
@@ -69,8 +75,8 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
     except OSError as error:
         raise ConfigError(f"cannot read {target.work / 'job.json'}: {error}") from error
     if state is None:
-        raise ConfigError(
-            f"no job has written {name}: there is no {target.work / 'job.json'}, "
+        raise NoJobError(
+            f"no job has written {shown(name)}: there is no {target.work / 'job.json'}, "
             "which a job writes once its model is loaded"
         )
     chosen = (state.get("settings") or {}).get("output_format")

@@ -48,17 +48,9 @@ def merge(name: str | Path, into: str | Path, *, overwrite: bool) -> Merged:
     """
     source, state = state_of(name)
     target = find_target(into)
-    if target.is_folder:
-        raise ConfigError(f"cannot merge into {into}: it is a folder; name a file")
-    if (target.format, target.compression) != (source.format, source.compression):
-        raise ConfigError(f"{name} holds parts in {_format(source)}: the file must end in {_format(source)}")
-    if target.place == source.place:
-        raise ConfigError(f"cannot merge into {into}: it is the job's own output; finish the job, or name another file")
-    if {source.place, source.work} & set(target.place.parents):
-        raise ConfigError(f"cannot merge into {into}: it is in the job's own folder; name another place")
-    for path in (target.place, target.errors):
-        if exists(path) and not overwrite:
-            raise ConfigError(f"{path} exists; pass --overwrite to replace it")
+    if source.table or target.table:
+        raise ConfigError(f"cannot merge {source} into {target}: a table has no parts, and its store holds all rows")
+    _check_files(name, source, into, target, overwrite=overwrite)
     folder = source.place if source.is_folder else source.work
     parts = PartFolder(folder, _format(source), source.work)
     windows = windows_of(source, parts)
@@ -116,6 +108,25 @@ def _merge_errors(pieces: Sequence[_Piece], target: Path) -> None:
         for path in letters:
             with path.open("rb") as file:
                 shutil.copyfileobj(file, out, 1024 * 1024)
+
+
+def _check_files(name: str | Path, source: Target, into: str | Path, target: Target, *, overwrite: bool) -> None:
+    """Check that the file can be written.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if target.is_folder:
+        raise ConfigError(f"cannot merge into {into}: it is a folder; name a file")
+    if (target.format, target.compression) != (source.format, source.compression):
+        raise ConfigError(f"{name} holds parts in {_format(source)}: the file must end in {_format(source)}")
+    if target.place == source.place:
+        raise ConfigError(f"cannot merge into {into}: it is the job's own output; finish the job, or name another file")
+    if {source.place, source.work} & set(target.place.parents):
+        raise ConfigError(f"cannot merge into {into}: it is in the job's own folder; name another place")
+    for path in (target.place, target.errors):
+        if exists(path) and not overwrite:
+            raise ConfigError(f"{path} exists; pass --overwrite to replace it")
 
 
 def _format(target: Target) -> str:

@@ -39,6 +39,8 @@ from headrace.jobs.state.windows import Windows
 
 REPORT = "report.json"
 """The figures of a job's runs, which stay beside its state."""
+LIVE = "live.json"
+"""What the newest run does now, or did last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class JobOutput:
                 raise ConfigError(f"cannot write {target}: it is a file; name a folder")
         self._target = target
         self.target = place
+        self.table = target.table
+        """The table that takes the rows, if the output is one."""
         self.errors = target.errors
         self._siblings = target.siblings
         self.writer = writer
@@ -136,6 +140,11 @@ class JobOutput:
                     f"{self.errors} holds the dead letters of {other}: give this output another name, or retry them "
                     "first; committed records are kept"
                 )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a job has begun here."""
+        return exists(self._state)
 
     @property
     def is_finished(self) -> bool:
@@ -195,6 +204,7 @@ class JobOutput:
             RunTimeLog(self.work).forget()
             StallDetector(self.work).forget()
             remove(self.work / REPORT)
+            remove(self.work / LIVE)
             self._write_state(start, None)
             return self._pass(start, Ledger([]))
         finished = self._resumed(state, start)
@@ -243,7 +253,7 @@ class JobOutput:
         finished = None if state is None else self._resumed(state, start)
         if finished is None:
             raise ConfigError(
-                f"there is no finished job at {self.target}: finish it first (with --max-error-rate 1 if it stops "
+                f"there is no finished job at {self._target}: finish it first (with --max-error-rate 1 if it stops "
                 "because of errors), then retry"
             )
         if not finished.failed:
@@ -264,7 +274,7 @@ class JobOutput:
     def _resumed(self, state: JobState, start: StartMode) -> Finished | None:
         """How the job ended; None if it has not. Completes the end of a retry that was killed."""
         if start.changes != "ignore":
-            check_same(self.target, state["fingerprint"], start.fingerprint)
+            check_same(self._target, state["fingerprint"], start.fingerprint)
         finished = Finished(**state["finished"]) if state["finished"] else None
         if state.get("swap"):
             self._retrying.swap()

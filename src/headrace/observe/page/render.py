@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.observe.figures import COMPUTING, LABELS, JobFigures, figures
+from headrace.observe.figures import JobFigures, figures
 from headrace.observe.page.charts import CONFIG, charts
 from headrace.observe.summary import RunSummary
-from headrace.observe.timeline import CAUSES, Cause
+from headrace.observe.timeline import CAUSES, COMPUTING, LABELS, Cause
 
 _FLAG = re.compile(r"(--[a-z][a-z-]*(?: [\w.]+(?= would))?)")
 

@@ -17,10 +17,12 @@ from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.state import ServerState
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
-"""Answered without a key, because load balancers and supervisors have none."""
-METRICS = "/metrics"
-"""Also answered while the server loads or drains."""
+OPEN_PATHS = frozenset({"/health", "/ready", "/dashboard"})
+"""Answered without a key: load balancers and supervisors have none, and the dashboard's page asks for it."""
+EVENTS = "/dashboard/events"
+"""Lasts as long as somebody looks. It is not counted."""
+OBSERVING = frozenset({"/metrics", "/report", "/dashboard/state", EVENTS})
+"""Also answered while the server loads or drains. They use up no limit of their key, and a drain waits for none."""
 UPLOADS = "/v1/files"
 CLIENT_GONE = 499
 """nginx's status for a client that disconnected. It appears only in metrics."""
@@ -72,9 +74,10 @@ class RequestMiddleware:
         except ClientGoneError:
             status = CLIENT_GONE
         finally:
-            now = time.monotonic()
             route = getattr(scope.get("route"), "path", "other")
-            self._state.listener(RequestDone(route, method, status, now - began, now))
+            if route != EVENTS:
+                now = time.monotonic()
+                self._state.listener(RequestDone(route, method, status, now - began, now))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -83,7 +86,7 @@ class RequestMiddleware:
             return
         keys: Keys = self._state.keys
         account = keys.account(scope["headers"])
-        if path == METRICS:
+        if path in OBSERVING:
             await self._app(scope, receive, send)
             return
         state = self._state

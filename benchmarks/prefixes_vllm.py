@@ -1,0 +1,143 @@
+"""Many questions about each of many documents through vLLM on a CPU, with its prefix caching, in its environment.
+
+.venv-vllm/bin/python -m benchmarks.prefixes_vllm    # or scripts/bench prefixes_vllm
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+# One core for the model; nothing sent anywhere.
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from headrace.engines.vllm.engine import VllmEngine  # first: it tells vLLM to be quiet
+
+# isort: split
+import vllm
+from transformers import AutoTokenizer
+
+from benchmarks.common import quick, ratio, report, rounds
+from benchmarks.prefixes import ANSWER, DOCUMENT, SLOTS, Outcome, Size, least, model_folder, prompts
+from headrace.batching.passthrough import PassthroughBatcher
+
+SIZE = Size(documents=8, questions=4, cache=2_048, rounds=1) if quick() else Size(64, 8, 8_192, 1)
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": 1_024,
+    "max_num_seqs": SLOTS,
+    "block_size": 32,
+    "num_gpu_blocks_override": SIZE.cache // 32,  # also on a CPU
+}
+
+
+def whole_list(model: vllm.LLM, texts: Sequence[str]) -> Outcome:
+    """`LLM.generate` of all prompts, in the order given."""
+    params = vllm.SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+    outputs = model.generate(list(texts), params, use_tqdm=False)
+    computed = sum(len(output.prompt_token_ids) - (output.num_cached_tokens or 0) for output in outputs)
+    return Outcome([output.outputs[0].text for output in outputs], computed)
+
+
+def ours(engine: VllmEngine, texts: Sequence[str]) -> Outcome:
+    """Headrace's engine and batcher, with the prompts in the order given."""
+    asks = [item.payload for item in engine.prepare(texts) if not isinstance(item, Exception)]
+
+    async def run() -> list[str]:
+        async with PassthroughBatcher(engine.infer, max_in_flight=engine.profile.max_in_flight) as batcher:
+            return [answer["text"] async for answer in batcher.map(asks)]
+
+    before = engine.prefix_cache_stats()
+    answers = asyncio.run(run())
+    return Outcome(answers, engine.prefix_cache_stats().since(before).computed)
+
+
+def main() -> None:
+    """Measure all of them in turn and print the table."""
+    grouped = prompts(SIZE)
+    order = list(range(len(grouped)))
+    random.Random(1).shuffle(order)
+    shuffled = [grouped[place] for place in order]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = model_folder(Path(temporary))
+        words = AutoTokenizer.from_pretrained(folder)
+        tokens = [tuple(words(text).input_ids) for text in grouped]
+        plain = vllm.LLM(str(folder), disable_log_stats=True, enable_prefix_caching=False, **OPTIONS)
+        caching = vllm.LLM(str(folder), disable_log_stats=True, enable_prefix_caching=True, **OPTIONS)
+        engine = VllmEngine(folder, chat=False, max_tokens=ANSWER, ignore_eos=True, **OPTIONS)
+        peer = f"vllm {vllm.__version__}, LLM.generate, shuffled"
+        runs: dict[str, Callable[[], Outcome]] = {
+            f"{peer}, no prefix caching": partial(whole_list, plain, shuffled),
+            f"{peer}, prefix caching": partial(whole_list, caching, shuffled),
+            "headrace with vllm, prefix caching, shuffled": partial(ours, engine, shuffled),
+            "headrace with vllm, prefix caching, grouped by document": partial(ours, engine, grouped),
+        }
+        outcomes: dict[str, Outcome] = {}
+
+        def seconds(variant: str) -> float:
+            engine._loop.run(_forget(engine))
+            caching.reset_prefix_cache()
+            started = time.perf_counter()
+            outcomes[variant] = runs[variant]()
+            return time.perf_counter() - started
+
+        figures = rounds(SIZE.rounds, {variant: partial(seconds, variant) for variant in runs})
+        engine.close()
+    last = list(runs)[-1]
+    found = outcomes[last]
+    outcomes[last] = Outcome([found.answers[place] for place in order], found.computed)
+    reference, fewest = next(iter(outcomes.values())).answers, least(tokens)
+    baseline = figures[f"{peer}, prefix caching"]
+    rows = [
+        [
+            variant,
+            len(grouped) * ANSWER / statistics.median(times),
+            ratio(baseline, times),
+            outcomes[variant].computed,
+            outcomes[variant].computed / fewest,
+            sum(a == b for a, b in zip(outcomes[variant].answers, reference, strict=True)) / len(reference),
+        ]
+        for variant, times in figures.items()
+    ]
+    report(
+        None if quick() else "prefixes-vllm",
+        f"{SIZE.questions} questions about each of {SIZE.documents} documents through vLLM on a CPU",
+        [
+            "variant",
+            "tokens/s",
+            "x LLM.generate, prefix caching",
+            "prompt tokens computed",
+            "x the fewest possible",
+            "equal to the first",
+        ],
+        rows,
+        [
+            (
+                f"Documents of {DOCUMENT} tokens, questions of 8 to 24, answers of {ANSWER}; a cache of {SIZE.cache:,} "
+                f"tokens; {sum(map(len, tokens)):,} prompt tokens sent, at least {fewest:,} to compute; a Llama of 4 M "
+                f"random weights, float32, one core for the model, greedy. Rounds: {SIZE.rounds}."
+            )
+        ],
+    )
+
+
+async def _forget(engine: VllmEngine) -> None:
+    """Empty the engine's prefix cache."""
+    assert engine._engine is not None
+    await engine._engine.reset_prefix_cache()
+
+
+if __name__ == "__main__":
+    main()

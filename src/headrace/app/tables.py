@@ -1,0 +1,116 @@
+"""Jobs whose result is a table of pandas, polars or Arrow."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from headrace.errors import ConfigError, MissingExtraError
+from headrace.jobs.settings import JobSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger("headrace")
+
+TableKind: TypeAlias = Literal["pandas", "polars", "arrow"]
+_MODULES = {"pandas": "pandas", "polars": "polars", "arrow": "pyarrow"}
+
+
+def is_table_kind(sink: object) -> bool:
+    """Whether a sink is the name of a kind of table."""
+    return isinstance(sink, str) and sink in _MODULES
+
+
+def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]) -> Any:
+    """Run a job and return its rows, in input order, as the table that its sink names.
+
+    Each record has a row. A failed record has nulls, and its error in the column `error`, which is present only if some
+    record failed. The result for a whole pandas DataFrame or Series has its index.
+
+    Raises:
+        ConfigError: the library is not installed, or a setting needs an output that stays.
+        JobError: see `execute`.
+    """
+    kind = str(settings.sink)
+    library = _library(kind)
+    if settings.retry or settings.output_format:
+        raise ConfigError(f"sink={kind!r} returns a table and keeps no files: leave out retry and output_format")
+    if "error" in settings.keep_columns:
+        raise ConfigError("cannot keep column 'error': the result has the errors of failed records in it; rename it")
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        output = Path(folder) / "table.parquet"
+        execute(replace(settings, sink=output))
+        table = _read(output)
+        errors = output.with_name("table.errors.jsonl")
+        if errors.exists():
+            table = _with_failures(table, errors)
+    if kind == "arrow":
+        return table
+    if kind == "polars":
+        return library.from_arrow(table)
+    frame = table.to_pandas(split_blocks=True)
+    index = _index_of(settings)
+    return frame if index is None else frame.set_axis(index)
+
+
+def _library(kind: str) -> Any:
+    try:
+        importlib.import_module("pyarrow.parquet")
+        return importlib.import_module(_MODULES[kind])
+    except ImportError as error:
+        raise MissingExtraError(
+            f'sink={kind!r} needs {error.name}: pip install "headrace[io]" {_MODULES[kind]}'
+        ) from error
+
+
+def _read(output: Path) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    # The file is removed below; a mapping of it would keep its disk space.
+    table: pa.Table = pq.read_table(output, memory_map=False)
+    return table
+
+
+def _with_failures(table: pa.Table, errors: Path) -> pa.Table:
+    """The rows with a row of nulls at each failed record, and the errors as the last column."""
+    import pyarrow as pa
+
+    with errors.open("rb") as lines:
+        failed = {letter["position"]: letter for letter in map(json.loads, lines)}
+    total = table.num_rows + len(failed)
+    logger.warning("headrace: %d of %d records failed: see the column 'error'", len(failed), total)
+    found = iter(range(table.num_rows))
+    places = pa.array((None if position in failed else next(found) for position in range(total)), pa.int64())
+    told = (f"{failed[at]['reason']}: {failed[at]['message']}" if at in failed else None for at in range(total))
+    ids = (failed[at]["id"] if at in failed else None for at in range(total))
+    rows = table.take(places)
+    rows = rows.set_column(0, "id", _filled(rows["id"], list(ids)))
+    return rows.append_column("error", pa.array(told, pa.string()))
+
+
+def _filled(column: pa.ChunkedArray, ids: list[object]) -> pa.ChunkedArray:
+    """The ids, those of failed records too; as texts if they have no type in common."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        return pc.coalesce(column, pa.array(ids, column.type))
+    except (pa.ArrowException, TypeError, OverflowError):
+        texts = pa.array([None if one is None else str(one) for one in ids], pa.string())
+        return pc.coalesce(column.cast(pa.string()), texts)
+
+
+def _index_of(settings: JobSettings) -> Any:
+    """The index of a pandas source, if all of its rows, or the first ones, are in the result."""
+    source, chosen = settings.source, settings.selection
+    is_pandas = any(kind.__module__.partition(".")[0] == "pandas" for kind in type(source).__mro__)
+    if not is_pandas or not hasattr(source, "index") or chosen.shard is not None or chosen.sample is not None:
+        return None
+    return source.index[: chosen.limit]

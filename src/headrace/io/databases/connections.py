@@ -1,0 +1,88 @@
+"""Connections to SQL databases by SQLAlchemy, and what their errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from headrace.errors import ConfigError, MissingExtraError, RecordError
+from headrace.io.databases.base import PermanentIOError, needs
+from headrace.io.databases.names import Address
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_DRIVERS = {"postgresql": "postgresql+psycopg"}
+"""The driver that the extra installs, where SQLAlchemy's default is another."""
+_PASSING = ("08", "40", "55P", "57P")
+"""SQLSTATEs that may pass: connection lost, deadlock, lock not available, server restarting."""
+_ROW = ("22", "23")
+"""SQLSTATEs of a row's own values: a value of no such type, a constraint."""
+_LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED")
+
+
+def make_engine(address: Address, json_serializer: Callable[[object], str] | None = None) -> sa.Engine:
+    """A SQLAlchemy engine without a pool: each use has a connection of its own.
+
+    Raises:
+        ConfigError: the address is malformed.
+        MissingExtraError: SQLAlchemy or the database's driver is not installed.
+    """
+    sqlalchemy = needs("sqlalchemy", "sql", f"{address.scheme}://")
+    options = {} if json_serializer is None else {"json_serializer": json_serializer}
+    try:
+        url = sqlalchemy.make_url(address.url)
+        if "+" not in url.drivername:
+            url = url.set(drivername=_DRIVERS.get(address.scheme, address.scheme))
+        engine: sa.Engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool, **options)
+    except ImportError as error:
+        raise MissingExtraError(
+            f'{address.scheme}:// needs {error.name}: pip install "headrace[sql]" or the driver that the address names'
+        ) from error
+    except (sqlalchemy.exc.ArgumentError, ValueError, TypeError) as error:
+        raise ConfigError(f"cannot use the address {address.shown}: {type(error).__name__}; check its form") from None
+    return engine
+
+
+@contextlib.contextmanager
+def as_os_errors() -> Iterator[None]:
+    """Turn failures of the database into OSError, and errors of a row's values into RecordError."""
+    import sqlalchemy.exc
+
+    try:
+        yield
+    except sqlalchemy.exc.TimeoutError as error:
+        raise OSError(str(error)) from error
+    except sqlalchemy.exc.DBAPIError as error:
+        if _is_of_a_row(error):
+            raise RecordError(first_line(error)) from error
+        words = first_line(error)
+        raise (OSError(words) if _may_pass(error) else PermanentIOError(words)) from error
+
+
+def first_line(error: sa.exc.DBAPIError) -> str:
+    """What the database says, in one line, without the statement and its values."""
+    said = " ".join(str(error.orig).split("\n", 1)[0].split())
+    return f"{type(error.orig).__name__}: {said}" if said else type(error.orig).__name__
+
+
+def _is_of_a_row(error: sa.exc.DBAPIError) -> bool:
+    import sqlalchemy.exc
+
+    state = getattr(error.orig, "sqlstate", None)
+    if state:
+        return str(state).startswith(_ROW)
+    return isinstance(error, (sqlalchemy.exc.DataError, sqlalchemy.exc.IntegrityError))
+
+
+def _may_pass(error: sa.exc.DBAPIError) -> bool:
+    import sqlalchemy.exc
+
+    if error.connection_invalidated:
+        return True
+    if state := getattr(error.orig, "sqlstate", None):
+        return str(state).startswith(_PASSING)
+    if name := getattr(error.orig, "sqlite_errorname", None):
+        return str(name).startswith(_LOCKED)
+    return isinstance(error, (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError))

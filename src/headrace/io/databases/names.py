@@ -1,0 +1,141 @@
+"""Addresses of databases and of tables in them: `postgresql://user@host/db?table=vectors`."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
+
+from headrace.errors import ConfigError
+
+_SCHEME = re.compile(r"([a-z][a-z0-9]*)(\+[a-z0-9_]+)?:/")
+SQL = ("postgresql", "sqlite", "duckdb", "mysql", "mariadb")
+"""Schemes of SQL databases that can be read."""
+SINKS = {"postgresql": "table", "sqlite": "table", "qdrant": "collection", "lancedb": "table"}
+"""Schemes of stores that can be written, and what each calls a table."""
+_OTHER_NAMES = {"postgres": "postgresql"}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A database, without or with a table."""
+
+    scheme: str
+    url: str
+    """As a client takes it: with the login, without the table."""
+    table: str = ""
+    schema: str | None = None
+    """The table's schema in a SQL database; None for the default one."""
+
+    @property
+    def shown(self) -> str:
+        """The address without login and options, for people, files and reports."""
+        parts = urlsplit(self.url)
+        host = parts.netloc.rpartition("@")[2]
+        names = {SINKS.get(self.scheme, "table"): self.table, "schema": self.schema or ""}
+        query = urlencode({name: value for name, value in names.items() if value}, quote_via=quote)
+        return f"{parts.scheme}://{host}{parts.path}{'?' + query if query else ''}"
+
+    @property
+    def folder(self) -> Path:
+        """Where jobs that write the table keep their state: a folder in the current one."""
+        words = re.sub(r"[^a-zA-Z0-9]+", "-", self.shown)[:80].strip("-")
+        digest = hashlib.blake2b(self._identity.encode(), digest_size=4).hexdigest()
+        return Path(f"{words}-{digest}.job")
+
+    @property
+    def _identity(self) -> str:
+        """The address with an absolute path: a relative one is another database in another folder."""
+        return f"{self.shown} {self.path.resolve()}" if self.is_file else self.shown
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the database is a file or a folder of this machine."""
+        return not urlsplit(self.url).netloc
+
+    @property
+    def path(self) -> Path:
+        """Of such a database. As in SQLAlchemy, three slashes are before a relative path and four before others."""
+        return Path(unquote(urlsplit(self.url).path).removeprefix("/"))
+
+
+def is_database(name: object) -> bool:
+    """Whether a name is the address of a database."""
+    found = _SCHEME.match(name) if isinstance(name, str) else None
+    return found is not None and _scheme(found[1]) in {*SQL, *SINKS}
+
+
+def parse_database(name: str) -> Address:
+    """The database that an address names.
+
+    Raises:
+        ConfigError: it is malformed.
+    """
+    found = _SCHEME.match(name)
+    assert found is not None, "checked by `is_database`"
+    refusal = ConfigError(  # which must not repeat a password
+        f"cannot read the address of the {found[1]} database: write {found[1]}://user:password@host:port/database, "
+        "with special characters percent-encoded (@ as %40, / as %2F, # as %23), or three slashes before a file"
+    )
+    try:
+        parts = urlsplit(name)
+        _ = parts.port
+    except ValueError:
+        raise refusal from None
+    if parts.fragment or (parts.netloc and "@" in parts.path):
+        raise refusal
+    return Address(_scheme(found[1]), _unsplit(parts._replace(scheme=_scheme(found[1]) + (found[2] or ""))))
+
+
+def parse_table(name: str) -> Address:
+    """The table that an address names.
+
+    Raises:
+        ConfigError: it names none, or such a database cannot be written.
+    """
+    database = parse_database(name)
+    if database.scheme not in SINKS:
+        raise ConfigError(
+            f"cannot write {database.shown}: {database.scheme} can only be read; write to one of "
+            f"{', '.join(SINKS)}, or to a file"
+        )
+    word = SINKS[database.scheme]
+    parts = urlsplit(database.url)
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    tables = [value for key, value in options if key == word]
+    if len(tables) != 1 or not tables[0].strip():
+        raise ConfigError(
+            f"{database.shown} names no {word}: add {'&' if parts.query else '?'}{word}=NAME to the address, in quotes"
+        )
+    schema = next((value for key, value in options if key == "schema"), None)
+    if "\0" in tables[0] + (schema or ""):
+        raise ConfigError(f"the name of the {word} has a null character: {tables[0]!r}")
+    rest = [(key, value) for key, value in options if key not in (word, "schema")]
+    return Address(database.scheme, _unsplit(parts._replace(query=urlencode(rest))), tables[0], schema)
+
+
+def shown(name: object) -> str:
+    """A name of an input or output for people: an address of a database without its login."""
+    if not is_database(name):
+        return str(name)
+    database = parse_database(str(name))
+    has_table = database.scheme in SINKS and f"{SINKS[database.scheme]}=" in urlsplit(database.url).query
+    return parse_table(str(name)).shown if has_table else database.shown
+
+
+def without_password(name: str) -> str:
+    """An address without its password and options, to be kept in a file: clients find these in their own settings."""
+    parts = urlsplit(name)
+    login, at, host = parts.netloc.rpartition("@")
+    return _unsplit(parts._replace(netloc=login.partition(":")[0] + at + host, query=""))
+
+
+def _unsplit(parts: SplitResult) -> str:
+    """The address, with the slashes that `urlunsplit` drops where there is no host."""
+    return f"{parts.scheme}://{parts.netloc}{parts.path}{'?' + parts.query if parts.query else ''}"
+
+
+def _scheme(name: str) -> str:
+    return _OTHER_NAMES.get(name, name)

@@ -1,0 +1,208 @@
+"""A table of PostgreSQL or SQLite as the output of a job."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import ConfigError, RecordError
+from headrace.io.databases.base import Row, is_vector
+from headrace.io.databases.connections import as_os_errors, make_engine
+from headrace.io.databases.names import Address
+from headrace.io.formats.strict_json import StrictJson
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+_HAS_VECTOR = "SELECT 1 FROM pg_type WHERE typname = 'vector' AND pg_type_is_visible(oid)"
+
+
+class SqlTable:
+    """Rows by primary key: `INSERT ... ON CONFLICT DO UPDATE`, one transaction for each part.
+
+    A missing table is created with the columns of the first part. Vectors are `vector(n)` where PostgreSQL has
+    pgvector, `real[]` where it has not, and JSON in SQLite. Columns of an existing table may be of any type that the
+    database makes of the values.
+
+    Args:
+        address: of the table.
+        json: encodes dicts and lists.
+    """
+
+    def __init__(self, address: Address, json: StrictJson) -> None:
+        self._address = address
+        self._engine = make_engine(address, json.dump)
+        self._table: sa.Table | None = None
+
+    def count(self, columns: Sequence[str]) -> int | None:
+        """At most 1; None if there is no table."""
+        import sqlalchemy as sa
+
+        with as_os_errors(), self._engine.connect() as connection:
+            if not self._find(connection):
+                return None
+            assert self._table is not None, "found"
+            self._check(self._table, columns, sa.inspect(connection))
+            return len(connection.execute(sa.select(self._table.c.id).limit(1)).all())
+
+    def put(self, rows: Sequence[Row]) -> None:
+        """Upsert the rows in one transaction."""
+        with as_os_errors(), self._engine.begin() as connection:
+            table = self._table
+            if table is None and not self._find(connection):
+                table = self._create(connection, rows)
+            table = table if table is not None else self._table
+            assert table is not None, "found or created"
+            values = [_fitted(row, table) for row in rows]
+            connection.execute(self._upsert(table, list(rows[0])), values)
+        self._table = table
+
+    def close(self) -> None:
+        """Nothing to close: each use has a connection of its own."""
+
+    def _find(self, connection: sa.Connection) -> bool:
+        """Look for the table."""
+        import warnings
+
+        import sqlalchemy as sa
+
+        with warnings.catch_warnings():
+            # A type of an extension, such as vector, takes values as they are.
+            warnings.filterwarnings("ignore", "Did not recognize type", sa.exc.SAWarning)
+            try:
+                self._table = sa.Table(
+                    self._address.table, sa.MetaData(), schema=self._address.schema, autoload_with=connection
+                )
+            except sa.exc.NoSuchTableError:
+                return False
+        return True
+
+    def _check(self, table: sa.Table, columns: Sequence[str], inspector: Any) -> None:
+        """Check that rows with these columns can be put.
+
+        Raises:
+            ConfigError: a column or the key is missing.
+        """
+        shown = self._address.shown
+        if missing := [name for name in columns if name not in table.c]:
+            raise ConfigError(f"the table {shown} has no column {missing[0]!r}; add it, or write to another table")
+        uniques = inspector.get_unique_constraints(table.name, table.schema)
+        keys = [list(table.primary_key.columns.keys()), *(unique["column_names"] for unique in uniques)]
+        if ["id"] not in keys:
+            raise ConfigError(f"the table {shown} has no primary key on the column 'id' alone; add one")
+
+    def _create(self, connection: sa.Connection, rows: Sequence[Row]) -> sa.Table:
+        import sqlalchemy as sa
+
+        dialect = connection.dialect.name
+        has_vector = dialect == "postgresql" and bool(connection.execute(sa.text(_HAS_VECTOR)).all())
+        kinds = {name: _type_of(name, [row[name] for row in rows], dialect, has_vector) for name in rows[0]}
+        columns = [sa.Column(name, kind, primary_key=name == "id", autoincrement=False) for name, kind in kinds.items()]
+        try:
+            table = sa.Table(self._address.table, sa.MetaData(), *columns, schema=self._address.schema)
+            table.create(connection)
+        except sa.exc.IdentifierError as error:
+            raise ConfigError(f"cannot create {self._address.shown}: {error}") from error
+        return table
+
+    def _upsert(self, table: sa.Table, names: Sequence[str]) -> Any:
+        from sqlalchemy.dialects import postgresql, sqlite
+
+        insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
+        statement = insert(table)
+        others = {name: statement.excluded[name] for name in names if name != "id"}
+        return statement.on_conflict_do_update(index_elements=["id"], set_=others)
+
+
+def _type_of(name: str, values: Sequence[object], dialect: str, has_vector: bool) -> Any:
+    """The type of a new column, from its values in the first part.
+
+    Raises:
+        RecordError: a value is of a type that has no column.
+    """
+    import sqlalchemy as sa
+    from sqlalchemy.dialects import postgresql
+
+    found = [value for value in values if value is not None]
+    first = found[0] if found else ""
+    if any(type(value) is float for value in found) and type(first) is int:
+        first = 0.0
+    if name == "id" and not all(type(value) is int for value in found):
+        return sa.Text()
+    if is_vector(first) and dialect == "postgresql":
+        return _vector(len(first)) if has_vector else postgresql.ARRAY(sa.REAL())  # type: ignore[arg-type]
+    if isinstance(first, (dict, list)):
+        return postgresql.JSONB() if dialect == "postgresql" else sa.JSON()
+    if isinstance(first, (datetime.date, datetime.datetime)) and dialect == "sqlite":
+        return sa.Text()  # SQLite has no dates, and SQLAlchemy drops their time zones there
+    if isinstance(first, datetime.datetime):
+        return sa.DateTime(timezone=first.tzinfo is not None)
+    for kind, column in _COLUMNS.items():
+        if isinstance(first, kind):
+            return getattr(sa, column)()
+    raise RecordError(f"column {name!r} has a value of type {type(first).__name__}, for which there is no column type")
+
+
+_COLUMNS = {
+    bool: "Boolean",
+    int: "BigInteger",
+    float: "Double",
+    str: "Text",
+    bytes: "LargeBinary",
+    datetime.date: "Date",
+    decimal.Decimal: "Numeric",
+}
+
+
+def _vector(length: int) -> Any:
+    """The type of pgvector."""
+    import sqlalchemy as sa
+
+    class Vector(sa.types.UserDefinedType[Any]):
+        cache_ok = True
+
+        def get_col_spec(self, **_: object) -> str:
+            return f"vector({length})"
+
+    return Vector()
+
+
+_ALLOWED: dict[type, tuple[type, ...]] = {
+    int: (int,),
+    float: (float, int),
+    str: (str,),
+    bool: (bool,),
+    bytes: (bytes,),
+    decimal.Decimal: (decimal.Decimal, int, float),
+}
+"""Types of values that a column takes, by its Python type: databases convert others, often without a word."""
+
+
+def _fitted(row: Row, table: sa.Table) -> dict[str, Any]:
+    """The row as the driver takes it.
+
+    Raises:
+        RecordError: a value is of another type than its column.
+    """
+    import sqlalchemy as sa
+
+    fitted = dict(row)
+    for name, value in row.items():
+        kind = table.c[name].type
+        if value is None or isinstance(kind, (sa.JSON, sa.ARRAY, sa.types.NullType, sa.types.UserDefinedType)):
+            continue
+        if isinstance(kind, sa.Text) and isinstance(value, (datetime.date, datetime.datetime)):
+            fitted[name] = value.isoformat()
+            continue
+        if name == "id" and isinstance(kind, sa.String) and type(value) is int:
+            fitted[name] = str(value)
+            continue
+        allowed = _ALLOWED.get(kind.python_type)
+        if allowed and (not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed)):
+            raise RecordError(
+                f"column {name!r} is {kind}, and the value of type {type(value).__name__}; "
+                "give the column one type with a function (--map)"
+            )
+    return fitted

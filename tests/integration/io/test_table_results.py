@@ -1,0 +1,74 @@
+"""`headrace.run` with the kind of a table as its sink returns the finished table."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+import headrace
+from headrace.errors import ConfigError, MissingExtraError
+
+pa: Any = pytest.importorskip("pyarrow")
+pd: Any = pytest.importorskip("pandas")
+pl: Any = pytest.importorskip("polars")
+
+
+def lengths(texts: list[Any]) -> list[int]:
+    return [len(text) for text in texts]
+
+
+def run(source: Any, sink: Any, **options: Any) -> Any:
+    return headrace.run(source, sink=sink, task="custom", engine=lengths, progress=False, **options)
+
+
+def test_each_kind_is_of_its_library_and_in_input_order() -> None:
+    rows = [{"id": f"r{n}", "text": "x" * (n * 7919 % 60)} for n in range(3000)]
+    expected = {"id": [row["id"] for row in rows], "output": [len(row["text"]) for row in rows]}
+    frame = run(rows, "pandas")
+    assert isinstance(frame, pd.DataFrame) and frame.to_dict("list") == expected
+    assert isinstance(found := run(rows, "polars"), pl.DataFrame) and found.to_dict(as_series=False) == expected
+    assert isinstance(found := run(rows, "arrow"), pa.Table) and found.to_pydict() == expected
+
+
+def test_a_result_aligns_with_the_frame_it_is_of() -> None:
+    when = pd.to_datetime(["2026-01-02T03:04:05", None, "2026-01-03"], format="ISO8601").tz_localize("Asia/Tokyo")
+    kinds = pd.Categorical(["x", None, "y"])
+    frame = pd.DataFrame({"text": ["a", "bb", "ccc"], "when": when, "kind": kinds}, index=[7, 5, 6])
+    found = run(frame, "pandas", keep_columns=["when", "kind"])
+    frame["length"] = found["output"]
+    assert frame["length"].tolist() == [1, 2, 3]
+    assert found["when"].tolist()[0] == when[0] and str(found["when"].dt.tz) == "Asia/Tokyo"
+    assert found["when"].isna().tolist() == found["kind"].isna().tolist() == [False, True, False]
+    assert run(frame, "pandas", limit=2).index.tolist() == [7, 5]
+    assert run(frame, "pandas", shard=(1, 2)).index.tolist() == [0]
+
+
+def test_vectors_are_arrays() -> None:
+    found = headrace.run(["a", "b"], sink="pandas", engine="headrace.testing:FakeEngine", progress=False)
+    assert found["embedding"][0].shape == found["embedding"][1].shape
+
+
+@pytest.mark.parametrize("ids", [None, ["a", "b", "c", "d"], [1, 2, "x", "y"]], ids=["positions", "texts", "mixed"])
+def test_a_failed_record_keeps_its_row_with_its_error(ids: Any, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"text": text} | ({"id": ids[n]} if ids else {}) for n, text in enumerate(["a", None, "ccc", None])]
+    found = run(rows, "arrow").to_pydict()
+    assert found["id"] == [*range(4)] if ids is None else found["id"] == [str(one) for one in ids]
+    assert found["output"] == [1, None, 3, None]
+    assert found["error"][::2] == [None, None] and found["error"][1].startswith("TypeError: object of type")
+    assert "2 of 4 records failed" in caplog.text
+
+
+def test_an_empty_table_gives_an_empty_table() -> None:
+    assert run(pd.DataFrame({"text": []}), "pandas").columns.tolist() == ["id", "output"]
+
+
+def test_what_a_table_cannot_do_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="keep column 'error'"):
+        run([{"text": "a", "error": 1}], "arrow", keep_columns=["error"])
+    with pytest.raises(ConfigError, match="leave out retry"):
+        run(["a"], "arrow", retry=True)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(MissingExtraError, match="needs polars: pip install"):
+        run(["a"], "polars")

@@ -1,0 +1,176 @@
+"""Jobs that write tables: kills, stores that fail, bad records, and secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.acceptance.command import FAKE, ROOT, start
+from tests.integration.io.killed import MOMENTS
+from tests.stores import NAMES, Store, make, store
+
+import headrace
+from headrace.errors import BrokenOffError, ConfigError, ResumeMismatchError
+from headrace.io.sinks import table_writer
+from headrace.io.storage import locations
+from headrace.jobs.pipeline.job import Limits
+from headrace.retry import RetryPolicy
+
+__all__ = ["store"]
+
+KILLS = int(os.environ.get("HEADRACE_TEST_KILLS", "1"))
+"""More of them: HEADRACE_TEST_KILLS=25."""
+ROWS = [{"id": f"r{n}", "text": f"text {n}", "n": n} for n in range(400)]
+
+
+def run(sink: str, rows: Any = ROWS, **options: Any) -> Any:
+    options = {"engine": "headrace.testing:FakeEngine", "limits": Limits(part_records=50)} | options
+    return headrace.run(rows, sink=sink, progress=False, **options)
+
+
+def only_folder(folder: Path) -> Path:
+    [found] = folder.glob("*.job")
+    return found
+
+
+@pytest.mark.timeout(60 + 10 * KILLS)
+@pytest.mark.parametrize("name", NAMES)
+def test_each_row_is_there_once_after_kills(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    store = make(name, tmp_path, request)
+    source = tmp_path / "in.jsonl"
+    count = 100 * (KILLS + 1)
+    source.write_text("".join(json.dumps({"id": f"r{n}", "text": f"text {n}"}) + "\n" for n in range(count)))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+
+    def job(moment: str, part: int) -> int:
+        command = ["-m", "tests.integration.io.killed", str(source), store.address("killed"), moment, str(part)]
+        return subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, check=False).returncode
+
+    for kill in range(KILLS):
+        assert job(MOMENTS[kill % 3], 2) == -signal.SIGKILL
+    assert job("never", 0) == 0
+    rows = store.read("killed")
+    assert len(rows) == count
+    assert {row["id"] for row in rows} == {f"r{n}" for n in range(count)}
+    assert all(len(row["embedding"]) == 8 for row in rows)
+
+
+def test_a_bad_record_is_a_dead_letter_and_can_be_retried(store: Store) -> None:
+    bad = {"id": "bad", "text": "text", "n": "seven"}
+    if store.name == "qdrant":  # whose payloads may be anything
+        pytest.skip("a payload takes any value")
+    rows = [*ROWS[:120], bad, *ROWS[120:]]
+    report = run(store.address("bad"), rows, keep_columns=["n"])
+    assert (report.ok, report.failed) == (400, 1)
+    assert {row["id"] for row in store.read("bad")} == {row["id"] for row in ROWS}
+    [letter] = (only_folder(store.folder) / "_headrace" / "errors.jsonl").read_text().splitlines()
+    assert json.loads(letter)["id"] == "bad" and "'n'" in json.loads(letter)["message"]
+    mended = [*ROWS[:120], bad | {"n": 7}, *ROWS[120:]]
+    again = run(store.address("bad"), mended, keep_columns=["n"], retry=True, ignore_changes=True)
+    assert (again.ok, again.failed) == (1, 0)
+    assert len(store.read("bad")) == 401
+    assert run(store.address("bad"), mended, keep_columns=["n"], ignore_changes=True).ok == 0
+
+
+def test_rows_of_others_are_not_replaced_unasked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(store.address("mine"))
+    elsewhere = store.folder / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    with pytest.raises(ConfigError, match="no job here has written; pass --overwrite"):
+        run(store.address("mine"), ROWS[:10])
+    run(store.address("mine"), [*ROWS[:10], {"id": "new", "text": "new", "n": 1}], overwrite=True)
+    assert len(store.read("mine")) == 401
+
+
+def test_another_input_for_the_same_table_is_refused(store: Store) -> None:
+    run(store.address("same"))
+    with pytest.raises(ResumeMismatchError, match=r"same was started with other settings: .*source\.records was 400"):
+        run(store.address("same"), ROWS[:10])
+
+
+def test_a_store_that_fails_ends_the_job_with_one_line_and_it_resumes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full for good, then with a passing failure."""
+    opened = table_writer.open_table
+    puts: list[int] = []
+
+    def failing(*arguments: Any) -> Any:
+        table = opened(*arguments)
+        put = table.put
+
+        def full(rows: Any) -> None:
+            puts.append(len(rows))
+            if len(puts) == 3:
+                raise locations.PermanentIOError("no space left")
+            if len(puts) == 5:
+                raise ConnectionError("reset")
+            put(rows)
+
+        table.put = full
+        return table
+
+    monkeypatch.setattr(table_writer, "open_table", failing)
+    monkeypatch.setattr(locations, "RETRIES", RetryPolicy(3, 0.0, 0.0))
+    with pytest.raises(BrokenOffError, match=r"cannot write \w+:.*full: no space left; committed .* run again"):
+        run(store.address("full"))
+    assert 0 < run(store.address("full")).ok < 400
+    assert len(store.read("full")) == 400
+
+
+def test_no_secret_is_kept_or_shown(postgres: Any, tmp_path: Path) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres.url) as connection:
+        connection.execute("CREATE TABLE few AS SELECT n AS id, 'text ' || n AS text FROM generate_series(1, 30) n")
+    target = f"{postgres.url}?table=secret"
+    job = ["run", "-i", postgres.url, "--sql", "SELECT * FROM few ORDER BY id", "-o", target, *FAKE]
+    said = ""
+    for command in ([*job, "--report", "report.html"], job, ["inspect", target]):
+        out, errors = start(*command, folder=tmp_path).communicate()
+        said += out + errors
+    assert "wrote postgresql://127.0.0.1" in said and "already finished" in said and "30 ok" in said
+    for text in (said, *(path.read_text() for path in tmp_path.rglob("*") if path.is_file())):
+        assert "s3cret" not in text
+
+
+def test_a_server_that_restarts_is_waited_for(postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it is read and written."""
+    import psycopg
+
+    monkeypatch.chdir(tmp_path)
+    with psycopg.connect(postgres.url) as connection:
+        connection.execute("CREATE TABLE many AS SELECT n AS id, 'text ' || n AS text FROM generate_series(1, 3000) n")
+    done: list[int] = []
+
+    def engine(texts: list[str]) -> list[list[float]]:
+        done.append(len(texts))
+        if len(done) == 20:
+            postgres.stop()
+            postgres.start()
+        return [[1.0, 2.0] for _ in texts]
+
+    options = {"sql": "SELECT * FROM many ORDER BY id", "task": "custom", "engine": engine, "batch_size": 64}
+    report = run(f"{postgres.url}?table=restarted", postgres.url, **options)
+    assert (report.ok, report.failed) == (3000, 0)
+    with psycopg.connect(postgres.url) as connection:
+        assert connection.execute("SELECT count(*), count(DISTINCT id) FROM restarted").fetchall() == [(3000, 3000)]
+
+
+def test_a_sqlite_file_may_be_source_and_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.chdir(tmp_path)
+    with sqlite3.connect("rows.db") as connection:
+        connection.execute("CREATE TABLE docs (id INTEGER PRIMARY KEY, text TEXT)")
+        connection.executemany("INSERT INTO docs VALUES (?, ?)", [(n, f"text {n}") for n in range(5000)])
+    connection.close()
+    report = run("sqlite:///rows.db?table=vectors", "sqlite:///rows.db", sql="SELECT * FROM docs ORDER BY id")
+    assert report.ok == 5000

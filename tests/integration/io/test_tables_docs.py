@@ -1,0 +1,81 @@
+"""What docs/tables.md shows and says is true, and the notebook runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.acceptance.command import PROGRAM, ROOT
+
+from headrace.app.tables import is_table_kind
+from headrace.io.databases.names import SINKS, SQL, is_database, parse_database, parse_table
+from headrace.io.sinks.table_writer import _STORES
+
+PAGE = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
+
+
+def rows() -> list[list[str]]:
+    table = PAGE.partition("| table | as input |")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_the_table_names_each_source_and_sink_with_what_it_needs() -> None:
+    quoted = [[re.findall(r"`([^`]+)`", cell) for cell in row] for row in rows()]
+    sources = {parse_database(name).scheme for row in quoted for name in row[1] if is_database(name)}
+    assert sources == set(SQL) - {"mariadb"} and "MariaDB" in PAGE
+    sinks = {parse_table(name).scheme for row in quoted for name in row[2] if is_database(name)}
+    assert sinks == set(SINKS) == set(_STORES)
+    kinds = {name.split('"')[1] for row in quoted for name in row[2] if name.startswith("sink=")}
+    assert kinds == {"pandas", "polars", "arrow"} and all(map(is_table_kind, kinds))
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {extra for row in quoted for need in row[3] for extra in re.findall(r"headrace\[(\w+)\]", need)}
+    assert extras == {"io", "sql", "duckdb", "qdrant", "lancedb"} <= set(project["optional-dependencies"])
+
+
+def test_the_python_block_prints_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    [(block, printed)] = re.findall(r"^```python\n(.*?)^```$.*?^```\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+    exec(compile(block, "docs/tables.md", "exec"), {})
+    assert capsys.readouterr().out == printed
+
+
+def test_the_console_block_says_what_is_shown(tmp_path: Path) -> None:
+    titles = {"a": "Wheels", "b": "Mills", "c": "Weirs"}
+    lines = (json.dumps({"id": one, "title": title, "text": f"{title} turn."}) for one, title in titles.items())
+    (tmp_path / "docs.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    block = re.findall(r"^```console\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)[-1]
+    shell = (  # sqlite3's own program may not be installed
+        "import sqlite3, sys; [print(*row, sep='|') for row in sqlite3.connect(sys.argv[1]).execute(sys.argv[2])]"
+    )
+    for command, said in re.findall(r"^\$ (.*)\n((?:[^$].*\n)+)", block, flags=re.MULTILINE):
+        command = command.replace("headrace run", f"{shlex.join(PROGRAM)} run")
+        command = command.replace("sqlite3 ", f"{sys.executable} -c {shlex.quote(shell)} ")
+        ended = subprocess.run(
+            command,
+            shell=True,
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ended.stdout or ended.stderr.splitlines()[-1] + "\n") == said
+
+
+@pytest.mark.timeout(120)
+def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat: Any = pytest.importorskip("nbformat")
+    nbclient: Any = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    notebook = nbformat.read(ROOT / "examples" / "table.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=100).execute()
+    *_, last = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert last.outputs[0]["data"]["text/plain"].splitlines()[1].split()[1] == "Mills"
