@@ -29,7 +29,85 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "T5": ("unigram", _T5 | {"decoder_start_token_id": 0}),
     "GPT2": ("decoder", _GPT),
 }
-"""Each family's kind of tokenizer, and the sizes of its configuration."""
+"""Each family's kind of tokenizer, and the sizes of its configuration. All can also classify."""
+
+_KV = _WIDE | {"num_key_value_heads": 1, "max_position_embeddings": 256}
+_HEADS = _KV | {"head_dim": 16}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LATENT = {
+    "num_key_value_heads": 2,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+
+MORE_ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "XLMRoberta": ("unigram", _WIDE | {"max_position_embeddings": 258, "pad_token_id": 1, "type_vocab_size": 2}),
+    "RoFormer": ("wordpiece", _WIDE | {"embedding_size": 32, "max_position_embeddings": 256}),
+    "RemBert": ("unigram", _WIDE | {"input_embedding_size": 16, "output_embedding_size": 16}),
+    "MegatronBert": ("wordpiece", _WIDE | {"max_position_embeddings": 256}),
+    "MobileBert": ("wordpiece", _WIDE | {"embedding_size": 16, "intra_bottleneck_size": 16}),
+    "Flaubert": ("bytes", {"emb_dim": 32, "n_layers": 2, "n_heads": 2}),
+    "Funnel": ("wordpiece", {"d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64, "block_sizes": [1, 1]}),
+    "Ernie": ("wordpiece", _WIDE | {"max_position_embeddings": 256}),
+    "EuroBert": ("bytes", _WIDE | {"max_position_embeddings": 256, "mask_token_id": 4}),
+    "NomicBert": ("wordpiece", _WIDE | {"max_position_embeddings": 256}),
+    "JinaEmbeddingsV3": ("unigram", _WIDE | {"max_position_embeddings": 258}),
+    "CLIPText": ("bytes", _WIDE | {"max_position_embeddings": 258}),
+    "Yoso": ("unigram", _WIDE | {"max_position_embeddings": 258}),
+    "Nystromformer": ("unigram", _WIDE | {"segment_means_seq_len": 256, "num_landmarks": 8}),
+    "Canine": ("wordpiece", _WIDE),
+    "Llama": ("decoder", _KV),
+    "Qwen3": ("decoder", _HEADS),
+    "Gemma3Text": ("decoder", _HEADS | {"sliding_window": 8}),
+    "Mamba": ("decoder", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}),
+}
+"""More models that give vectors."""
+
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT2": FAMILIES["GPT2"],
+    "GPTNeoX": ("decoder", _WIDE | {"max_position_embeddings": 256}),
+    "GPTJ": ("decoder", _GPT | {"rotary_dim": 8}),
+    "GPTBigCode": ("decoder", _GPT),
+    "OPT": (
+        "decoder",
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "word_embed_proj_dim": 32},
+    ),
+    "Bloom": ("decoder", {"hidden_size": 32, "n_layer": 2, "n_head": 2}),
+    "Mpt": ("decoder", {"d_model": 32, "n_layers": 2, "n_heads": 2, "max_seq_len": 256}),
+    "Falcon": ("decoder", {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}),
+    "StableLm": ("decoder", _KV),
+    "Llama": ("decoder", _KV),
+    "Mistral": ("decoder", _KV | {"sliding_window": 8}),
+    "Mixtral": ("decoder", _KV | {"num_local_experts": 4}),
+    "Qwen2": ("decoder", _KV),
+    "Qwen3": ("decoder", _HEADS),
+    "Qwen3Moe": ("decoder", _HEADS | _EXPERTS),
+    "Gemma": ("decoder", _HEADS),
+    "Gemma2": ("decoder", _HEADS | {"sliding_window": 8, "query_pre_attn_scalar": 16}),
+    "Phi": ("decoder", _WIDE | {"max_position_embeddings": 256}),
+    "Phi3": ("decoder", _KV),
+    "Olmo2": ("decoder", _KV),
+    "Starcoder2": ("decoder", _KV),
+    "Cohere": ("decoder", _KV),
+    "Granite": ("decoder", _KV),
+    "Glm": ("decoder", _HEADS),
+    "DeepseekV3": ("decoder", _KV | _LATENT),
+    "GptOss": ("decoder", _HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
+    "Lfm2": ("decoder", _KV | {"layer_types": ["conv", "full_attention"]}),
+    "Mamba": MORE_ENCODERS["Mamba"],
+}
+"""Models that generate."""
+
+KNOWN = FAMILIES | MORE_ENCODERS | DECODERS
 
 _SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
 
@@ -75,10 +153,10 @@ def family_model(
     import torch
     import transformers
 
-    words = tokenizer(FAMILIES[family][0])
+    words = tokenizer(KNOWN[family][0])
     names = dict(enumerate(labels))
-    sizes = {"pad_token_id": words.pad_token_id, "bos_token_id": 2, "eos_token_id": 3, **FAMILIES[family][1], **more}
-    if family in ("Roberta", "MPNet", "Longformer"):  # whose padding is number 1
+    sizes = {"pad_token_id": words.pad_token_id, "bos_token_id": 2, "eos_token_id": 3, **KNOWN[family][1], **more}
+    if family in ("Roberta", "MPNet", "Longformer", "XLMRoberta"):  # whose padding is number 1
         words.pad_token = "<unk>"
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(

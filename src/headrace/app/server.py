@@ -203,6 +203,8 @@ def checked(settings: ServerSettings) -> ServerSettings:
     """
     config = settings.config.resolved()
     config.check(SERVER_SETTINGS, model=False)
+    if config.engine_options.get("output_dtype", "float32") != "float32":
+        raise ConfigError("a server does not take output_dtype: each request to /v1/embeddings may set it")
     limits = settings.limits
     if (config.task or "").startswith("image-"):
         limits = replace(limits, max_body_bytes=limits.max_image_body_bytes)

@@ -19,7 +19,8 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 # Flags that are options of the engine, under the same name.
 _OPTIONS = (
-    "handler", "max_model_len", "on_too_long", "device", "dtype", "quantize", "truncate_dim", "prompt_name", "prompt",
+    "handler", "max_model_len", "on_too_long", "device", "dtype", "quantize", "truncate_dim", "output_dtype",
+    "prompt_name", "prompt",
 )  # fmt: skip
 
 
@@ -92,6 +93,10 @@ class EngineFlags(FlagGroup):
     normalize: Annotated[
         bool, typer.Option("--normalize", help="For embed: scale each vector to length 1. Many models do so anyway.")
     ] = False
+    output_dtype: Annotated[
+        Literal["float32", "int8", "uint8", "binary", "ubinary"] | None,
+        typer.Option(help="For embed: type of a vector's numbers; see docs/engines.md. Default: float32."),
+    ] = None
     prompt_name: Annotated[
         str | None,
         typer.Option(help="For embed: the model's prompt before each text, such as query. Default: the model's own."),

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.network import Rows
-from headrace.errors import ConfigError
+from headrace.engines.quantizing import OutputDtype, Vector, check_output_dtype, quantized
+from headrace.errors import ConfigError, RecordError
 
 Head: TypeAlias = Callable[[Rows], Sequence[object]]
 """Makes one result for each output row of a network."""
@@ -72,18 +72,26 @@ class ScoreHead:
 
 
 class VectorHead:
-    """The rows as vectors, truncated to `dimension` components if it is set, then scaled to length 1 if asked for."""
+    """The rows as vectors: truncated to `dimension` components if set, scaled to length 1 if asked for, quantized.
 
-    def __init__(self, dimension: int | None, *, normalize: bool = False) -> None:
+    Raises:
+        ConfigError: unknown output dtype.
+    """
+
+    def __init__(
+        self, dimension: int | None, *, normalize: bool = False, output_dtype: OutputDtype = "float32"
+    ) -> None:
+        check_output_dtype(output_dtype)
         self._dimension = dimension
         self._normalize = normalize
+        self._output_dtype = output_dtype
 
-    def __call__(self, rows: Rows) -> list[NDArray[np.float32]]:
+    def __call__(self, rows: Rows) -> Sequence[Vector | RecordError]:
         """One vector per row."""
         rows = rows[:, : self._dimension]
         if self._normalize:
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-        return list(rows)
+        return quantized(rows, self._output_dtype)
 
 
 def matryoshka_dimensions(config: ModelConfig, dimension: int) -> Sequence[int]:

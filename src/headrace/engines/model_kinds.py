@@ -29,7 +29,10 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     "masked": ("a masked language model", "use the task embed"),
     "bare": ("a network without a head", "use the task embed, or a folder with the trained head"),
     "dense": ("an embedding model of sentence-transformers", "use the task embed"),
-    "sparse": ("a sparse (SPLADE) encoder, which gives a weight per word and not a dense vector", _OWN_ENGINE),
+    "sparse": (
+        "a sparse (SPLADE) encoder, which gives a weight per word and not a dense vector",
+        "use the task sparse-embed",
+    ),
     "multi-vector": ("a multi-vector (ColBERT) encoder, which gives a vector per token", _OWN_ENGINE),
     "static": ("a model of static embeddings", "use the task embed"),
     "words": ("a table of word vectors, without files of sentence-transformers for its use", _OWN_ENGINE),
@@ -41,6 +44,7 @@ _KINDS: Mapping[str, tuple[str, str]] = {
 _TEXT_LABELS = frozenset({"classifier", "cross-encoder"})
 _SUITS: Mapping[str, frozenset[str]] = {
     "embed": frozenset({"dense", "static", "masked", "bare", "decoder", "encoder-decoder"}),
+    "sparse-embed": frozenset({"sparse", "masked"}),
     "classify": _TEXT_LABELS,
     "score": _TEXT_LABELS,
     "zero-shot": _TEXT_LABELS,
@@ -138,10 +142,9 @@ def warn_unused_head(task: str, model: str | Path | None) -> None:
         logger.warning(
             "headrace: the model in %s is a masked language model (%s) without files of sentence-transformers: its "
             "head is not used, and a text's vector is the mean of its token vectors. A sparse (SPLADE) model needs "
-            "its head: %s",
+            "its head: use the task sparse-embed",
             folder,
             sign,
-            _OWN_ENGINE,
         )
 
 

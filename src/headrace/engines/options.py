@@ -66,12 +66,14 @@ class LocalOptions(SamplingOptions, VllmOptions, total=False):
     hypothesis_template: str
     kv_cache_tokens: int | None
     labels: str | Sequence[str]
+    max_active_dims: int | None
     max_model_len: int | None
     max_num_seqs: int
     max_pixels: int
     multi_label: bool
     normalize: bool
     on_too_long: Literal["truncate", "error"]
+    output_dtype: Literal["float32", "int8", "uint8", "binary", "ubinary"]
     prompt: str | None
     prompt_name: str | None
     providers: Sequence[str]

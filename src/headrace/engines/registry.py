@@ -43,6 +43,7 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
         "onnx": _Entry("headrace.engines.onnx.engine:embed", extra="onnx", weights=ONNX_WEIGHTS),
         "endpoint": _Entry("headrace.engines.remote.endpoint:embed", extra="client", weights=None),
     },
+    "sparse-embed": {"torch": _Entry("headrace.engines.text.sparse:SparseEngine", extra="torch")},
     "classify": {
         "torch": _Entry("headrace.engines.text.classification:classify", extra="torch"),
         "onnx": _Entry("headrace.engines.onnx.engine:classify", extra="onnx", weights=ONNX_WEIGHTS),

@@ -9,6 +9,7 @@ from headrace.errors import ConfigError
 
 _ALIASES: dict[str, tuple[str, ...]] = {
     "embed": ("embedding", "embeddings", "encode", "feature-extraction", "sentence-similarity", "vectorize"),
+    "sparse-embed": ("sparse", "sparse-embedding", "sparse-embeddings", "sparse-encode", "splade"),
     "classify": ("classification", "text-classification", "sentiment", "sentiment-analysis", "moderation"),
     "score": ("rerank", "reranker", "reranking", "text-ranking", "cross-encoder", "similarity", "nli"),
     "zero-shot": ("zero-shot-classification", "zeroshot"),

@@ -35,6 +35,7 @@ class Task:
 
 TASKS = {
     "embed": Task("embedding"),
+    "sparse-embed": Task("sparse_embedding"),
     "classify": Task("classification", pairs="perhaps"),
     "score": Task("score", pairs="always"),
     "zero-shot": Task("classification"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from tests.families import family_model
 from tests.small_models import NLI, encoded, picture, text_model, vision_model
 
 from headrace.engines.config import EngineConfig
@@ -176,6 +177,11 @@ def encoder(folder: Path) -> Path:
     return text_model(folder, head=False)
 
 
+def masked(folder: Path) -> Path:
+    """A masked language model."""
+    return family_model(folder, "Bert", "ForMaskedLM")
+
+
 def clip(folder: Path) -> Path:
     """A model of images and texts."""
     return vision_model(folder, "clip")
@@ -189,6 +195,7 @@ CASES: Mapping[str, Case] = {
     "torchserve": Case(archive, TEXTS, [None, "half \ud800"]),
     "endpoint": Case(endpoint, WORDS, [None, "", 7], "stream"),
     "embed": Case(torch("embed"), TEXTS, NO_TEXTS, placed=True),
+    "sparse-embed": Case(torch("sparse-embed", masked), TEXTS, NO_TEXTS, placed=True),
     "classify": Case(torch("classify", "docstrings", top_labels=7), TEXTS, NO_TEXTS[:3], placed=True),
     "classify-pairs": Case(torch("classify", text_model), PAIRS, NO_TEXTS[:3], placed=True),
     "score": Case(torch("score", scorer), PAIRS, NO_TEXTS[:3], placed=True),

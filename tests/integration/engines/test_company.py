@@ -52,14 +52,6 @@ def holds(engine: Any, inputs: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_vector_is_that_of_the_text_alone(tmp_path: Path, family: str) -> None:
-    kind = "EncoderModel" if family == "T5" else "Model"
-    engine = create("embed", family_model(tmp_path, family, kind), device="cpu", max_model_len=200)
-    holds(engine, TEXTS)
-    assert engine._rows.padding == SETTLED.get(family, "right")
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_labels_are_those_of_the_text_alone(tmp_path: Path, family: str) -> None:
     folder = family_model(tmp_path, family, "ForSequenceClassification", ["a", "b", "c"])
     engine = create("classify", folder, device="cpu", top_labels=3, max_model_len=200)

@@ -15,6 +15,7 @@ from tests.settings import server_settings
 
 from headrace.app.server import ServerSettings
 from headrace.engines.config import EngineConfig
+from headrace.engines.quantizing import quantized
 from headrace.testing import FakeEngine
 
 ENGINES = "tests.integration.serving.engines"
@@ -220,6 +221,24 @@ def test_dimensions_of_a_matryoshka_model_are_obeyed_at_length_1(short: Running,
         vector = np.array(struct.unpack(f"<{wanted}f", base64.b64decode(got)) if spelling == "base64" else got)
         cut = whole[:wanted]
         np.testing.assert_allclose(vector, cut if wanted == 8 else cut / np.linalg.norm(cut), rtol=1e-6)
+
+
+@pytest.mark.parametrize("wanted", ["float32", "int8", "uint8", "binary", "ubinary"])
+def test_output_dtype_is_obeyed_after_dimensions(short: Running, wanted: Any) -> None:
+    whole = np.array([FakeEngine().vector("a b")], np.float32)
+    cut = whole[:, :4] / np.linalg.norm(whole[:, :4])
+    for dimensions, vectors in ((None, whole), (4, cut)):
+        expected = quantized(vectors, wanted)[0]
+        body = {"input": "a b", "dimensions": dimensions, "output_dtype": wanted}
+        numbers = short.post("/v1/embeddings", body).json()["data"][0]["embedding"]
+        np.testing.assert_allclose(numbers, expected, rtol=1e-6)
+        assert {type(number) for number in numbers} == {float if wanted == "float32" else int}
+        packed = short.post("/v1/embeddings", {**body, "encoding_format": "base64"}).json()["data"][0]["embedding"]
+        np.testing.assert_allclose(np.frombuffer(base64.b64decode(packed), expected.dtype), expected, rtol=1e-6)
+
+
+def test_an_unknown_output_dtype_is_refused(short: Running) -> None:
+    assert "ubinary" in refused(short, "/v1/embeddings", {"input": "a", "output_dtype": "int4"}, "output_dtype")
 
 
 @pytest.mark.parametrize("wanted", [1, 3, 9, 0, -1, 2.5])

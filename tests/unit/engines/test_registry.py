@@ -13,7 +13,7 @@ from headrace.errors import ConfigError, MissingExtraError
 
 
 def test_an_unknown_task_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown task 'paint'; known: embed, classify, score, zero-shot, image-cl"):
+    with pytest.raises(ConfigError, match="unknown task 'paint'; known: embed, sparse-embed, classify, score"):
         create("paint")
     assert known_tasks()[0] == "embed"
 

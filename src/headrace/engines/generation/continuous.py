@@ -22,8 +22,8 @@ from headrace.engines.generation.sampling import BatchSampler, TokenSampler
 from headrace.engines.generation.scheduler import PageScheduler
 from headrace.engines.generation.tensor_parallel import load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile
-from headrace.engines.requests import Generation, default_sampling
-from headrace.errors import ConfigError, EngineDeadError, EngineError
+from headrace.engines.requests import Generation, Sampling, default_sampling
+from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
 
 if TYPE_CHECKING:
     from transformers.generation.continuous_batching.continuous_api import (
@@ -144,6 +144,26 @@ class GenerationEngine:
             tokenizes=True,
             caches_prefixes=self._scheduler is not None and enable_prefix_caching is not False,
         )
+        self._try()
+
+    def _try(self) -> None:
+        """Generate two tokens: some attentions load, and fail at the first step.
+
+        Raises:
+            EngineError: the model cannot be batched continuously.
+        """
+        sampling = Sampling(max_tokens=2, min_tokens=2, ignore_eos=True)
+        try:
+            self.add(0, TokenizedRequest((0,), sampling))
+            while not (ended := self.step()):
+                pass
+        except HeadraceError:
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise _cannot_batch(f"its first step fails: {reason}") from error
+        if isinstance(ended[0][1], Exception):
+            raise ended[0][1]
 
     def _open(self, pages: int, slots: int) -> tuple[ContinuousBatchingManager, ContinuousBatchProcessor]:
         config = ContinuousBatchingConfig(

@@ -18,6 +18,7 @@ from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
 from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.network import Arrays, Rows
+from headrace.engines.quantizing import OutputDtype, check_output_dtype
 from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.tokenizing import Takes, TextTokens, TooLong, tokens_for
 from headrace.engines.vision.images import MAX_PIXELS, images_for
@@ -161,6 +162,7 @@ def embed(
     providers: Sequence[str] = (),
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
+    output_dtype: OutputDtype = "float32",
 ) -> TextEngine:
     """Embed texts: the model's output `sentence_embedding`, else its pooled token states.
 
@@ -169,15 +171,18 @@ def embed(
         providers: onnxruntime's execution providers, in order; empty for all available ones.
         max_model_len: in tokens; None for the model's limit.
         on_too_long: truncate a longer text, or fail its record.
+        output_dtype: as of `EmbeddingEngine`.
 
     Raises:
         ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded.
     """
+    check_output_dtype(output_dtype)
     folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, _VECTORS[:1], Pooling(folder))
     tokens = _tokens(folder, "text", max_model_len, on_too_long)
-    return TextEngine(network, tokens, VectorHead(None), {"engine": "embedding"})
+    facts = {"engine": "embedding"} | ({} if output_dtype == "float32" else {"output_dtype": output_dtype})
+    return TextEngine(network, tokens, VectorHead(None, output_dtype=output_dtype), facts)
 
 
 def classify(

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding, Transformer
 
 from headrace.device.placement import choose_device, choose_dtype
 from headrace.engines.heads import VectorHead, matryoshka_dimensions
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, find_folder
+from headrace.engines.quantizing import OutputDtype, check_output_dtype, length_of
 from headrace.engines.text import static
 from headrace.engines.text.encoders import by_length, tune
 from headrace.engines.text.prompts import Prompts, chosen_prompt
@@ -22,6 +24,8 @@ from headrace.engines.text.tasks import TextEngine
 from headrace.engines.text.tokenizing import TextTokens, TooLong, choose_length, usable_positions
 from headrace.engines.torch_network import TorchNetwork, loading
 from headrace.errors import ConfigError, EngineError
+
+ModuleT = TypeVar("ModuleT", SentenceTransformer, SparseEncoder)
 
 _UNSUPPORTED = frozenset({"Asym", "BoW", "CNN", "LSTM", "Router", "WordEmbeddings", "WordWeights"})
 """Modules of sentence-transformers that choose by input, or depend on the words beside a text."""
@@ -40,6 +44,7 @@ class EmbeddingEngine(TextEngine):
         on_too_long: truncate a longer text, or fail its record.
         truncate_dim: number of leading components to keep (Matryoshka models); only normalised again with `normalize`.
         normalize: scale each vector to length 1. A model may do that by itself.
+        output_dtype: "float32", "int8", "uint8", "binary" or "ubinary"; see `quantizing.quantized`.
         prompt_name: name of one of the model's prompts, which goes before each text; None for the model's default.
         prompt: the same as text.
         trust_remote_code: run Python code from the model's folder.
@@ -60,15 +65,17 @@ class EmbeddingEngine(TextEngine):
         on_too_long: TooLong = "truncate",
         truncate_dim: int | None = None,
         normalize: bool = False,
+        output_dtype: OutputDtype = "float32",
         prompt_name: str | None = None,
         prompt: str | None = None,
         trust_remote_code: bool = False,
     ) -> None:
+        check_output_dtype(output_dtype)  # before the model is loaded
         folder = find_folder(model)
         check_tokenizer(folder)
         place = choose_device(device)
         int8 = check_quantize(quantize, dtype)
-        module = _load(folder, place, dtype, trust_remote_code=trust_remote_code)
+        module = load(folder, place, dtype, kind=SentenceTransformer, trust_remote_code=trust_remote_code)
         dimension = _choose_dimension(module, truncate_dim)
         is_static = isinstance(module[0], StaticEmbedding)
         if int8 and is_static:
@@ -83,21 +90,24 @@ class EmbeddingEngine(TextEngine):
             tokenizer.num_special_tokens_to_add() + 1,
             max_model_len,
         )
-        prompts = _prompts(module, prompt_name, prompt)
+        prompts = prompts_of(module, prompt_name, prompt)
         tokens = TextTokens(tokenizer, length, on_too_long, prompts=prompts, pad_id=config.get("pad_token_id"))
         inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
         facts: dict[str, object] = {"engine": "embedding", "dimension": dimension}
         # Left out at their defaults, as before these options existed: an older output can be continued.
         if normalize:
             facts["normalize"] = True
+        if output_dtype != "float32":
+            facts["output_dtype"] = output_dtype
         if prompt is not None or prompt_name is not None:
             facts["prompt"] = prompts.default
         network = _network(folder, module, place, inputs, tokens.prompt_length)
-        super().__init__(network, tokens, VectorHead(dimension, normalize=normalize), facts)
+        head = VectorHead(dimension, normalize=normalize, output_dtype=output_dtype)
+        super().__init__(network, tokens, head, facts)
         self.profile = replace(
             static.profile(self.profile, max_model_len) if is_static else self.profile,
-            dimension=dimension,
-            matryoshka=matryoshka_dimensions(config, dimension),
+            dimension=length_of(dimension, output_dtype),
+            matryoshka=matryoshka_dimensions(config, dimension) if output_dtype == "float32" else (),
             prompt_names=tuple(prompts.named),
         )
 
@@ -136,10 +146,15 @@ class _Pooled:
         return vectors
 
 
-def _load(folder: Path, device: torch.device, dtype: str, *, trust_remote_code: bool) -> SentenceTransformer:
+def load(folder: Path, device: torch.device, dtype: str, *, kind: type[ModuleT], trust_remote_code: bool) -> ModuleT:
+    """Load a model of sentence-transformers of this kind.
+
+    Raises:
+        EngineError: the files cannot be loaded, or it has modules that are not supported.
+    """
     torch_dtype = choose_dtype(dtype, device)
     with loading(folder):
-        module = SentenceTransformer(
+        module = kind(
             str(folder),
             device=str(device),
             local_files_only=True,
@@ -178,7 +193,7 @@ def _not_loaded(network: torch.nn.Module) -> list[str]:
     return [name for name in parameters if name not in loaded and not name.startswith("pooler.")] if loaded else []
 
 
-def _prompts(module: SentenceTransformer, prompt_name: str | None, prompt: str | None) -> Prompts:
+def prompts_of(module: SentenceTransformer | SparseEncoder, prompt_name: str | None, prompt: str | None) -> Prompts:
     """The prompts of a model. If its pooling leaves out the prompt, it must be the same for all texts."""
     default = chosen_prompt(module.prompts, module.default_prompt_name, prompt_name, prompt)
     in_pooling = all(getattr(part, "include_prompt", True) for part in module)

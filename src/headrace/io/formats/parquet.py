@@ -1,4 +1,4 @@
-"""Parquet output: the record's id, its kept columns and its output; a vector is a fixed-size list of float32."""
+"""Parquet output: the record's id, its kept columns and its output; vectors are fixed-size lists of numbers."""
 
 from __future__ import annotations
 
@@ -163,7 +163,9 @@ class ParquetWriter:
         return self._vector_array(outputs)
 
     def _vector_array(self, vectors: Sequence[object]) -> pa.Array:
-        flat = [self._pa.array(vector, self._pa.float32()) for vector in vectors]
+        kinds = {str(getattr(vector, "dtype", "")) for vector in vectors}
+        kind = getattr(self._pa, kinds.pop())() if kinds in ({"int8"}, {"uint8"}) else self._pa.float32()
+        flat = [self._pa.array(vector, kind) for vector in vectors]
         values, lengths = self._pa.concat_arrays(flat), [len(vector) for vector in flat]
         if len(set(lengths)) == 1:
             return self._pa.FixedSizeListArray.from_arrays(values, lengths[0])

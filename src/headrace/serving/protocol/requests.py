@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandle
 from pydantic_core import core_schema
 
 from headrace.engines.base import PromptedText, TokenIds
+from headrace.engines.quantizing import OutputDtype
 from headrace.engines.requests import meaningful
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
@@ -146,6 +147,10 @@ class VectorRequest(BaseRequest):
 
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int | None, Field(ge=1, description="Length of the vectors.")] = None
+    output_dtype: Annotated[
+        OutputDtype | None,
+        Field(description="Type of a vector's numbers; binary and ubinary hold 8 components in each."),
+    ] = None
 
 
 class EmbeddingRequest(TextsRequest, VectorRequest):

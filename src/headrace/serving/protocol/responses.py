@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterable
 from sys import byteorder
 
+import numpy as np
 import orjson
 from fastapi import Response
 
@@ -37,8 +38,10 @@ def plain(value: object) -> object:
 
 
 def as_base64(vector: Iterable[float]) -> str:
-    """Encode a vector as base64 of little-endian float32, the default of OpenAI's client."""
-    if hasattr(vector, "astype"):
+    """Encode a vector as base64: of its bytes if it is quantized, else of little-endian float32, as OpenAI does."""
+    if isinstance(vector, np.ndarray):
+        if vector.dtype.itemsize == 1:
+            return base64.b64encode(vector.tobytes()).decode()
         return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
     numbers = array("f", vector)
     if byteorder == "big":

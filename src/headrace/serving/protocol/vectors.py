@@ -8,20 +8,36 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engines.quantizing import OutputDtype, quantized
+from headrace.errors import RecordError
 from headrace.serving.errors import ApiError
 from headrace.serving.protocol.requests import VectorRequest
 from headrace.serving.protocol.responses import as_base64
 from headrace.serving.service import Service
 
-Vector: TypeAlias = Sequence[float] | NDArray[np.float32]
+Vector: TypeAlias = Sequence[float] | NDArray[np.float32] | NDArray[np.int8] | NDArray[np.uint8]
 
 
 def vector_format(body: VectorRequest, service: Service) -> Callable[[Vector], object]:
     """A function that formats each vector of a response to OpenAI's request. Raises as `shortener`."""
     shorten = shortener(body.dimensions, service)
+    wanted = body.output_dtype or "float32"
+    made = shorten if wanted == "float32" else lambda vector: _quantized(shorten(vector), wanted)
     if body.encoding_format != "base64":
-        return shorten
-    return lambda vector: as_base64(shorten(vector))
+        return made
+    return lambda vector: as_base64(made(vector))
+
+
+def _quantized(vector: Vector, wanted: OutputDtype) -> Vector:
+    """The vector in a type of fewer bits.
+
+    Raises:
+        RecordError: it holds NaN or an infinity.
+    """
+    [found] = quantized(np.asarray([vector], dtype=np.float32), wanted)
+    if isinstance(found, RecordError):
+        raise found
+    return found
 
 
 def normalized(vector: Vector) -> Vector:

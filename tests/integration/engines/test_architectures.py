@@ -1,0 +1,36 @@
+"""docs/architectures.md says what is true of each architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.architectures import ENCODERS, PAGE, embed_row, generate_row
+from tests.families import DECODERS
+
+ROWS = [(embed_row, family) for family in ENCODERS] + [(generate_row, family) for family in DECODERS]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing by several, and wait for each other where the cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.filterwarnings("default")  # of transformers, at making some of the models
+@pytest.mark.parametrize(("row", "family"), ROWS, ids=[f"{row.__name__}-{family}" for row, family in ROWS])
+def test_the_page_has_the_row_that_is_found(tmp_path: Path, row: Callable[[str, Path], str], family: str) -> None:
+    found = row(family, tmp_path)
+    assert found in PAGE.read_text(encoding="utf-8").splitlines()
+    assert "wrong" not in found
+
+
+def test_the_page_has_no_other_rows() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    assert len(rows) == len(ROWS) + 2  # heads
+    assert len(ENCODERS) >= 24 and len(DECODERS) >= 16
