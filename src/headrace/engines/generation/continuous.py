@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +16,10 @@ from transformers.generation.continuous_batching.cache_allocators import FULL_AT
 from headrace.batching.options import whole
 from headrace.device.placement import running
 from headrace.engines.base import PrefixCacheStats, Prepared
+from headrace.engines.generation.answers import Answer, Resumed
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
 from headrace.engines.generation.ragged_attention import use_ragged_attention
-from headrace.engines.generation.sampling import BatchSampler, TokenSampler
+from headrace.engines.generation.sampling import BatchSampler
 from headrace.engines.generation.scheduler import PageScheduler
 from headrace.engines.generation.tensor_parallel import load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile
@@ -41,25 +42,6 @@ rows, each as long as the cache."""
 
 _TOKENS_PER_SLOT = 1_024
 """Default cache size per slot. Longer answers use the space of others."""
-
-
-@dataclass(slots=True)
-class _Answer:
-    """A request in the engine."""
-
-    ask: TokenizedRequest
-    sampler: TokenSampler
-    before: tuple[int, ...]
-    """Generated before the request was removed and resumed."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Resumed:
-    """A removed request with the tokens it has generated."""
-
-    ask: TokenizedRequest
-    sampler: TokenSampler
-    generated: tuple[int, ...]
 
 
 class GenerationEngine:
@@ -105,7 +87,7 @@ class GenerationEngine:
         prompting = PromptSettings(default_sampling(sampling), system_prompt, chat, seed)
         whole("max_num_seqs", max_num_seqs, 1)
         size = whole("tensor_parallel_size", tensor_parallel_size, 1)
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, Answer] = {}
         self._is_split = size > 1
         other = partial(
             GenerationEngine,
@@ -239,21 +221,21 @@ class GenerationEngine:
         """See `TokenizingEngine.token_strings`."""
         return self._lm.token_strings(ids)
 
-    def span(self, record: TokenizedRequest | _Resumed) -> tuple[float, float]:
+    def span(self, record: TokenizedRequest | Resumed) -> tuple[float, float]:
         """Tokens of the prompt with the first token of the answer, and with the longest allowed answer."""
-        ask = record.ask if isinstance(record, _Resumed) else record
+        ask = record.ask if isinstance(record, Resumed) else record
         return len(ask.prompt) + 1, len(ask.prompt) + ask.sampling.max_tokens
 
     def follow(self, payload: TokenizedRequest, listener: Callable[[str], None]) -> TokenizedRequest:
         """The same request, with `listener` called with the partial answer."""
         return replace(payload, listener=listener)
 
-    def add(self, key: int, record: TokenizedRequest | _Resumed) -> None:
+    def add(self, key: int, record: TokenizedRequest | Resumed) -> None:
         """Add a request to the next step."""
-        if isinstance(record, _Resumed):
-            answer = _Answer(record.ask, record.sampler, record.generated)
+        if isinstance(record, Resumed):
+            answer = Answer(record.ask, record.sampler, record.generated)
         else:
-            answer = _Answer(record, self._lm.sampler(record), ())
+            answer = Answer(record, self._lm.sampler(record), ())
         ends = self._lm.ends_of(answer.ask)
         self._manager.add_request(
             [*answer.ask.prompt, *answer.before],
@@ -339,18 +321,18 @@ class GenerationEngine:
         """Tokens of the prompt in pages of an earlier request."""
         return 0 if self._scheduler is None else self._scheduler.shared(str(key))
 
-    def overlap(self, record: TokenizedRequest | _Resumed) -> float:
+    def overlap(self, record: TokenizedRequest | Resumed) -> float:
         """Tokens of the prompt in pages of requests that are in the engine."""
         if self._scheduler is None:
             return 0
-        ask, before = (record.ask, record.generated) if isinstance(record, _Resumed) else (record, ())
+        ask, before = (record.ask, record.generated) if isinstance(record, Resumed) else (record, ())
         return self._scheduler.pages.held((*ask.prompt, *before))
 
     def prefix_cache_stats(self) -> PrefixCacheStats:
         """Counts of prompt tokens, also if no pages are shared; 0 with transformers' own scheduler."""
         return PrefixCacheStats(0, 0, 0) if self._scheduler is None else self._scheduler.stats
 
-    def remove(self, key: int) -> _Resumed | None:
+    def remove(self, key: int) -> Resumed | None:
         """Remove a request. When it resumes, its generated tokens are prefilled, not generated again."""
         answer = self._answers.get(key)
         if answer is None:
@@ -363,7 +345,7 @@ class GenerationEngine:
             if self._ranks is not None:
                 self._ranks.cancel(str(key))
             self.cancel(str(key))
-        return _Resumed(answer.ask, answer.sampler, generated)
+        return Resumed(answer.ask, answer.sampler, generated)
 
     def cancel(self, request_id: str) -> None:
         """Remove a request that is scheduled, on this rank alone."""
