@@ -96,7 +96,7 @@ class EngineFlags(FlagGroup):
     output_dtype: Annotated[
         Literal["float32", "int8", "uint8", "binary", "ubinary"] | None,
         typer.Option(
-            help="For jobs with embed: type of a vector's numbers; a server takes it from each request. Default: float32."
+            help="For jobs with embed: type of a vector's numbers; servers take it from each request. Default: float32."
         ),
     ] = None
     prompt_name: Annotated[
