@@ -41,7 +41,7 @@ class EngineFlags(FlagGroup):
         typer.Option(
             help="Model of the Hugging Face Hub (org/name or org/name@revision), a folder (local or s3://...), or an "
             "included model: all-MiniLM-L6-v2 (default for embed), arithmetic (default for generate), docstrings, "
-            "digits. headrace run takes several."
+            "digits. Repeatable in headrace run."
         ),
     ] = None
     engine: Annotated[
@@ -95,7 +95,9 @@ class EngineFlags(FlagGroup):
     ] = False
     output_dtype: Annotated[
         Literal["float32", "int8", "uint8", "binary", "ubinary"] | None,
-        typer.Option(help="For embed: type of a vector's numbers; see docs/engines.md. Default: float32."),
+        typer.Option(
+            help="For jobs with embed: type of a vector's numbers; servers take it from each request. Default: float32."
+        ),
     ] = None
     prompt_name: Annotated[
         str | None,
