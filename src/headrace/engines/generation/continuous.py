@@ -21,7 +21,7 @@ from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, Toke
 from headrace.engines.generation.ragged_attention import use_ragged_attention
 from headrace.engines.generation.sampling import BatchSampler
 from headrace.engines.generation.scheduler import PageScheduler
-from headrace.engines.generation.tensor_parallel import load_options, loaded_together, start_ranks
+from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, Sampling, default_sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
@@ -126,7 +126,12 @@ class GenerationEngine:
             tokenizes=True,
             caches_prefixes=self._scheduler is not None and enable_prefix_caching is not False,
         )
-        self._try()
+        if not is_follower():  # which repeats the steps of rank 0
+            try:
+                self._try()
+            except BaseException:
+                self.close()
+                raise
 
     def _try(self) -> None:
         """Generate two tokens: some attentions load, and fail at the first step.
