@@ -177,7 +177,11 @@ def test_a_sqlite_file_may_be_source_and_sink(tmp_path: Path, monkeypatch: pytes
     assert report.ok == 5000
 
 
-def test_qdrant_says_what_to_do_with_vectors_of_integers(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_qdrant_says_what_to_do_with_vectors_of_integers(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
     class Integers(FakeEngine):
         def forward(self, batch: list[str]) -> list[Any]:
             return [[1, 2] for _ in batch]
