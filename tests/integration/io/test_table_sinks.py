@@ -17,11 +17,12 @@ from tests.integration.io.killed import MOMENTS
 from tests.stores import NAMES, Store, make, store
 
 import headrace
-from headrace.errors import BrokenOffError, ConfigError, ResumeMismatchError
+from headrace.errors import BrokenOffError, ConfigError, ResumeMismatchError, TooManyErrorsError
 from headrace.io.sinks import table_writer
 from headrace.io.storage import locations
 from headrace.jobs.pipeline.job import Limits
 from headrace.retry import RetryPolicy
+from headrace.testing import FakeEngine
 
 __all__ = ["store"]
 
@@ -174,3 +175,16 @@ def test_a_sqlite_file_may_be_source_and_sink(tmp_path: Path, monkeypatch: pytes
     connection.close()
     report = run("sqlite:///rows.db?table=vectors", "sqlite:///rows.db", sql="SELECT * FROM docs ORDER BY id")
     assert report.ok == 5000
+
+
+def test_qdrant_says_what_to_do_with_vectors_of_integers(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    class Integers(FakeEngine):
+        def forward(self, batch: list[str]) -> list[Any]:
+            return [[1, 2] for _ in batch]
+
+    with pytest.raises(TooManyErrorsError, match="Qdrant takes float32: use output_dtype float32"):
+        run(make("qdrant", tmp_path, request).address("integers"), engine=Integers)

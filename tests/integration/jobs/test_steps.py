@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from tests.integration.jobs.harness import texts, write_rows
@@ -352,3 +353,17 @@ def test_a_hostile_file_of_steps(tmp_path: Path, content: str, words: str) -> No
 def test_a_file_of_steps_may_be_json(tmp_path: Path) -> None:
     (tmp_path / "steps.json").write_text('{"steps": [{"name": "a", "engine_options": {"labels": ["x"]}}]}')
     assert read_steps(tmp_path / "steps.json") == ([Step(name="a", engine_options={"labels": ["x"]})], None)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+def test_integer_vectors_of_a_step_keep_their_type(tmp_path: Path, kind: str) -> None:
+    class Integers(FakeEngine):
+        def forward(self, batch: list[str]) -> list[Any]:
+            return [(np.asarray(vector) * 100).astype(kind) for vector in super().forward(batch)]
+
+    plain: Any = "headrace.testing:FakeEngine"
+    steps = [{"name": "bits", "task": "embed", "engine": Integers}, {"name": "last", "engine": plain}]
+    headrace.run(texts(3), sink=tmp_path / "out.parquet", steps=steps, progress=False)
+    column = pq.read_table(tmp_path / "out.parquet")["bits"]
+    assert str(column.type) == f"fixed_size_list<element: {kind}>[8]"
+    assert column[2].as_py() == (np.asarray(FakeEngine().vector(texts(3)[2]["text"])) * 100).astype(kind).tolist()

@@ -126,8 +126,12 @@ class GenerationEngine:
             tokenizes=True,
             caches_prefixes=self._scheduler is not None and enable_prefix_caching is not False,
         )
-        if not is_follower():  # another rank of a split model repeats the steps of rank 0
-            self._try()
+        if not is_follower():  # which repeats the steps of rank 0
+            try:
+                self._try()
+            except BaseException:
+                self.close()
+                raise
 
     def _try(self) -> None:
         """Generate two tokens: some attentions load, and fail at the first step.

@@ -135,6 +135,8 @@ class Collection:
         from qdrant_client.models import PointStruct
 
         vector = row[column]
+        if isinstance(vector, list) and vector and all(type(one) is int for one in vector):
+            raise RecordError(f"{column} is a vector of integers, and Qdrant takes float32: use output_dtype float32")
         if not is_vector(vector):
             raise RecordError(f"{column} is of type {type(vector).__name__}, and a collection of Qdrant takes vectors")
         if not all(map(math.isfinite, vector)):

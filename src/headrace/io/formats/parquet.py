@@ -178,7 +178,8 @@ class ParquetWriter:
             ValueError: a value is nested too deep.
         """
         pa = self._pa
-        if values and all(getattr(value, "dtype", None) == "float32" and _is_vector(value) for value in values):
+        kinds = {str(getattr(value, "dtype", "")) for value in values}
+        if kinds in _VECTOR_KINDS and all(map(_is_vector, values)):
             return self._vector_array(values)
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
@@ -383,6 +384,10 @@ class _Rows:
             taken = batch.slice(0, rows)
             rows -= taken.num_rows
             yield taken
+
+
+_VECTOR_KINDS = ({"float32"}, {"int8"}, {"uint8"})
+"""Types of the numbers in a column of vectors that are kept as they are."""
 
 
 def _is_vector(output: Any) -> bool:

@@ -116,6 +116,8 @@ class _Outputs:
         self._failed = 0
         """Dead letters before the position that was asked for last."""
         self._wanted = 0
+        self._numbers: str | None = None
+        """Type of the numbers in the step's vectors, if it wrote vectors."""
         self._rows = self._read()
 
     def at(self, record: Record) -> object:
@@ -141,19 +143,31 @@ class _Outputs:
 
     def _value(self, row: Mapping[str, object]) -> object:
         value = row.get(self._step.column)
-        if self._step.format == "parquet" and isinstance(value, list) and value and type(value[0]) is float:
+        if self._numbers is not None and isinstance(value, list):
             import numpy
 
-            return numpy.asarray(value, numpy.float32)  # as the step wrote it
+            return numpy.asarray(value, self._numbers)
         return value
 
     def _read(self) -> Iterator[tuple[int, Mapping[str, object]]]:
         step = self._step
         if not exists(step.file):
             raise JobError(f"{step.file}, the output of step {step.name!r}, is missing; run again to compute it again")
+        self._numbers = _numbers(step) if step.format == "parquet" else None
         for chunk in open_source(step.file, step.format).chunks(lambda position: max(position, self._wanted)):
             for record in chunk.records:
                 yield record.position, record.data
+
+
+def _numbers(step: StepOutput) -> str | None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with step.file.open("rb") as stream:
+        kind = pq.read_schema(stream).field(step.column).type
+    if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return None
+    return {"float": "float32", "int8": "int8", "uint8": "uint8"}.get(str(kind.value_type))
 
 
 def _letters(errors: Path) -> Iterator[dict[str, Any]]:
