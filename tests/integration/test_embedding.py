@@ -170,7 +170,10 @@ def test_a_too_long_text_fails_alone_when_the_user_says_so(encoder_folder: Path)
         ({"device": "cuda:99"}, "PyTorch sees"),
         ({"dtype": "float8"}, "dtype 'float8' is unknown"),
         ({"on_too_long": "skip"}, "on_too_long is 'skip'"),
-        ({"max_len": 3}, "no option 'max_len'; known: device, dtype, max_model_len, on_too_long, truncate_dim"),
+        (
+            {"max_len": 3},
+            "no option 'max_len'; known: device, dtype, quantize, max_model_len, on_too_long, truncate_dim",
+        ),
     ],
 )
 def test_a_wrong_parameter_is_named_with_its_value_and_range(

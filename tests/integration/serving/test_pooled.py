@@ -280,9 +280,9 @@ def test_accepted_requests_are_answered_when_the_server_stops(tmp_path: Path) ->
 def test_each_model_has_its_own_latency_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     targets: list[float | None] = []
 
-    def build(settings: ServerSettings) -> Any:
+    def build(settings: ServerSettings, *others: Any) -> Any:
         targets.append(settings.latency_target_s)
-        return real(settings)
+        return real(settings, *others)
 
     real = pooled_server.build
     monkeypatch.setattr(pooled_server, "build", build)

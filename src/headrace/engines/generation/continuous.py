@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -90,16 +91,9 @@ class GenerationEngine:
         self._answers: dict[int, Answer] = {}
         self._is_split = size > 1
         other = partial(
-            GenerationEngine,
-            model,
-            device=device,
-            dtype=dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            kv_cache_tokens=kv_cache_tokens,
-            enable_prefix_caching=enable_prefix_caching,
-            tensor_parallel_size=size,
-        )
+            GenerationEngine, model, device=device, dtype=dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
+            kv_cache_tokens=kv_cache_tokens, enable_prefix_caching=enable_prefix_caching, tensor_parallel_size=size,
+        )  # fmt: skip
         self._ranks = start_ranks(folder_of(model), size, device, other)
         with loaded_together(self._ranks):
             split = load_options(size) if self._is_split else None
@@ -127,11 +121,13 @@ class GenerationEngine:
             caches_prefixes=self._scheduler is not None and enable_prefix_caching is not False,
         )
         if not is_follower():  # which repeats the steps of rank 0
-            try:
-                self._try()
-            except BaseException:
-                self.close()
-                raise
+            self._try_or_close()
+
+    def _try_or_close(self) -> None:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._try()
+            undo.pop_all()
 
     def _try(self) -> None:
         """Generate two tokens: some attentions load, and fail at the first step.
