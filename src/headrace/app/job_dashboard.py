@@ -56,6 +56,7 @@ def _bound(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HOST, port))
+        listener.listen()  # the address is shown before the server's thread runs
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on {HOST} port {port}: {error.strerror}; choose another --port") from error

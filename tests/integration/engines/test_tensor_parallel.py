@@ -56,10 +56,22 @@ def answers(engine: GenerationEngine) -> list[Any]:
     return asyncio.run(run())
 
 
+@pytest.fixture(autouse=True)
+def earlier() -> Iterator[None]:
+    """Other tests of this process may have left processes, such as Ray's."""
+    EARLIER.update(children(os.getpid()))
+    yield
+    EARLIER.clear()
+
+
+EARLIER: set[int] = set()
+
+
 def children(pid: int) -> list[int]:
     """The processes that its threads have started."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sorted(int(child) for task in tasks for child in (task / "children").read_text().split())
+    found = {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    return sorted(found - EARLIER)
 
 
 def run_steps(engine: GenerationEngine, count: int) -> None:

@@ -147,6 +147,8 @@ class GenerationEngine:
             raise _cannot_batch(f"its first step fails: {reason}") from error
         if isinstance(ended[0][1], Exception):
             raise ended[0][1]
+        if self._scheduler is not None:
+            self._scheduler.reset_stats()
 
     def _open(self, pages: int, slots: int) -> tuple[ContinuousBatchingManager, ContinuousBatchProcessor]:
         config = ContinuousBatchingConfig(

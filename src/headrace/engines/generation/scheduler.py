@@ -59,6 +59,10 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
         self._parts: list[FutureRequestState] = []
         self._queries = self._hits = self._computed = 0
 
+    def reset_stats(self) -> None:
+        """Count from here on."""
+        self._queries = self._hits = self._computed = 0
+
     @property
     def stats(self) -> PrefixCacheStats:
         """Counts of prompt tokens so far."""
