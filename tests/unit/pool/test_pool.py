@@ -515,13 +515,14 @@ def test_a_model_whose_parts_refer_to_each_other_is_freed(virtual: VirtualTime) 
         pool = ModelPool(max_models=1)
         pool.add("a", load)
         async with pool:
-            async with pool.use("a"):
-                pass
-            pool.unload("a")
+            for _ in range(3):
+                async with pool.use("a"):
+                    pass
+                pool.unload("a")
 
     gc.disable()
     try:
         virtual(main())
-        assert [one() for one in found] == [None]
+        assert [one() for one in found[:2]] == [None, None]  # the thread that loaded the last may still hold it
     finally:
         gc.enable()
