@@ -217,6 +217,7 @@ class Windows:
             shutil.rmtree(path, ignore_errors=True)
             raise
         sync_folder(self._folder)
+        sync_folder(self._folder.parent)  # the first window has made the folder of all
         window = Window(number, ordered, self._parts(path))
         self._last = number
         self._open[number] = window
