@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from starlette.types import Receive
 
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import AnyEngine, Prepared, can_be_followed
+from headrace.engines.base import AnyEngine, Prepared, caches_prefixes, can_be_followed
 from headrace.engines.profile import profile_of
 from headrace.errors import EngineDeadError
 from headrace.events import Listener, StageDone
@@ -196,6 +196,7 @@ class Service:
         """Records whose client disconnected before the answer."""
         self.tokens = Tokens(engine)
         self._followable = engine if can_be_followed(engine) else None
+        self._caching = engine if caches_prefixes(engine) else None
         self._on_dead = on_dead
         self._dead = False
         self._light = not task.startswith("image-")  # decoding an image takes milliseconds, whatever its cost
@@ -272,7 +273,8 @@ class Service:
     def submit(self, entry: Prepared[object], call: Call) -> asyncio.Future[Any]:
         """Queue one prepared record."""
         estimate = self.profile.estimate(entry.cost)
-        return self.batcher.submit_nowait(entry.payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
+        payload = entry.payload if self._caching is None else self._caching.count_cached(entry.payload)
+        return self.batcher.submit_nowait(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
 
     def with_progress(
         self, prepared: Sequence[Prepared[object]], on_text: Callable[[int, str], None]

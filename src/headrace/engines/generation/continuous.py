@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
+from transformers import ContinuousBatchingConfig, GenerationConfig, PretrainedConfig
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION, SLIDING_ATTENTION
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
@@ -169,6 +169,8 @@ class GenerationEngine:
         if not getattr(self._lm.model, "_supports_attention_backend", False):
             # transformers would only warn, and generate answers that do not attend to earlier tokens.
             raise _cannot_batch("its attention does not support a paged cache")
+        if reason := _unpageable(self._lm.model.config):
+            raise _cannot_batch(reason)
         try:
             manager = self._lm.model.init_continuous_batching(ends, config)
             manager.logit_processor = self._sampler
@@ -201,6 +203,7 @@ class GenerationEngine:
         if ragged:
             processor.inputs_and_outputs.attention_mask = None  # filling it would take longer than the attention
         scheduler = PageScheduler(processor.cache, slots, share=wanted is not False, indexed=not ragged)
+        scheduler.on_start = self._note_cached
         processor.scheduler = processor.offloading_manager.scheduler = scheduler
         return scheduler
 
@@ -233,10 +236,14 @@ class GenerationEngine:
         """The same request, with `listener` called with the partial answer."""
         return replace(payload, listener=listener)
 
+    def count_cached(self, payload: TokenizedRequest) -> TokenizedRequest:
+        """See `PrefixCachingEngine.count_cached`."""
+        return replace(payload, counts_cached=True)
+
     def add(self, key: int, record: TokenizedRequest | Resumed) -> None:
         """Add a request to the next step."""
         if isinstance(record, Resumed):
-            answer = Answer(record.ask, record.sampler, record.generated)
+            answer = Answer(record.ask, record.sampler, record.generated, record.cached)
         else:
             answer = Answer(record, self._lm.sampler(record), ())
         ends = self._lm.ends_of(answer.ask)
@@ -300,9 +307,7 @@ class GenerationEngine:
             if output.error is not None:
                 ended.append((key, EngineError(f"transformers failed at the request: {output.error}")))
             else:
-                ended.append(
-                    (key, self._lm.answer(answer.ask, (*answer.before, *output.generated_tokens), answer.sampler))
-                )
+                ended.append((key, self._generation(answer, (*answer.before, *output.generated_tokens))))
 
     def _stopped(self) -> list[tuple[int, Generation | Exception]]:
         """The answers that contain a stop string."""
@@ -312,9 +317,18 @@ class GenerationEngine:
                 continue
             generated = self._generated(key)
             if self._lm.stopped(answer.ask, generated):
-                stopped.append((key, self._lm.answer(answer.ask, generated, answer.sampler)))
+                stopped.append((key, self._generation(answer, generated)))
                 self.remove(key)
         return stopped
+
+    def _generation(self, answer: Answer, generated: Sequence[int]) -> Generation:
+        result = self._lm.answer(answer.ask, generated, answer.sampler)
+        return {**result, "cached_tokens": answer.cached or 0} if answer.ask.counts_cached else result
+
+    def _note_cached(self, request_id: str, found: int) -> None:
+        answer = self._answers.get(int(request_id))
+        if answer is not None and answer.cached is None:  # it may begin again, with its own pages
+            answer.cached = found
 
     def needs(self, key: int) -> float:
         """Tokens of the prompt and the answer, including the next token."""
@@ -348,7 +362,7 @@ class GenerationEngine:
             if self._ranks is not None:
                 self._ranks.cancel(str(key))
             self.cancel(str(key))
-        return Resumed(answer.ask, answer.sampler, generated)
+        return Resumed(answer.ask, answer.sampler, generated, answer.cached)
 
     def cancel(self, request_id: str) -> None:
         """Remove a request that is scheduled, on this rank alone."""
@@ -390,6 +404,14 @@ class GenerationEngine:
             token = sampler.next_token(scores[row], self._generated(key))
             scores[row] = -torch.inf
             scores[row, token] = 0.0
+
+
+def _unpageable(config: PretrainedConfig) -> str | None:
+    """Why a paged cache of keys and values cannot hold what a model stores; None if it can, as far as known."""
+    if getattr(config, "kv_lora_rank", None):
+        return "its keys and values have different sizes (multi-head latent attention)"
+    other = set(getattr(config, "layer_types", None) or ()) - {FULL_ATTENTION, SLIDING_ATTENTION}
+    return f"it has layers of type {min(other)}, which a paged cache does not support" if other else None
 
 
 def _cannot_batch(reason: str) -> EngineError:

@@ -171,6 +171,16 @@ class ParquetWriter:
             return self._pa.FixedSizeListArray.from_arrays(values, lengths[0])
         return self._pa.ListArray.from_arrays(list(itertools.accumulate(lengths, initial=0)), values)
 
+    def _matrix_array(self, matrices: Sequence[Any]) -> pa.Array:
+        """Lists of vectors, all of one length."""
+        pa, widths = self._pa, {matrix.shape[1] for matrix in matrices}
+        if len(widths) != 1:
+            raise ValueError(f"vectors of {' and '.join(map(str, sorted(widths)))} components in one column")
+        kind = pa.float16() if matrices[0].dtype == "float16" else pa.float32()
+        values = pa.concat_arrays([pa.array(matrix.ravel(), kind) for matrix in matrices])
+        vectors = pa.FixedSizeListArray.from_arrays(values, widths.pop())
+        return pa.ListArray.from_arrays(list(itertools.accumulate(map(len, matrices), initial=0)), vectors)
+
     def _array(self, name: str, values: list[object]) -> pa.Array:
         """A column of the values' common type, or text if they have none or Parquet does not support it.
 
@@ -181,6 +191,8 @@ class ParquetWriter:
         kinds = {str(getattr(value, "dtype", "")) for value in values}
         if kinds in _VECTOR_KINDS and all(map(_is_vector, values)):
             return self._vector_array(values)
+        if kinds in _MATRIX_KINDS and all(value.ndim == 2 for value in values):
+            return self._matrix_array(values)
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
             return pa.array(values, pa.int64()) if fits else pa.array([str(value) for value in values])
@@ -388,6 +400,8 @@ class _Rows:
 
 _VECTOR_KINDS = ({"float32"}, {"int8"}, {"uint8"})
 """Types of the numbers in a column of vectors that are kept as they are."""
+_MATRIX_KINDS = ({"float32"}, {"float16"})
+"""The same for a column of lists of vectors."""
 
 
 def _is_vector(output: Any) -> bool:
