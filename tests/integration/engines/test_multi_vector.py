@@ -16,7 +16,7 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.base.modules import Dense, Normalize
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Transformer
-from tests.families import family_model
+from tests.families import COLBERT_PROMPTS, change, colbert, family_model
 from tests.integration.serving.running import running
 
 import headrace
@@ -27,25 +27,7 @@ from headrace.engines.registry import create
 from headrace.errors import ConfigError, EngineError
 
 TEXTS = ["the canal, the mill. and: its wheel!", "a", "so that it never runs dry " * 12, "", "turns, and turns."]
-PROMPTS = {"query": "[unused0] ", "document": "the mill: "}
-WIDTH, LENGTH = 8, 12
-
-
-def colbert(folder: Path, *, attend: bool = False, strategy: str = "fixed", extra: Any = None) -> Path:
-    """A ColBERT with random weights."""
-    plain = family_model(folder.parent / f"{folder.name}-plain", "Bert")
-    expansion = {"strategy": strategy, "attend": attend, "length": LENGTH}
-    encoder = Transformer(
-        str(plain), query_expansion=expansion, document_length=40, query_length=None, max_seq_length=64
-    )
-    torch.manual_seed(1)
-    projection = Dense(
-        32, WIDTH, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings"
-    )
-    mask = MultiVectorMask(skiplist_words=list(string.punctuation))
-    modules = [encoder, projection, mask, Normalize(module_input_name="token_embeddings"), *([extra] if extra else [])]
-    MultiVectorEncoder(modules=modules, prompts=PROMPTS, device="cpu").save(str(folder))
-    return folder
+PROMPTS, WIDTH, LENGTH = COLBERT_PROMPTS, 8, 12
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +89,29 @@ def test_a_wide_model_keeps_its_expansion_tokens(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, reference.encode_query(text).numpy(), atol=1e-5)
 
 
+def test_stanford_s_and_pylate_s_files_are_read(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    stanford = family_model(tmp_path / "stanford", "Bert")
+    weights = {f"bert.{name}": tensor for name, tensor in load_file(stanford / "model.safetensors").items()}
+    torch.manual_seed(2)
+    save_file(weights | {"linear.weight": torch.randn(WIDTH, 32)}, stanford / "model.safetensors", {"format": "pt"})
+    change(stanford, architectures=["HF_ColBERT"])
+    change(stanford, "artifact.metadata", query_maxlen=9, doc_maxlen=20, query_token_id="mill", doc_token_id="canal")
+    pylate = colbert(tmp_path / "pylate")
+    steps = json.loads((pylate / "modules.json").read_text())[:2]  # the mask and the scaling were not modules then
+    steps[1]["type"] = "pylate.models.Dense.Dense"
+    (pylate / "modules.json").write_text(json.dumps(steps))
+    change(pylate, "config_sentence_transformers.json", model_type="ColBERT", query_prefix="the ", document_prefix="a ")
+    for model in (stanford, pylate):
+        reference = MultiVectorEncoder(str(model), device="cpu")
+        engine = create("multi-vector-embed", model, device="cpu")
+        inputs = [*TEXTS, *(PromptedText(text, "query") for text in TEXTS)]
+        wanted = [*reference.encode_document(TEXTS), *reference.encode_query(TEXTS)]
+        for found, vectors_of_one in zip(vectors(engine, inputs), wanted, strict=True):
+            np.testing.assert_allclose(found, vectors_of_one.numpy(), atol=1e-5)
+
+
 def test_a_job_and_a_server_give_them(folder: Path, tmp_path: Path) -> None:
     rows = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
     for name, kind in (("v.parquet", "float16"), ("v.jsonl", "float32")):
@@ -128,15 +133,14 @@ def test_a_job_and_a_server_give_them(folder: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(query, expected(folder, TEXTS[0], query=True), atol=1e-5)
         refused = server.post("/generate", {"prompts": ["a"], "prompt_name": "other"})
         assert refused.status_code == 400
-        assert "the prompts of this server are query, document" in refused.text
+        assert "the prompts of this server are 'query', 'document'" in refused.text
 
 
 def test_what_is_not_one_is_refused(folder: Path, tmp_path: Path) -> None:
     bert = family_model(tmp_path / "bert", "Bert")
     with pytest.raises(ConfigError, match="which the task multi-vector-embed cannot use; use the task embed"):
         create("multi-vector-embed", bert)
-    settings = json.loads((bert / "config.json").read_text())
-    (bert / "config.json").write_text(json.dumps(settings | {"architectures": None}))
+    change(bert, architectures=None)
     with pytest.raises(EngineError, match=r"is not a multi-vector \(ColBERT\) encoder: it has no projection"):
         create("multi-vector-embed", bert)
     with pytest.raises(ConfigError, match="use the task multi-vector-embed"):

@@ -65,7 +65,7 @@ class MultiVectorEngine(TextEngine):
         self._asks = options.get("prompt_name") == _QUERY
         self._expansion = encoder.module[0].query_expansion
         self._expansion_id = _expansion_id(encoder)
-        self._queries = encoder.tokens(replace(encoder.prompts, default=named[_QUERY]), _query_length(encoder))
+        self._queries = encoder.tokens(replace(encoder.prompts, default=named.get(_QUERY, "")), _query_length(encoder))
         documents = encoder.tokens(limit=encoder.module[0].document_length)
         self._skipped = [] if mask._skiplist_ids is None else mask._skiplist_ids.tolist()
         self._skips_queries = _QUERY in mask.skiplist_tasks

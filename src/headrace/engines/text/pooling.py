@@ -73,7 +73,8 @@ def prompts_in(folder: Path, prompt_name: str | None, prompt: str | None) -> Pro
         ConfigError: as `chosen_prompt`.
     """
     told = _json(folder / "config_sentence_transformers.json") or {}
-    named = {str(name): str(text) for name, text in (told.get("prompts") or {}).items()}
+    named = {"query": "", "document": ""}  # which sentence-transformers gives every model
+    named |= {str(name): str(text) for name, text in (told.get("prompts") or {}).items()}
     return Prompts(chosen_prompt(named, told.get("default_prompt_name"), prompt_name, prompt), named)
 
 
