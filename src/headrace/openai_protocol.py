@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -124,7 +124,7 @@ def usage(answers: Sequence[Generation] | Sequence[Mapping[str, Any]], n: int = 
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
     }
-    if any("cached_tokens" in answer for answer in answers):
-        cached = sum(answer.get("cached_tokens", 0) for answer in answers[::n])
-        total["prompt_tokens_details"] = {"cached_tokens": cached}
+    cached: list[int] = [cast("Mapping[str, Any]", answer).get("cached_tokens", -1) for answer in answers[::n]]
+    if any(tokens >= 0 for tokens in cached):
+        total["prompt_tokens_details"] = {"cached_tokens": sum(max(tokens, 0) for tokens in cached)}
     return total

@@ -22,7 +22,7 @@ from headrace.errors import ConfigError, EngineError, RecordError
 
 SMALL = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}
 FLAGS = ("--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8")
-WIDE = {"hidden_size": 64}  # vLLM's attention on CPU needs heads of 32
+WIDE: dict[str, Any] = {"hidden_size": 64}  # vLLM's attention on CPU needs heads of 32
 PROMPTS = {"query": "the mill: ", "document": ""}
 WORDS = "the canal feeds a mill and its wheel turns so that it never runs dry".split()  # noqa: SIM905
 

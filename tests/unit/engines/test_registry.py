@@ -13,7 +13,9 @@ from headrace.errors import ConfigError, MissingExtraError
 
 
 def test_an_unknown_task_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown task 'paint'; known: embed, sparse-embed, multi-vector-embed, classify, score"):
+    with pytest.raises(
+        ConfigError, match="unknown task 'paint'; known: embed, sparse-embed, multi-vector-embed, classify, score"
+    ):
         create("paint")
     assert known_tasks()[0] == "embed"
 

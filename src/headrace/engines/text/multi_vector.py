@@ -165,8 +165,10 @@ def _mask_of(encoder: Encoder[MultiVectorEncoder]) -> MultiVectorMask:
 
 
 def _query_length(encoder: Encoder[MultiVectorEncoder]) -> int | None:
+    """The most tokens of a query; None for the model's own length."""
     expansion = encoder.module[0].query_expansion
-    return expansion["length"] if expansion and expansion["strategy"] == "fixed" else encoder.module[0].query_length
+    length = expansion["length"] if expansion and expansion["strategy"] == "fixed" else encoder.module[0].query_length
+    return None if length is None else int(length)
 
 
 def _expansion_id(encoder: Encoder[MultiVectorEncoder]) -> int:

@@ -81,7 +81,7 @@ class SparseEngine(TextEngine):
         tokens = encoder.tokens()
         network = encoder.network(_caller(encoder.module, most), tokens.inputs)
         super().__init__(network, tokens, SparseHead(most), facts)
-        most_tokens = max(tokens.max_model_len, _BATCH_WEIGHTS // int(encoder.config["vocab_size"]))
+        most_tokens = max(tokens.max_model_len, _BATCH_WEIGHTS // int(encoder.module[0].config.vocab_size))
         budget = min(self.profile.batch_cost, most_tokens)
         self.profile = replace(self.profile, batch_cost=budget, prompt_names=tuple(encoder.prompts.named))
 

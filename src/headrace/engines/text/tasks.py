@@ -258,7 +258,12 @@ def label_head(config: ModelConfig, top_labels: int | None) -> tuple[Head, dict[
     """The head of a classifier, by its config.json, and the facts that determine its output."""
     names = label_names(config)
     function = label_function(config, len(names))
-    facts = {"engine": "classification", "labels": names, "scores": function, "top_labels": top_labels}
+    facts: dict[str, object] = {
+        "engine": "classification",
+        "labels": names,
+        "scores": function,
+        "top_labels": top_labels,
+    }
     return LabelHead(names, function, top_labels), facts
 
 

@@ -191,7 +191,7 @@ class ParquetWriter:
         kinds = {str(getattr(value, "dtype", "")) for value in values}
         if kinds in _VECTOR_KINDS and all(map(_is_vector, values)):
             return self._vector_array(values)
-        if kinds in _MATRIX_KINDS and all(value.ndim == 2 for value in values):
+        if kinds in _MATRIX_KINDS and all(getattr(value, "ndim", 0) == 2 for value in values):
             return self._matrix_array(values)
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
