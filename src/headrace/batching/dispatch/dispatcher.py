@@ -48,7 +48,9 @@ class Dispatcher:
         self._caller = ProcessCaller(options.process_fn, offload=options.offload, name=f"{context.options.name}-worker")
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        self._slots = asyncio.Semaphore(options.max_concurrent_batches)
+        self._concurrent = options.max_concurrent_batches
+        self._overlap = options.overlap
+        self._slots = asyncio.Semaphore(options.slots)
         self._runs: dict[asyncio.Task[None], list[QueueEntry]] = {}
         self._cancelled_calls: set[asyncio.Task[object]] = set()
         self._memory = MemoryLimit()
@@ -124,6 +126,9 @@ class Dispatcher:
                 return "boundary"  # `take` replaces it with the limit that the batch meets
             if self._draining or self._flush_count:
                 return "drain"
+            if len(self._runs) >= self._concurrent:  # it could only wait there, and here it may become larger
+                await self._sleep(queue.limits.max_batch_size, None)
+                continue
             if not timeout or self._admission.is_full:
                 return "idle"
             deadline = queue.oldest_arrival() + timeout
@@ -189,6 +194,8 @@ class Dispatcher:
 
     def _on_batch_done(self, task: asyncio.Task[None]) -> None:
         entries = self._runs.pop(task)
+        if self._overlap:
+            self._wakeup.wake()
         if not task.cancelled() and (exc := task.exception()) is not None:
             fail(entries, exc)  # a bug, but the callers must not hang
             logger.error("%s: %s ended unexpectedly", self._options.name, task.get_name(), exc_info=exc)
