@@ -17,10 +17,9 @@ from headrace.app.tuning import in_dtype
 from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache, cpu_facts
-from headrace.device.memory import PeakMeter
 from headrace.device.precision import candidates, compare
 from headrace.engines import registry
-from headrace.engines.base import AnyBatchEngine, can_be_tuned
+from headrace.engines.base import AnyBatchEngine, can_be_tuned, memory_of
 from headrace.engines.loading import load_engine
 from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError, EngineOutOfMemoryError
@@ -257,7 +256,7 @@ class _Point:
         self.way = way
         self._budget = budget
         self._batches = batches
-        self._meter = PeakMeter()
+        _, self._meter = memory_of(way.engine)
         self._fits = True
         self.forget()
 
