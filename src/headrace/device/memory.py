@@ -124,7 +124,8 @@ class MemoryWatch:
         self._peaks = [Peak(0, 0, self._highest)]
         """What was held before the first batch, and each batch that raised the peak."""
         self._longest = 0.0
-        self._bound: float | None = None
+        self.bound: float | None = None
+        """The budget that would fill the memory; None if unknown."""
 
     @property
     def highest(self) -> int:
@@ -144,8 +145,8 @@ class MemoryWatch:
             is_new = True
         self._highest = max(self._highest, peak)
         if is_new and len(self._peaks) > 1:
-            self._bound = self._estimate()
-        return self._bound
+            self.bound = self._estimate()
+        return self.bound
 
     def _estimate(self) -> float:
         # The first batch also brings what all batches share, such as workspaces of libraries: tokens are not its cause.
