@@ -111,8 +111,7 @@ def test_a_batch_that_ran_out_of_memory_frees_it_while_its_error_is_handled() ->
 
     with pytest.raises(EngineOutOfMemoryError) as caught, running(torch.device("cpu"), lambda: "a batch"):
         model(10)
-    assert held[0]() is None
-    assert "no room" not in str(caught.value)
+    assert held[0]() is None, caught.value
 
 
 def test_what_follows_the_encoder_gets_its_own_shape() -> None:

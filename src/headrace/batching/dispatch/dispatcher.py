@@ -126,7 +126,7 @@ class Dispatcher:
                 return "boundary"  # `take` replaces it with the limit that the batch meets
             if self._draining or self._flush_count:
                 return "drain"
-            if len(self._runs) >= self._concurrent:  # it could only wait there, and here it may become larger
+            if self._overlap and len(self._runs) >= self._concurrent:  # it could only wait there, and here it may become larger
                 await self._sleep(queue.limits.max_batch_size, None)
                 continue
             if not timeout or self._admission.is_full:
