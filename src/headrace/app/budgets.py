@@ -106,7 +106,6 @@ class BudgetListener:
         self._tell = tell
         self._cache, self._key = keep
         self._split: set[int] = set()
-        self._last_done = 0.0
         self._told = batcher.target_batch_cost
         batcher.set_target_batch_cost(tuner.budget)
 
@@ -125,13 +124,10 @@ class BudgetListener:
                 pass
 
     def _ran(self, event: BatchDone) -> None:
-        # While the batch before it was computed, this one only waited.
-        took_s = min(event.duration_s, event.at - self._last_done)
-        self._last_done = event.at
         if event.batch in self._split:  # its duration is that of its parts together
             self._split.discard(event.batch)
         elif not event.failed:
-            self._tuner.ran(event.padded_cost, event.cost, took_s)
+            self._tuner.ran(event.padded_cost, event.cost, event.duration_s)
             bound = self._memory.ran(event.size, event.padded_cost)
             if bound is not None:
                 self._tuner.bound(bound)

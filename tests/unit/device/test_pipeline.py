@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import statistics
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from tests.unit.virtual_time import VirtualTime, now
 from headrace import DynamicBatcher
 from headrace.device.pipeline import Computed, Pipeline
 from headrace.device.simulated import BatchTimes, Items, SimulatedStreams
+from headrace.events import BatchDone, Event
 
 TIMES = BatchTimes(compute_s=1.0, copy_in_s=0.2, copy_out_s=0.1, launch_s=0.05)
 """Copies cost 30 % of computing, launches 5 %."""
@@ -28,11 +30,16 @@ class Device:
         self.pipeline = Pipeline[Items, Any, Items](self.streams)
         self.room = room
         self.most = self._inside = 0
+        self.durations: list[float] = []
 
     def _model(self, records: Items) -> Items:
         if len(records) > self.room:
             raise MemoryError(f"{len(records)} records do not fit")
         return [f"out {record}" for record in records]
+
+    def listen(self, event: Event) -> None:
+        if isinstance(event, BatchDone):
+            self.durations.append(event.duration_s)
 
     async def __call__(self, records: Sequence[int]) -> Sequence[object]:
         self._inside += 1
@@ -51,7 +58,7 @@ def run(virtual: VirtualTime, device: Device, records: int, *, overlap: bool) ->
 
     async def main() -> list[object]:
         async with DynamicBatcher[int, object](
-            device, max_batch_size=BATCH, overlap=overlap, max_queue_size=1_000
+            device, max_batch_size=BATCH, overlap=overlap, max_queue_size=1_000, listener=device.listen
         ) as batcher:
             return [result async for result in batcher.map(range(records))]
 
@@ -67,6 +74,8 @@ def test_copies_and_launches_cost_nothing_where_they_overlap_with_computing(virt
     assert one.streams.busy == pytest.approx(1 / 1.3, abs=0.005)
     assert two.streams.busy >= 0.98
     assert (one.most, two.most) == (1, 2)
+    assert statistics.median(one.durations) == pytest.approx(1.3, abs=0.01)
+    assert statistics.median(two.durations) == pytest.approx(1.0, abs=0.01), "waiting for another batch counts"
 
 
 @pytest.mark.parametrize("records", [BATCH + 1, 20 * BATCH])
