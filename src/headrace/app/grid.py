@@ -273,7 +273,7 @@ class _Point:
         if not self._fits:
             return
         batch = self._batches[self._next % len(self._batches)]
-        counted = self._meter.restart()
+        meter = self._meter if self._meter is not None and self._meter.restart() else None
         with _threads(self.way.setting.threads):
             started = time.perf_counter()
             try:
@@ -282,7 +282,7 @@ class _Point:
                 self._fits = False
                 return
             self._times.append(time.perf_counter() - started)
-        peak = self._meter.peak() if counted else None
+        peak = meter.peak() if meter is not None else None
         self._peak = max(self._peak or 0, peak) if peak is not None else self._peak
         self._next += 1
         costs: list[float] = [item.cost for item in batch]

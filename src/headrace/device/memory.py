@@ -114,12 +114,12 @@ class MemoryWatch:
 
     Args:
         limit: the memory that the process may use.
-        meter: measures the peak.
+        meter: measures the peak; None if it cannot be measured.
     """
 
-    def __init__(self, limit: MemoryLimit, meter: PeakMeter) -> None:
+    def __init__(self, limit: MemoryLimit, meter: PeakMeter | None) -> None:
         self.limit = limit
-        self._meter = meter if meter.restart() else None
+        self._meter = meter if meter is not None and meter.restart() else None
         self._highest = (self._meter.peak() if self._meter is not None else None) or 0
         self._peaks = [Peak(0, 0, self._highest)]
         """What was held before the first batch, and each batch that raised the peak."""

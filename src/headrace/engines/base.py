@@ -252,12 +252,14 @@ def can_be_tuned(engine: Engine[Any, Any]) -> TypeGuard[TunableEngine]:
     return profile_of(engine).tunable
 
 
-def memory_of(engine: AnyEngine) -> tuple[MemoryLimit, PeakMeter]:
-    """The memory that its batches run in: its device's, or that of this process."""
-    meter = engine.forward_meter() if can_be_tuned(engine) else None
+def memory_of(engine: AnyEngine) -> tuple[MemoryLimit, PeakMeter | None]:
+    """The memory that its batches run in, its device's or that of this process, and a meter if it can be measured."""
+    if not can_be_tuned(engine):
+        return memory_limit(), None
+    meter = engine.forward_meter()
     if meter is not None and meter.memory is not None:
         return meter.memory()
-    return memory_limit(), PeakMeter()
+    return memory_limit(), PeakMeter() if engine.hardware().get("device", "cpu") == "cpu" else None
 
 
 # Engines with any input, payload and output types, for code that passes records on without inspecting them.
