@@ -11,7 +11,8 @@ from headrace.errors import BrokenOffError
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.storage.parts import Interval, PartFolder
 from headrace.jobs.state.ledger import Ledger
-from headrace.jobs.state.windows import STRIDE, Window, Windows, read_order, stretches, write_order
+from headrace.jobs.state.window import Window, read_order, stretches, write_order
+from headrace.jobs.state.windows import STRIDE, Windows
 from headrace.records import Failed, Ok, Record
 
 WRITER = JsonlWriter("out")
@@ -85,7 +86,7 @@ def test_a_kill_while_a_window_is_put_in_order_loses_and_doubles_nothing(
             commit(windows, window, 0, 52)
     windows, output = windows_in(tmp_path)
     loaded = windows.load(output.resume()[0])
-    assert not loaded.staged
+    assert not list(loaded.staged)
     assert not loaded.damaged
     assert Ledger(loaded.kept).done == 52
     positions = [*range(50), 60, 70]
@@ -122,7 +123,7 @@ def test_a_window_without_its_order_is_computed_again(tmp_path: Path, spoil: obj
     spoil(window.parts.path / "order")
     again, output = windows_in(tmp_path)
     loaded = again.load(output.committed())
-    assert not loaded.staged
+    assert not list(loaded.staged)
     assert not again.open
     [damage] = loaded.damaged
     assert reason in str(damage)

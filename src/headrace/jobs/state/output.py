@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
@@ -221,10 +222,11 @@ class JobOutput:
         return finished
 
     def _resume(self, start: StartMode) -> Pass:
+        intervals: Iterable[Interval]
         intervals, damaged = self.parts.resume()
         if self.windows is not None:
             loaded = self.windows.load(intervals)
-            intervals, damaged = loaded.kept + loaded.staged, damaged + loaded.damaged
+            intervals, damaged = itertools.chain(loaded.kept, loaded.staged), damaged + loaded.damaged
         return self._pass(start, Ledger(intervals), damaged)
 
     def _reopen(self, start: StartMode) -> Pass:
@@ -316,6 +318,8 @@ class JobOutput:
             JobError: the parts have a gap, or some are damaged.
         """
         self._wait_until_alone()
+        if self.windows is not None:
+            self.windows.finish()
         committed = self.parts.close(read_all=not self.is_folder)
         ledger = Ledger(committed)
         if not ledger.is_whole:
