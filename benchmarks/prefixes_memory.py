@@ -23,7 +23,7 @@ from headrace.app import job as jobs
 from headrace.engines.base import Prepared
 from headrace.engines.config import EngineConfig
 from headrace.engines.profile import EngineProfile
-from headrace.events import Event, OrderChosen, StageDone
+from headrace.events import Event, OrderChosen
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import Limits, StopRequest
 from headrace.jobs.settings import JobSettings
@@ -75,13 +75,10 @@ def write_prompts(path: Path, kind: str, count: int) -> None:
 def measure(source: Path) -> dict[str, Any]:
     """Run the job in this process."""
     chosen: list[OrderChosen] = []
-    first: list[float] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, OrderChosen):
             chosen.append(event)
-        elif isinstance(event, StageDone) and event.stage == "inference" and not first:
-            first.append(event.at)
 
     sink = source.with_name("out.jsonl")
     settings = JobSettings(
