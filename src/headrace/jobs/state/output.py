@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
@@ -222,12 +221,11 @@ class JobOutput:
         return finished
 
     def _resume(self, start: StartMode) -> Pass:
-        intervals: Iterable[Interval]
         intervals, damaged = self.parts.resume()
-        if self.windows is not None:
-            loaded = self.windows.load(intervals)
-            intervals, damaged = itertools.chain(loaded.kept, loaded.staged), damaged + loaded.damaged
-        return self._pass(start, Ledger(intervals), damaged)
+        if self.windows is None:
+            return self._pass(start, Ledger(intervals), damaged)
+        loaded = self.windows.load(intervals)
+        return self._pass(start, Ledger(loaded.finished), damaged + loaded.damaged)
 
     def _reopen(self, start: StartMode) -> Pass:
         """Continue a finished job whose output was removed."""
@@ -328,13 +326,11 @@ class JobOutput:
         self._check_errors()
         self.parts.merge_errors(self.errors, committed, self.work)
         errors_digest = digest_of(self.errors) if failed else ""
-        if self.is_folder:
-            finished = Finished(ledger.done, failed, 0, "", errors_digest)
-            self._write_state(start, finished)
-        else:
-            digest = self._merge(committed)
-            finished = Finished(ledger.done, failed, self.target.stat().st_size, digest, errors_digest)
-            self._write_state(start, finished)
+        digest = "" if self.is_folder else self._merge(committed)
+        size = 0 if self.is_folder else self.target.stat().st_size
+        finished = Finished(ledger.done, failed, size, digest, errors_digest)
+        self._write_state(start, finished)
+        if not self.is_folder:
             self.parts.clear()
         self._clear_scratch()
         return finished

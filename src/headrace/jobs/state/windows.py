@@ -57,6 +57,11 @@ class Loaded:
     """Positions that are finished in windows; may be read once."""
     damaged: list[Damage]
 
+    @property
+    def finished(self) -> Iterator[Interval]:
+        """All positions that are finished; may be read once."""
+        return chain(self.kept, self.staged)
+
 
 class Windows:
     """All windows of a job. Takes the parts that a job commits, as `PartFolder` does.
