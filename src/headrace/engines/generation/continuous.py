@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig, PretrainedConfig
-from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION, SLIDING_ATTENTION
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
 from headrace.engines.base import PrefixCacheStats, Prepared
 from headrace.engines.generation.answers import Answer, Resumed
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
+from headrace.engines.generation.pageable import cannot_batch, check_pageable
 from headrace.engines.generation.ragged_attention import use_ragged_attention
 from headrace.engines.generation.sampling import BatchSampler
 from headrace.engines.generation.scheduler import PageScheduler
@@ -144,7 +145,7 @@ class GenerationEngine:
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise _cannot_batch(f"its first step fails: {reason}") from error
+            raise cannot_batch(f"its first step fails: {reason}") from error
         if isinstance(ended[0][1], Exception):
             raise ended[0][1]
         if self._scheduler is not None:
@@ -166,11 +167,7 @@ class GenerationEngine:
             **({"disable_nccl_graph_mixing": False} if self._is_split else {}),
         )
         ends = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=self._lm.pad_token)
-        if not getattr(self._lm.model, "_supports_attention_backend", False):
-            # transformers would only warn, and generate answers that do not attend to earlier tokens.
-            raise _cannot_batch("its attention does not support a paged cache")
-        if reason := _unpageable(self._lm.model.config):
-            raise _cannot_batch(reason)
+        check_pageable(self._lm.model)
         try:
             manager = self._lm.model.init_continuous_batching(ends, config)
             manager.logit_processor = self._sampler
@@ -181,7 +178,7 @@ class GenerationEngine:
                 "max_num_seqs or max_model_len"
             ) from error
         except (ValueError, NotImplementedError) as error:  # how transformers refuses an attention or a cache
-            raise _cannot_batch(str(error).strip().splitlines()[0]) from error
+            raise cannot_batch(str(error).strip().splitlines()[0]) from error
         return manager, processor
 
     def _share_pages(self, wanted: bool | None, slots: int) -> PageScheduler | None:
@@ -270,7 +267,9 @@ class GenerationEngine:
             with self._ranks.step():
                 self._run_step()
         finished = [*self._ended(), *self._stopped()]
-        self._call_listeners()
+        for key, answer in self._answers.items():
+            if answer.ask.listener is not None:
+                answer.ask.listener(self._lm.grown(answer.ask, self._generated(key)))
         return finished
 
     def _run_step(self) -> None:
@@ -285,12 +284,6 @@ class GenerationEngine:
         """Run rank 0's step on another rank of a split model."""
         self._run_step()
         self._ended()
-
-    def _call_listeners(self) -> None:
-        """Call the listeners with the partial answers."""
-        for key, answer in self._answers.items():
-            if answer.ask.listener is not None:
-                answer.ask.listener(self._lm.grown(answer.ask, self._generated(key)))
 
     def _ended(self) -> list[tuple[int, Generation | Exception]]:
         """The answers that transformers has ended: by an end token, by `max_tokens`, or by an error."""
@@ -404,15 +397,3 @@ class GenerationEngine:
             token = sampler.next_token(scores[row], self._generated(key))
             scores[row] = -torch.inf
             scores[row, token] = 0.0
-
-
-def _unpageable(config: PretrainedConfig) -> str | None:
-    """Why a paged cache of keys and values cannot hold what a model stores; None if it can, as far as known."""
-    if getattr(config, "kv_lora_rank", None):
-        return "its keys and values have different sizes (multi-head latent attention)"
-    other = set(getattr(config, "layer_types", None) or ()) - {FULL_ATTENTION, SLIDING_ATTENTION}
-    return f"it has layers of type {min(other)}, which a paged cache does not support" if other else None
-
-
-def _cannot_batch(reason: str) -> EngineError:
-    return EngineError(f"transformers cannot batch this model continuously: {reason}; use the engine static, or vllm")
