@@ -147,7 +147,7 @@ def test_a_command_and_a_server_embed(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.parquet"
     command = [*PROGRAM, "run", *task, "--prompt-name", "query", "-i", str(source), "-o", str(target)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    assert ended.returncode == 3, ended.stderr  # one record has failed
     table = pq.read_table(target)
     good = [row["text"] for row in rows if row["text"]]
     wanted = expected(folder, [PROMPTS["query"] + text for text in good])
