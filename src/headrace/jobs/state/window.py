@@ -66,9 +66,9 @@ class Window:
         """Whether all its records are finished there."""
         return all(ledger.next_todo(position) != position for position in self._sorted)
 
-    def overlaps(self, interval: Interval) -> bool:
-        """Whether one of its records is in the interval."""
-        return bisect_left(self._sorted, interval.start) < bisect_left(self._sorted, interval.end)
+    def beside(self, parts: Sequence[Interval]) -> list[Interval]:
+        """The parts with none of its records."""
+        return _beside(self._sorted, parts)
 
     def letters(self) -> Iterator[tuple[int, bytes]]:
         """The dead letters with their positions, part by part."""
@@ -133,10 +133,9 @@ class SortedWindow:
             positions.frombytes(block)
             yield from positions
 
-    def overlaps(self, interval: Interval) -> bool:
-        """Whether one of its records is in the interval."""
-        positions = read_order(self.path / ORDER)
-        return bisect_left(positions, interval.start) < bisect_left(positions, interval.end)
+    def beside(self, parts: Sequence[Interval]) -> list[Interval]:
+        """The parts with none of its records."""
+        return _beside(read_order(self.path / ORDER), parts)
 
     def rows(self) -> list[Path]:
         """The parts, in input order."""
@@ -201,6 +200,10 @@ def stretches(positions: Sequence[int], most: int) -> Iterator[range]:
         if end == len(positions) or positions[end] != positions[end - 1] + 1 or end - start == most:
             yield range(positions[start], positions[end - 1] + 1)
             start = end
+
+
+def _beside(positions: array[int], parts: Sequence[Interval]) -> list[Interval]:
+    return [part for part in parts if bisect_left(positions, part.start) == bisect_left(positions, part.end)]
 
 
 def _letters(parts: PartFolder, committed: Sequence[Interval]) -> Iterator[tuple[int, bytes]]:
