@@ -57,6 +57,7 @@ class BatchDone:
     cost: float
     padded_cost: float
     duration_s: float
+    """Without the time in which it waited for the batch before it, with `overlap`."""
     at: float
     stopped: int = 0
     """How many of the failed records were returned unprocessed, each with a `StoppedError`."""
@@ -186,7 +187,8 @@ class PartDamaged:
 class OrderChosen:
     """The order of some records of a job was chosen."""
 
-    order: Literal["prefix", "input"]
+    order: Literal["sorted", "prefix", "input"]
+    """By prompt, sorted on disk; by prompt, one window of the input after the other; or that of the input."""
     records: int
     reason: str
     """Why, for a person."""
