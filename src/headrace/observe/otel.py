@@ -21,6 +21,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, JobDone, PartCommitted, StageDone, WorkerLost
+from headrace.observe.live import wall_clock
 
 T = TypeVar("T")
 
@@ -244,7 +245,7 @@ class JobSpans:
     def __init__(self, tracing: Tracing, began: float, output: str, model: str, task: str) -> None:
         self._tracing = tracing
         self._tracer = tracing.tracer()
-        self._offset_s = time.time() - time.monotonic()
+        self._offset_s = wall_clock() - time.monotonic()
         self._lock = threading.Lock()
         self._formed: dict[tuple[int, int], BatchFormed] = {}
         self._done = self._failed = self._tokens = 0
