@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
@@ -15,7 +16,7 @@ from headrace.app.steps import prepared, run_steps
 from headrace.app.tables import TableKind, is_table_kind, run_to_table
 from headrace.engines.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, UnknownOptionError
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
 from headrace.jobs.pipeline.job import Limits, StopRequest
@@ -122,7 +123,15 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
     settings = JobSettings(source, sink, config, keep_columns=kept, selection=selection, limits=limits, **job)
     report = functools.partial(_run, steps=steps, model_column=model_column, progress=progress)
-    return _off_loop(lambda: run_to_table(settings, report) if is_table_kind(sink) else report(settings))
+    try:
+        return _off_loop(lambda: run_to_table(settings, report) if is_table_kind(sink) else report(settings))
+    except UnknownOptionError as error:
+        if error.option not in {one.name for one in fields(Limits)}:
+            raise
+        raise ConfigError(
+            f"{error.option} is one of the job's limits: pass limits=Limits({error.option}=...), with "
+            "`from headrace.jobs.pipeline.job import Limits`"
+        ) from None
 
 
 def _run(
