@@ -186,7 +186,8 @@ class PartDamaged:
 class OrderChosen:
     """The order of some records of a job was chosen."""
 
-    order: Literal["prefix", "input"]
+    order: Literal["sorted", "prefix", "input"]
+    """By prompt, sorted on disk; by prompt, one window of the input after the other; or that of the input."""
     records: int
     reason: str
     """Why, for a person."""

@@ -22,11 +22,23 @@ class Sharing:
     """As a fraction of all text, in the order of the input."""
     sorted: float
     """In the order of `prefix_order`."""
+    common: float = 0.0
+    """In beginnings of four prompts or more, each counted once: in another window they are read once more."""
+    rare: float = 0.0
+    """In beginnings of two or three prompts, each counted once."""
 
     @property
     def gains(self) -> bool:
         """Whether the order of the prefixes is worth it."""
         return self.sorted - self.as_read >= LEAST_GAIN
+
+    def gains_beyond(self, share: float) -> bool:
+        """Whether one order of all prompts is worth more than windows; these prompts are a `share` of them.
+
+        That a beginning comes two or three times among a few of all prompts is chance: most of its kind come once here,
+        and again elsewhere. The fewer these prompts are, the more it says.
+        """
+        return 0 < share < 1 and (self.common + self.rare / share) * (1 - share) >= LEAST_GAIN
 
 
 def prompt_text(value: object) -> str:
@@ -71,12 +83,21 @@ def sharing(prompts: Sequence[str], order: Sequence[int]) -> Sharing:
     total = sum(map(len, prompts))
     if not total:
         return Sharing(0.0, 0.0)
-    return Sharing(_shared(prompts) / total, _shared([prompts[number] for number in order]) / total)
+    lengths = [*_shared([prompts[number] for number in order]), 0, 0]
+    opened = {False: 0, True: 0}
+    for number, length in enumerate(lengths[:-2]):
+        before = lengths[number - 1] if number else 0
+        if length - before >= LEAST_SHARED:
+            rare = min(lengths[number + 1 : number + 3]) <= length - LEAST_SHARED
+            opened[rare] += length - before
+    as_read = sum(_shared(prompts))
+    return Sharing(as_read / total, sum(lengths) / total, opened[False] / total, opened[True] / total)
 
 
-def _shared(prompts: Sequence[str]) -> int:
+def _shared(prompts: Sequence[str]) -> list[int]:
+    """The length of the beginning that each prompt shares with the next."""
     lengths = (common_length(prompts[number - 1], prompts[number]) for number in range(1, len(prompts)))
-    return sum(length for length in lengths if length >= LEAST_SHARED)
+    return [length if length >= LEAST_SHARED else 0 for length in lengths]
 
 
 def common_length(one: str, other: str) -> int:
