@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import JobError
+from headrace.io.base import Take
 from headrace.io.formats.csv_writer import CsvWriter
 from headrace.io.sources.opening import open_source
 from headrace.records import Ok, Record
@@ -73,9 +74,10 @@ def test_any_text_comes_back_merged_rearranged_or_interleaved(
     merged = folder / f"merged{suffix}"
     with merged.open("wb") as file:
         writer.merge(parts, file)
-    [whole] = writer.rearrange(parts, [range(len(rows))])
+    [whole] = writer.rearrange([parts], [Take([len(rows)], [range(len(rows))])])
     turned = folder / f"turned{suffix}"
-    turned.write_bytes(next(writer.rearrange(parts, [list(range(len(rows)))[::-1]])))
+    runs, counts = [parts[:1], parts[1:]], [middle, len(rows) - middle]
+    turned.write_bytes(next(writer.rearrange(runs, [Take(counts, [list(range(len(rows)))[::-1]])])))
     both = folder / f"both{suffix}"
     with both.open("wb") as file:
         writer.interleave(merged, [turned], [(1, 1), (0, -1)] if len(rows) > 1 else [], file)

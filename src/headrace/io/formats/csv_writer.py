@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headrace.errors import JobError
+from headrace.io.base import Take
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.jsonl import plain
 from headrace.io.formats.strict_json import OnNan, StrictJson
 from headrace.io.storage.compression import compress
-from headrace.io.storage.lines import interleaved, lines_of
+from headrace.io.storage.lines import interleaved, lines_of, rearranged
 from headrace.records import Failed, Ok
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -100,11 +101,11 @@ class CsvWriter:
         header = self._header_of([base, *more])
         self._write(itertools.chain([header], itertools.chain.from_iterable(rows)), target)
 
-    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:
+    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
         """Rows in another order."""
-        rows, header = list(self._rows(parts)), self._header_of(parts)
-        for order in orders:
-            yield self._packed([header, *(rows[number] for number in order)])
+        header = self._header_of([part for parts in runs for part in parts])
+        for content in rearranged(runs, takes, self._rows):
+            yield self._packed([header, content])
 
     def _rows(self, parts: Sequence[Path]) -> Iterator[bytes]:
         """The rows of all parts without their header lines."""
