@@ -19,7 +19,7 @@ from headrace.engines.options import EngineOptions
 from headrace.errors import ConfigError, UnknownOptionError
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.settings import JobOptions, JobSettings, split_options
 from headrace.observe.report import Report
 
@@ -123,8 +123,25 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
     selection, kept = Selection(shard, sample, sample_seed, limit), _as_tuple(keep_columns)
     settings = JobSettings(source, sink, config, keep_columns=kept, selection=selection, limits=limits, **job)
     report = functools.partial(_run, steps=steps, model_column=model_column, progress=progress)
+    return _off_loop(lambda: run_to_table(settings, report) if is_table_kind(sink) else report(settings))
+
+
+def _run(
+    settings: JobSettings, steps: Sequence[Mapping[str, object]] | None, model_column: str | None, *, progress: bool
+) -> Report:
+    run_one = functools.partial(_execute, stop=StopRequest(), progress=progress)
+    if steps is None:
+        if model_column is not None:
+            raise ConfigError("model_column needs steps: one for each model that records may name")
+        return run_one(settings)[1]
+    refuse_beside_steps(settings)
+    return run_steps(prepared(settings, parse_steps(steps), model_column), run_one).report
+
+
+def _execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tuple[JobEnd, Report]:
+    """Run a job; a limit that was given as an option of the engine is explained."""
     try:
-        return _off_loop(lambda: run_to_table(settings, report) if is_table_kind(sink) else report(settings))
+        return execute(settings, stop, progress=progress)
     except UnknownOptionError as error:
         if error.option not in {one.name for one in fields(Limits)}:
             raise
@@ -132,18 +149,6 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
             f"{error.option} is one of the job's limits: pass limits=Limits({error.option}=...), with "
             "`from headrace.jobs.pipeline.job import Limits`"
         ) from None
-
-
-def _run(
-    settings: JobSettings, steps: Sequence[Mapping[str, object]] | None, model_column: str | None, *, progress: bool
-) -> Report:
-    run_one = functools.partial(execute, stop=StopRequest(), progress=progress)
-    if steps is None:
-        if model_column is not None:
-            raise ConfigError("model_column needs steps: one for each model that records may name")
-        return run_one(settings)[1]
-    refuse_beside_steps(settings)
-    return run_steps(prepared(settings, parse_steps(steps), model_column), run_one).report
 
 
 def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:
