@@ -57,6 +57,7 @@ class BatchDone:
     cost: float
     padded_cost: float
     duration_s: float
+    """Without the time in which it waited for the batch before it, with `overlap`."""
     at: float
     stopped: int = 0
     """How many of the failed records were returned unprocessed, each with a `StoppedError`."""
