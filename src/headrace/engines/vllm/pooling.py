@@ -181,14 +181,14 @@ def embed(  # noqa: PLR0913 - one parameter per setting of the user
         "output_dtype": output_dtype, "prompt": prompts.default, "options": deciding(options),
     }  # fmt: skip
     head = _Normalized(pooling.normalize, VectorHead(dimension, normalize=normalize, output_dtype=output_dtype))
-    engine = PoolingEngine(folder, core, "embed", tokens, head, facts)
-    engine.profile = replace(
-        engine.profile,
+    embedder = PoolingEngine(folder, core, "embed", tokens, head, facts)
+    embedder.profile = replace(
+        embedder.profile,
         dimension=length_of(dimension, output_dtype),
         matryoshka=matryoshka_dimensions(config, dimension) if output_dtype == "float32" else (),
         prompt_names=tuple(prompts.named),
     )
-    return engine
+    return embedder
 
 
 def classify(
