@@ -284,8 +284,8 @@ def test_each_model_has_its_own_latency_target(tmp_path: Path, monkeypatch: pyte
         targets.append(settings.latency_target_s)
         return real(settings, *others)
 
-    real = pooled_server.build
-    monkeypatch.setattr(pooled_server, "build", build)
+    real = pooled_server.build_part
+    monkeypatch.setattr(pooled_server, "build_part", build)
     file = tmp_path / "models.yaml"
     file.write_text(MODELS.replace("name: small,", "name: small, latency_target_ms: 250,"))
     build_pooled(read_models(file), ServerSettings())
@@ -303,3 +303,41 @@ def test_names_with_any_characters(tmp_path: Path, name: str) -> None:
         assert (answer.status_code, answer.json()["model"]) == (200, name)
         assert client.get(f"/ready/{path}").status_code == 200
         assert client.post("/models/unload", json={"model": name}).json()["id"] == name
+
+
+def test_models_are_loaded_and_unloaded_under_load_without_a_failed_request(tmp_path: Path) -> None:
+    """The example's embedder, classifier and generator."""
+    text = (Path(__file__).resolve().parents[3] / "examples" / "models.yaml").read_text(encoding="utf-8")
+    with serving(tmp_path, text.replace("max_models: 2", "max_models: 1")) as client, ThreadPoolExecutor(7) as threads:
+        over = threading.Event()
+
+        def embedded(user: openai.OpenAI) -> bool:
+            return len(user.embeddings.create(model="text-embedding-3-small", input="a text").data[0].embedding) == 384
+
+        def summed(user: openai.OpenAI) -> bool:
+            return user.completions.create(model="sums", prompt="12+34=", max_tokens=4).choices[0].text.startswith("46")
+
+        def labelled(user: openai.OpenAI) -> bool:
+            body = {"model": "docstrings", "input": "Start a thread."}
+            return "label" in str(user.post("../classify", body=body, cast_to=object))
+
+        def ask(number: int) -> bool:
+            with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as user:
+                return all((embedded, summed, labelled)[(number + turn) % 3](user) for turn in range(6))
+
+        def roll() -> int:
+            turns = 0
+            while not over.is_set():
+                model = ("minilm", "docstrings", "sums")[turns % 3]
+                for path in ("/models/unload", "/models/load"):
+                    assert client.post(path, json={"model": model}).status_code == 200
+                turns += 1
+            return turns
+
+        rolling = threads.submit(roll)
+        try:
+            assert all(threads.map(ask, range(6)))
+        finally:
+            over.set()
+        assert rolling.result() >= 2
+        assert sum(stats["loads"] for stats in loads_of(client.get("/metrics").text).values()) >= 6
