@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Generic, Protocol, TypeVar
@@ -17,6 +18,8 @@ from headrace.io.storage.lines import line_blocks, parse_object
 from headrace.io.storage.parts import atomic_file
 from headrace.serving.batches.runs import BatchEnd, OnThread
 
+_MANIFEST = "models.json"
+"""The first names of the models that the requests name."""
 _OUTPUTS = ("output.jsonl", "errors.jsonl")
 
 
@@ -104,7 +107,9 @@ class SplitRun(Generic[ModelT]):
 
     def salvage(self) -> BatchEnd:
         """Write the finished records to files and count them. Blocks."""
-        self._parts = [part for part in self._split() if part.folder.exists()]
+        manifest = self._folder / _MANIFEST
+        names = json.loads(manifest.read_bytes()) if manifest.exists() else ()
+        self._parts = [part for part in self._parts_of(names) if part.folder.exists()]
         return self._joined([part.run.salvage() for part in self._parts], complete=False)
 
     def _joined(self, ends: list[BatchEnd], *, complete: bool) -> BatchEnd:
@@ -130,30 +135,42 @@ class SplitRun(Generic[ModelT]):
         Raises:
             ResumeMismatchError: a request names a model that the server does not have.
         """
-        folders = {model.bulk.server.name: self._folder / _folder_name(model) for model in self._models.values()}
-        found = dict.fromkeys(model.bulk.server.name for model, _ in self._requests())
-        several = len(found) > 1
-        files = {name: folders[name].with_suffix(".jsonl") if several else self._source for name in found}
-        if several and not all(path.exists() for path in files.values()):
-            self._write(files)
-        by_name = {model.bulk.server.name: model for model in self._models.values()}
-        parts = []
-        for name in found:
-            model, folder = by_name[name], folders[name]
-            batch = f"{self._folder.name}_{folder.name}" if several else self._folder.name
-            parts.append(_Part(model.bulk, self._run_of(model, files[name], folder, batch), folder))
+        manifest = self._folder / _MANIFEST
+        if not manifest.exists():
+            found = list(dict.fromkeys(name for name, _ in self._requests()))
+            if len(found) > 1:
+                self._write(found)
+            with atomic_file(manifest) as file:
+                file.write(json.dumps(found).encode())
+        parts = self._parts_of(names := json.loads(manifest.read_bytes()))
+        if missing := sorted(set(names) - {part.model.server.name for part in parts}):
+            raise ResumeMismatchError(f"the batch needs model {missing[0]!r}, which this server does not have")
         return parts
 
-    def _write(self, files: Mapping[str, Path]) -> None:
+    def _parts_of(self, names: Sequence[str]) -> list[_Part]:
+        """The jobs of those of the models that the server has."""
+        by_name = {model.bulk.server.name: model for model in self._models.values()}
+        parts = []
+        for name in names:
+            if (model := by_name.get(name)) is not None:
+                folder = self._folder / _folder_name(name)
+                several = len(names) > 1
+                source = folder.with_suffix(".jsonl") if several else self._source
+                batch = f"{self._folder.name}_{folder.name}" if several else self._folder.name
+                parts.append(_Part(model.bulk, self._run_of(model, source, folder, batch), folder))
+        return parts
+
+    def _write(self, names: Sequence[str]) -> None:
         with contextlib.ExitStack() as opened:
             targets: dict[str, BinaryIO] = {
-                name: opened.enter_context(atomic_file(path)) for name, path in files.items()
+                name: opened.enter_context(atomic_file((self._folder / _folder_name(name)).with_suffix(".jsonl")))
+                for name in names
             }
-            for model, line in self._requests():
-                targets[model.bulk.server.name].write(line + b"\n")
+            for name, line in self._requests():
+                targets[name].write(line + b"\n")
 
-    def _requests(self) -> Iterator[tuple[ModelT, bytes]]:
-        """Each line of the input and its model; the file was validated."""
+    def _requests(self) -> Iterator[tuple[str, bytes]]:
+        """Each line of the input and the first name of its model; the file was validated."""
         known = list({id(model): model for model in self._models.values()}.values())
         for lines, _ in line_blocks(look_at(self._source)):
             for line in lines:
@@ -163,9 +180,9 @@ class SplitRun(Generic[ModelT]):
                 model = known[0] if name is None and len(known) == 1 else self._models.get(name)
                 if model is None:
                     raise ResumeMismatchError(f"the batch needs model {name!r}, which this server does not have")
-                yield model, line
+                yield model.bulk.server.name, line
 
 
-def _folder_name(model: _Model) -> str:
+def _folder_name(model: str) -> str:
     """A name that a folder may have."""
-    return hashlib.sha256(model.bulk.server.name.encode()).hexdigest()[:16]
+    return hashlib.sha256(model.encode()).hexdigest()[:16]

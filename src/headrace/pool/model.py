@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Generic, TypedDict, TypeVar
 
 from headrace.errors import ConfigError
 from headrace.pool.policy import ModelView, Phase, SleeperView
+
+T = TypeVar("T")
 
 _FIRST_LOAD_S = 1.0
 """Expected loading time of a model that was never loaded."""
@@ -55,6 +58,18 @@ class ModelStats:
     """How often it was woken from host memory; not counted as loads."""
     wake_s: float | None
     """Expected waking time in seconds, learned from the last times; None if it was never woken."""
+
+
+class PooledModel(Generic[T]):
+    """A model of a pool. Made by `ModelPool.add`."""
+
+    def __init__(self, use: Callable[[str], AbstractAsyncContextManager[T]], name: str) -> None:
+        self._use = use
+        self.name = name
+
+    def use(self) -> AbstractAsyncContextManager[T]:
+        """See `ModelPool.use`."""
+        return self._use(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from headrace.batching.options import number, optional, whole
 from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError, EngineError, NotRunningError, StoppedError, text_of
 from headrace.pool.loading import as_exception, call, can_sleep, is_cancelled, make, unload, warn
-from headrace.pool.model import ModelOptions, ModelStats, PoolEntry, Waiter
+from headrace.pool.model import ModelOptions, ModelStats, PooledModel, PoolEntry, Waiter
 from headrace.pool.policy import Phase, decide, to_sleep
 
 T = TypeVar("T")
@@ -21,18 +21,6 @@ T = TypeVar("T")
 _LOAD_TIMEOUT_S = 600.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
 """Seconds between tries to load a model that cannot be loaded; they double each time."""
-
-
-class PooledModel(Generic[T]):
-    """A model of a pool. Made by `ModelPool.add`."""
-
-    def __init__(self, pool: ModelPool, name: str) -> None:
-        self._pool = pool
-        self.name = name
-
-    def use(self) -> AbstractAsyncContextManager[T]:
-        """See `ModelPool.use`."""
-        return self._pool.use(self.name)
 
 
 class ModelPool:
@@ -129,7 +117,7 @@ class ModelPool:
         entry = PoolEntry(name, load, size, limits)
         entry.check_size(self._budget)
         self._entries[name] = entry
-        return PooledModel(self, name)
+        return PooledModel(self.use, name)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()

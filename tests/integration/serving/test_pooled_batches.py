@@ -69,7 +69,7 @@ def test_openais_client_runs_batches_of_all_models_with_one_load_each(tmp_path: 
         said = rows_of(user, ended(user, talking).output_file_id)
         assert {row["response"]["body"]["choices"][0]["text"] for row in said} == {"a b"}
         assert loads(client) == {"small": 1, "org/large": 1, "talker": 1}
-        assert "headrace_bulk_records_total 310.0" in client.get("/metrics").text
+        assert 'headrace_bulk_records_total{model=""} 310.0' in client.get("/metrics").text
 
 
 def test_a_request_to_another_model_is_answered_first_and_the_batch_goes_on(tmp_path: Path) -> None:
@@ -113,7 +113,9 @@ def test_a_batch_waits_for_a_server_that_has_its_model(tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_keeps_no_other_requests_of_a_batch(tmp_path: Path) -> None:
-    text = f"{MODELS}  - {{name: broken, task: embed, engine: 'tests.integration.cluster.engines:broken', model: /no}}\n"
+    text = (
+        f"{MODELS}  - {{name: broken, task: embed, engine: 'tests.integration.cluster.engines:broken', model: /no}}\n"
+    )
     rows = [line(number, ("broken", "small")[number % 2]) for number in range(20)]
     with serving(tmp_path, text, state=tmp_path / "state") as client, user_of(client) as user:
         identity = begin(user, rows)
@@ -126,7 +128,11 @@ def test_a_model_that_cannot_be_loaded_keeps_no_other_requests_of_a_batch(tmp_pa
 
 @pytest.mark.parametrize(
     ("model", "key", "code"),
-    [(None, "k-alice", "missing_model"), ("talker", "k-alice", "model_not_found"), ("small", "k-bob", "model_not_allowed")],
+    [
+        (None, "k-alice", "missing_model"),
+        ("talker", "k-alice", "model_not_found"),
+        ("small", "k-bob", "model_not_allowed"),
+    ],
 )
 def test_a_batch_names_models_that_its_key_may_use(tmp_path: Path, model: str | None, key: str, code: str) -> None:
     (tmp_path / "keys").write_text("alice k-alice\nbob k-bob\n")
