@@ -16,7 +16,8 @@ ROOMS = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("
 PUBLIC = [
     "BatchStats", "Batched", "Batcher", "BlockedLoopWarning", "ContinuousBatcher", "CostEstimator", "CostEstimatorFn",
     "Done", "DynamicBatcher", "ModelPool", "NoTokenEstimateWarning", "Prompt", "ReusablePool", "StepFunction",
-    "TokenBatcher", "TokenEstimator", "TokenEstimatorFn", "batched", "errors", "map_batches", "map_concurrent", "reusable", "run",
+    "TokenBatcher", "TokenEstimator", "TokenEstimatorFn", "batched", "errors", "map_batches", "map_concurrent",
+    "reusable", "run",
 ]  # fmt: skip
 OFFER = re.compile(r"^- `(\w+)\.(\w+)`: ", re.MULTILINE)
 
