@@ -23,6 +23,7 @@ from headrace.app.job import Broadcast, Guarded
 from headrace.app.observed import ObservedServer
 from headrace.app.pooled_batches import UseOfPool
 from headrace.app.server import ServerSettings, build_part, checked
+from headrace.app.tracing import server_spans
 from headrace.argument_types import parse_size
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
@@ -170,6 +171,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     parts = [model.state for model in models]
     state = ServerState(limits, keys, Broadcast([metrics, *listeners]), metrics.render, parts=parts)
     state.observed = ObservedServer(state, account)
+    state.tracing = server_spans()
     if shared.state is not None:
         api = BatchApi(shared.state, bulk, shared.limits)
     return create_pooled_app(
