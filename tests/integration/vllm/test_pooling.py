@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -154,10 +155,12 @@ def test_a_command_and_a_server_embed(folder: Path, tmp_path: Path) -> None:
     assert_close([np.array(vector) for vector in table["embedding"].to_pylist()], wanted)
     assert (tmp_path / "out.errors.jsonl").read_text().count("\n") == 1
 
-    with server(*task, folder=tmp_path) as (_, url), OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+    with server(*task, folder=tmp_path) as (process, url), OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         name = client.models.list().data[0].id
         answer = client.embeddings.create(model=name, input=good)  # as base64, the client's default
         assert_close([np.array(item.embedding) for item in answer.data], expected(folder, good))
+        process.send_signal(signal.SIGTERM)  # it ends vLLM's processes
+        assert process.wait(60) == 0
 
 
 def test_labels_and_scores_are_those_of_transformers(tmp_path: Path) -> None:
