@@ -130,6 +130,10 @@ class StageDone:
     """Model tokens of the records (prepare)."""
     truncated: int = 0
     """Records cut to the model's maximum length (prepare)."""
+    split: int = 0
+    """Records split into chunks, because they were longer (prepare)."""
+    chunks: int = 0
+    """How many chunks these make (prepare)."""
     nulled: int = 0
     """NaN and infinities written as null (write)."""
 

@@ -19,8 +19,8 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 # Flags that are options of the engine, under the same name.
 _OPTIONS = (
-    "handler", "max_model_len", "on_too_long", "device", "dtype", "quantize", "truncate_dim", "output_dtype",
-    "prompt_name", "prompt",
+    "handler", "max_model_len", "on_too_long", "chunk_overlap", "chunk_join", "device", "dtype", "quantize",
+    "truncate_dim", "output_dtype", "prompt_name", "prompt",
 )  # fmt: skip
 
 
@@ -67,8 +67,22 @@ class EngineFlags(FlagGroup):
         int | None, typer.Option(min=1, help="Maximum tokens in a text. Default: the model's limit.")
     ] = None
     on_too_long: Annotated[
-        Literal["truncate", "error"] | None,
-        typer.Option(help="Cut a text that is too long, or fail its record. Default: truncate."),
+        Literal["truncate", "error", "split"] | None,
+        typer.Option(
+            help="Cut a text that is too long, fail its record, or split it into chunks whose outputs are joined. "
+            "Default: truncate."
+        ),
+    ] = None
+    chunk_overlap: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --on-too-long split: tokens that neighbouring chunks share. Default: 0."),
+    ] = None
+    chunk_join: Annotated[
+        Literal["mean", "max"] | None,
+        typer.Option(
+            help="With --on-too-long split: how outputs are joined. Default: mean for vectors and labels, max for "
+            "scores of pairs."
+        ),
     ] = None
     device: Annotated[
         str | None, typer.Option(help="Device: auto (a GPU if there is one), cpu, cuda or cuda:N. Default: auto.")

@@ -59,6 +59,8 @@ class LocalOptions(SamplingOptions, VllmOptions, total=False):
     """Options of engines that run a model in this process."""
 
     chat: bool | None
+    chunk_join: Literal["mean", "max"] | None
+    chunk_overlap: int | None
     config: str | Path | None
     device: str
     dtype: str
@@ -72,7 +74,7 @@ class LocalOptions(SamplingOptions, VllmOptions, total=False):
     max_pixels: int
     multi_label: bool
     normalize: bool
-    on_too_long: Literal["truncate", "error"]
+    on_too_long: Literal["truncate", "error", "split"]
     output_dtype: Literal["float32", "int8", "uint8", "binary", "ubinary"]
     prompt: str | None
     prompt_name: str | None

@@ -12,6 +12,7 @@ from typing import Literal
 from headrace.concurrency.garbage_collection import fewer_collections
 from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, PartDamaged, StageDone
+from headrace.jobs.pipeline.chunks import answers
 from headrace.jobs.pipeline.infer import in_order, longest_first
 from headrace.jobs.pipeline.job import Job, JobEnd, Length, Tally
 from headrace.jobs.pipeline.memory_budget import Memory
@@ -58,7 +59,7 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
                     del run
                 del work
 
-        async with aclosing(batcher.runs_as_completed(prepared())) as inferred:
+        async with aclosing(answers(batcher, prepared())) as inferred:
             async for answered in inferred:
                 await sink.put(settling.settle(*answered))
                 del answered

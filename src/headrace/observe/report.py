@@ -72,9 +72,9 @@ class ReportBuilder:
         """Records that each stage has finished."""
         self._size = InputSize(None, None)
         self._loaded_bytes = 0
-        self._prepared_tokens = self._truncated = self._nulled = self._batches = self._batched = self._splits = (
-            self._out_of_memory
-        ) = 0
+        self._prepared_tokens = self._truncated = self._split = self._chunks = self._nulled = self._batches = (
+            self._batched
+        ) = self._splits = self._out_of_memory = 0
         self._cost = self._padded_cost = self._done_cost = self._starved = 0.0
         self._busy = BusyTime()
         self._reasons: Counter[CloseReason] = Counter()
@@ -120,6 +120,8 @@ class ReportBuilder:
                 self._loaded_bytes += event.bytes if event.stage == "load" else 0
                 self._prepared_tokens += event.tokens
                 self._truncated += event.truncated
+                self._split += event.split
+                self._chunks += event.chunks
                 self._nulled += event.nulled
             case BatchFormed() | BatchDone() | BatchSplit() | StepDone():
                 self._add_engine_event(event)
@@ -249,6 +251,8 @@ class ReportBuilder:
             skipped_failed=self._skipped_failed,
             failures=dict(self._failures.most_common()),
             truncated=self._truncated,
+            split=self._split,
+            chunks=self._chunks,
             wall_s=wall,
             records_per_s=records / wall if wall > 0 else 0.0,
             tokens=tokens,

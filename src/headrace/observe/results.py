@@ -66,6 +66,9 @@ class Report:
     failures: Mapping[str, int]
     """Failed records by reason."""
     truncated: int
+    split: int
+    """Records longer than the model's maximum, that were computed in chunks."""
+    chunks: int
     wall_s: float
     records_per_s: float
     """Of this run, including failed records."""

@@ -50,8 +50,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
     lines += [("left out of input", str(left_out)) for left_out in report.left_out]
     if report.damaged:
         lines.append(("made anew", _damaged(report)))
-    if report.truncated:
-        lines.append(("truncated", f"{report.truncated:,} records cut to the model's maximum length"))
+    lines += _too_long(report)
     if report.nulled:
         lines.append(("written as null", f"{report.nulled:,} numbers that are NaN or infinite"))
     lines += [
@@ -147,6 +146,15 @@ def _batches(report: Report) -> list[tuple[str, str]]:
 
 def _title(report: Report) -> str:
     return f"headrace run: {report.state}"
+
+
+def _too_long(report: Report) -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    if report.truncated:
+        lines.append(("truncated", f"{report.truncated:,} records cut to the model's maximum length"))
+    if report.split:
+        lines.append(("split", f"{report.split:,} records longer than the model's maximum: {report.chunks:,} chunks"))
+    return lines
 
 
 def _records(report: Report) -> str:

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding, Transformer
 
 from headrace.device.placement import choose_device, choose_dtype
-from headrace.engines.heads import VectorHead, matryoshka_dimensions
+from headrace.engines.heads import ChunkJoin, VectorHead, matryoshka_dimensions
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, find_folder
 from headrace.engines.quantizing import OutputDtype, check_output_dtype, length_of
@@ -20,8 +20,9 @@ from headrace.engines.text import static
 from headrace.engines.text.encoders import by_length, tune
 from headrace.engines.text.prompts import Prompts, chosen_prompt
 from headrace.engines.text.quantizing import Quantize, check_quantize, to_int8
+from headrace.engines.text.splitting import LongTexts, TooLong
 from headrace.engines.text.tasks import TextEngine
-from headrace.engines.text.tokenizing import TextTokens, TooLong, choose_length, usable_positions
+from headrace.engines.text.tokenizing import TextTokens, choose_length, usable_positions
 from headrace.engines.torch_network import TorchNetwork, loading
 from headrace.errors import ConfigError, EngineError
 
@@ -41,7 +42,9 @@ class EmbeddingEngine(TextEngine):
             "float16" or "bfloat16".
         quantize: "int8" to multiply 8-bit integers in the encoder's linear layers (needs the extra quantize).
         max_model_len: in tokens; None for the model's limit.
-        on_too_long: truncate a longer text, or fail its record.
+        on_too_long: truncate a longer text, fail its record, or split it into chunks.
+        chunk_overlap: tokens that neighbouring chunks have in common; None for none.
+        chunk_join: how the outputs for the chunks become one; None for the default of the task.
         truncate_dim: number of leading components to keep (Matryoshka models); only normalised again with `normalize`.
         normalize: scale each vector to length 1. A model may do that by itself.
         output_dtype: "float32", "int8", "uint8", "binary" or "ubinary"; see `quantizing.quantized`.
@@ -63,6 +66,8 @@ class EmbeddingEngine(TextEngine):
         quantize: Quantize = None,
         max_model_len: int | None = None,
         on_too_long: TooLong = "truncate",
+        chunk_overlap: int | None = None,
+        chunk_join: ChunkJoin | None = None,
         truncate_dim: int | None = None,
         normalize: bool = False,
         output_dtype: OutputDtype = "float32",
@@ -71,6 +76,7 @@ class EmbeddingEngine(TextEngine):
         trust_remote_code: bool = False,
     ) -> None:
         check_output_dtype(output_dtype)  # before the model is loaded
+        long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
         folder = find_folder(model)
         check_tokenizer(folder)
         place = choose_device(device)
@@ -91,7 +97,7 @@ class EmbeddingEngine(TextEngine):
             max_model_len,
         )
         prompts = prompts_of(module, prompt_name, prompt)
-        tokens = TextTokens(tokenizer, length, on_too_long, prompts=prompts, pad_id=config.get("pad_token_id"))
+        tokens = TextTokens(tokenizer, length, long_texts, prompts=prompts, pad_id=config.get("pad_token_id"))
         inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
         facts: dict[str, object] = {"engine": "embedding", "dimension": dimension}
         # Left out at their defaults, as before these options existed: an older output can be continued.

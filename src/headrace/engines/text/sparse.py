@@ -18,8 +18,9 @@ from headrace.engines.model_folder import check_tokenizer, named_folder
 from headrace.engines.network import Rows
 from headrace.engines.text.embedding import load, prompts_of
 from headrace.engines.text.encoders import by_length
+from headrace.engines.text.splitting import LongTexts, TooLong
 from headrace.engines.text.tasks import TextEngine
-from headrace.engines.text.tokenizing import TextTokens, TooLong, choose_length, usable_positions
+from headrace.engines.text.tokenizing import TextTokens, choose_length, usable_positions
 from headrace.engines.torch_network import TorchNetwork
 
 _BATCH_WEIGHTS = 1 << 26
@@ -92,7 +93,9 @@ class SparseEngine(TextEngine):
         config = module[0].config.to_dict()
         shortest = module.tokenizer.num_special_tokens_to_add() + 1
         length = choose_length([module.max_seq_length], usable_positions(config), shortest, max_model_len)
-        tokens = TextTokens(module.tokenizer, length, on_too_long, prompts=prompts, pad_id=config.get("pad_token_id"))
+        tokens = TextTokens(
+            module.tokenizer, length, LongTexts(on_too_long), prompts=prompts, pad_id=config.get("pad_token_id")
+        )
         inputs = frozenset(module.tokenizer.model_input_names) | {"input_ids", "attention_mask"}
         network = TorchNetwork(folder, module, place, _caller(module, most), inputs, by_length(module[0].model))
         facts: dict[str, object] = {"engine": "sparse-embedding", "max_active_dims": most}

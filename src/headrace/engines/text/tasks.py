@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from headrace.device.forward import ForwardMeter
-from headrace.engines.base import Prepared
+from headrace.engines.base import Chunks, Part, Prepared
 from headrace.engines.heads import (
     Classification,
     Function,
     Head,
+    JoiningHead,
     LabelHead,
+    RowJoin,
     ScoreHead,
     apply,
     label_function,
@@ -23,6 +25,7 @@ from headrace.engines.model_config import ModelConfig
 from headrace.engines.network import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
 from headrace.engines.profile import EngineProfile
 from headrace.engines.text.padding import TextRows
+from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.tokenizing import TextTokens, Tokens
 from headrace.errors import ConfigError
 
@@ -41,13 +44,16 @@ class TextEngine:
     """
 
     def __init__(self, network: Network, tokens: TextTokens, head: Head, facts: Mapping[str, object]) -> None:
+        self._join = _row_join(head, tokens.long_texts)
         self.network = network
         self.tokens = tokens
+        if self._join is not None:
+            tokens.split_with(self._join)
         self._rows = TextRows(network, tokens)
         self._head = head
         self._facts = facts
         budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
-        self.profile = replace(_profile(network, tokens, budget), tokenizes=True)
+        self.profile = replace(_profile(network, tokens, budget), tokenizes=True, splits=tokens.long_texts.splits)
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an output. Reads all of the model's files."""
@@ -56,7 +62,8 @@ class TextEngine:
             **self.network.describe(),
             **self._rows.describe(),
             "max_model_len": self.tokens.max_model_len,
-            "on_too_long": self.tokens.on_too_long,
+            **self.tokens.long_texts.describe(),
+            **({} if self._join is None else {"chunk_join": self._join.how}),
         }
 
     def hardware(self) -> Mapping[str, object]:
@@ -71,7 +78,7 @@ class TextEngine:
         """See `TunableEngine.forward_meter`."""
         return self.network.meter
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception]:
         """See `TextTokens.prepare`."""
         return self.tokens.prepare(inputs)
 
@@ -87,8 +94,8 @@ class TextEngine:
         """See `TokenizingEngine.token_strings`."""
         return self.tokens.token_strings(ids)
 
-    def forward(self, batch: list[Tokens]) -> Sequence[object]:
-        """One output per text.
+    def forward(self, batch: list[Tokens | Part[Tokens]]) -> Sequence[object]:
+        """One output per text; for a part of a long text, its row.
 
         Raises:
             EngineOutOfMemoryError: the batch does not fit on the device.
@@ -96,7 +103,14 @@ class TextEngine:
         """
         if not batch:
             return []
-        return self._head(self._rows(batch))
+        rows = self._rows([item.payload if isinstance(item, Part) else item for item in batch])
+        outputs = self._head(rows)
+        if not any(isinstance(item, Part) for item in batch):
+            return outputs
+        return [
+            row.copy() if isinstance(item, Part) else output
+            for item, row, output in zip(batch, rows, outputs, strict=True)
+        ]
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
@@ -117,6 +131,8 @@ class ZeroShotEngine:
     """
 
     def __init__(self, network: Network, tokens: TextTokens, candidates: Candidates, config: ModelConfig) -> None:
+        if tokens.long_texts.splits:
+            raise ConfigError(_NO_SPLIT)
         self.network = network
         self.tokens = tokens
         self._rows = TextRows(network, tokens)
@@ -136,7 +152,7 @@ class ZeroShotEngine:
             **self.network.describe(),
             **self._rows.describe(),
             "max_model_len": self.tokens.max_model_len,
-            "on_too_long": self.tokens.on_too_long,
+            **self.tokens.long_texts.describe(),
             "labels": list(self._candidates.labels),
             "template": self._candidates.template,
             "multi_label": self._candidates.multi_label,
@@ -164,6 +180,7 @@ class ZeroShotEngine:
         for pair in self.tokens.prepare([(value, hypothesis) for hypothesis in self._candidates.hypotheses]):
             if isinstance(pair, Exception):
                 return pair
+            assert not isinstance(pair.payload, Chunks), "no join was given"
             rows.append(pair.payload)
             truncated = truncated or pair.truncated
         return Prepared(rows, cost=len(rows) * max(row.shape[1] for row in rows), truncated=truncated)
@@ -257,6 +274,22 @@ def scorer(network: Network, tokens: TextTokens, config: ModelConfig) -> TextEng
     if function is None:
         raise ConfigError(f"the model's activation {name} is unknown; known: {', '.join(_ACTIVATIONS)}")
     return TextEngine(network, tokens, ScoreHead(function), {"engine": "score", "scores": function})
+
+
+_NO_SPLIT = "on_too_long is 'split', which this task does not have; it must be 'truncate' or 'error'"
+
+
+def _row_join(head: Head, long_texts: LongTexts) -> RowJoin | None:
+    """What joins the rows of a text's chunks; None if no text is split."""
+    if not long_texts.splits:
+        return None
+    if not isinstance(head, JoiningHead):
+        raise ConfigError(_NO_SPLIT)
+    how = long_texts.chunk_join or head.joins[0]
+    if how not in head.joins:
+        known = " or ".join(map(repr, head.joins))
+        raise ConfigError(f"chunk_join is {how!r}; this task joins the outputs for the chunks of a text by {known}")
+    return RowJoin(head, how)
 
 
 def _entailment_columns(config: ModelConfig) -> tuple[int, int]:

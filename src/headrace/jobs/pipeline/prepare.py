@@ -179,8 +179,13 @@ class Preparation:
             done.work.append(Work(kept, row.data, payload, cost, attempt, mapped.data if sees else None, key, size))
             done.tokens += cost if in_tokens else 0
             done.truncated += prepared.truncated
+            done.split += prepared.parts > 0
+            done.chunks += prepared.parts
         ended = time.monotonic()
-        event = StageDone("prepare", len(rows), ended - started, ended, tokens=done.tokens, truncated=done.truncated)
+        event = StageDone(
+            "prepare", len(rows), ended - started, ended,
+            tokens=done.tokens, truncated=done.truncated, split=done.split, chunks=done.chunks,
+        )  # fmt: skip
         return done, event
 
     def _select(

@@ -17,6 +17,7 @@ from headrace.engines.base import AnyBatchEngine, runs_batches
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
+from headrace.jobs.pipeline.chunks import parts_of
 from headrace.jobs.pipeline.infer import stream_longest_first
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.sink import sort_out
@@ -101,8 +102,12 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
 
 
 def pack(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Work]]:
-    """The batches of these records, costliest first, in a bucketing window that holds them all."""
-    batches = []
+    """The batches of these records, costliest first, in a bucketing window that holds them all.
+
+    The chunks of a long record count as records.
+    """
+    work = sorted(parts_of(work), key=lambda item: item.cost, reverse=True)
+    batches: list[Sequence[Work]] = []
     start = 0
     while start < len(work):
         longest, total, end = work[start].cost, 0.0, start
