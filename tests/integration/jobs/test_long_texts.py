@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.integration.serving.running import running
-from tests.small_models import text_model
+from tests.small_models import NLI, text_model
 
 import headrace
 from headrace.app.server import ServerSettings
@@ -28,18 +28,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return text_model(tmp_path_factory.mktemp("classifier"))
 
 
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_model(tmp_path_factory.mktemp("encoder"), head=False)
+
+
 def texts() -> list[str]:
     some = random.Random(0)
     return [" ".join(some.choices(WORDS, k=count)) for count in (7, 300, 20, 9_000, 126, 127)]
 
 
-def test_a_long_document_is_in_many_batches_and_has_the_mean_of_its_chunks(folder: Path, tmp_path: Path) -> None:
+def test_a_long_document_is_in_many_batches_and_has_the_mean_of_its_chunks(encoder: Path, tmp_path: Path) -> None:
     batches: list[int] = []
     rows = [{"id": n, "text": text} for n, text in enumerate(texts())]
     report = headrace.run(
         rows,
         sink=tmp_path / "out.jsonl",
-        model=folder,
+        model=encoder,
         progress=False,
         batch_size=8,
         listeners=[lambda event: batches.append(event.size) if isinstance(event, BatchDone) else None],
@@ -50,7 +55,7 @@ def test_a_long_document_is_in_many_batches_and_has_the_mean_of_its_chunks(folde
     assert (report.split, report.chunks) == (3, 3 + 75 + 2)
     assert sum(batches) == 3 + 80
     assert max(batches) <= 8
-    engine = create("embed", folder, **{key: SPLIT[key] for key in ("device", "dtype")})
+    engine = create("embed", encoder, **{key: SPLIT[key] for key in ("device", "dtype")})
     ids = engine.tokenize(texts()[1], False)
     chunks = [ids[start : start + 126] for start in range(0, len(ids) - 5, 121)]
     payloads = [np.array([[101, *chunk, 102]], dtype=np.int32) for chunk in chunks]
@@ -76,11 +81,11 @@ def test_labels_are_joined_by_the_scores_of_the_chunks(folder: Path, tmp_path: P
     )
 
 
-def test_a_server_gives_the_vectors_of_a_job(folder: Path, tmp_path: Path) -> None:
+def test_a_server_gives_the_vectors_of_a_job(encoder: Path, tmp_path: Path) -> None:
     rows = [{"id": n, "text": text} for n, text in enumerate(texts())]
-    headrace.run(rows, sink=tmp_path / "out.jsonl", model=folder, progress=False, **SPLIT)
+    headrace.run(rows, sink=tmp_path / "out.jsonl", model=encoder, progress=False, **SPLIT)
     expected = [json.loads(line)["embedding"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    with running(ServerSettings(EngineConfig("embed", str(folder), engine_options=SPLIT))) as server:
+    with running(ServerSettings(EngineConfig("embed", str(encoder), engine_options=SPLIT))) as server:
         answer = server.post("/v1/embeddings", {"input": texts()}).json()
     assert "truncated_inputs" not in answer["usage"]
     for entry, vector in zip(answer["data"], expected, strict=True):
@@ -98,7 +103,9 @@ def test_a_server_gives_the_vectors_of_a_job(folder: Path, tmp_path: Path) -> No
         ("zero-shot", {"on_too_long": "split", "labels": "a,b"}, "this task does not have"),
     ],
 )
-def test_what_cannot_be_had_is_refused(task: str, options: dict[str, Any], words: str, tmp_path: Path) -> None:
-    folder = text_model(tmp_path / "nli", ("contradiction", "neutral", "entailment"))
+def test_what_cannot_be_had_is_refused(
+    task: str, options: dict[str, Any], words: str, encoder: Path, tmp_path: Path
+) -> None:
+    folder = encoder if task == "embed" else text_model(tmp_path / "nli", NLI)
     with pytest.raises(ConfigError, match=words):
         create(task, folder, device="cpu", **options)
