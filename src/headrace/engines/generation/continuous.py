@@ -229,6 +229,11 @@ class GenerationEngine:
         ask = record.ask if isinstance(record, Resumed) else record
         return len(ask.prompt) + 1, len(ask.prompt) + ask.sampling.max_tokens
 
+    def group(self, record: TokenizedRequest | Resumed) -> int:
+        """The first page of the prompt, which requests of one kind have in common."""
+        ask = record.ask if isinstance(record, Resumed) else record
+        return hash(ask.prompt[:_PAGE])
+
     def follow(self, payload: TokenizedRequest, listener: Callable[[str], None]) -> TokenizedRequest:
         """The same request, with `listener` called with the partial answer."""
         return replace(payload, listener=listener)

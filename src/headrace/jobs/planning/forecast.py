@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 import shutil
 import time
@@ -18,7 +19,7 @@ from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
 from headrace.jobs.pipeline.chunks import parts_of
-from headrace.jobs.pipeline.infer import stream_longest_first
+from headrace.jobs.pipeline.infer import expected_cost, stream_longest_first
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.sink import sort_out
 from headrace.jobs.pipeline.work import Work
@@ -88,7 +89,8 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
         seconds, done = _measure(job.engine, pack(work, profile), profile)
     else:
         seconds, done = asyncio.run(_run_some(job, work[:: max(1, len(work) // _REQUESTS)]))
-        seconds *= len(work) / len(done)
+        expected = expected_cost(job.batcher) or operator.attrgetter("cost")
+        seconds *= sum(map(expected, work)) / sum(expected(item) for item, _ in done)
     engine_s = seconds / len(work) * good
     rows, _ = sort_out(_finished(job, done), job.output.writer.encode)
     row_bytes = len(job.output.writer.encode(rows)) / max(1, len(rows))
