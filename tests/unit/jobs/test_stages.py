@@ -33,6 +33,13 @@ def test_runs_are_alike_the_costliest_come_first_and_nothing_is_lost(costs: list
         assert positions == sorted(positions)
 
 
+def test_what_is_expected_to_be_long_at_its_end_comes_first() -> None:
+    expected = {0: 70.0, 1: 900.0, 2: 80.0, 3: 900.0}
+    some = [work(0, 5), work(1, 5), work(2, 9), work(3, 5)]
+    runs = list(longest_first(some, lambda item: expected[item.record.position]))
+    assert [[item.record.position for item in run] for run in runs] == [[1, 3], [2], [0]]
+
+
 def test_a_run_is_bounded() -> None:
     runs = list(longest_first([work(position, 1) for position in range(2 * MAX_RUN + 3)]))
     assert [len(run) for run in runs] == [MAX_RUN, MAX_RUN, 3]

@@ -19,6 +19,9 @@ _ENOUGH_ALIKE = 8
 _KINDS = 512
 """How many kinds of records to keep; those that are not used are forgotten."""
 
+_NAMES = ("start", "limit", "group")
+"""What the records of one kind have in common."""
+
 _SMOOTHING = 0.05
 """Weight of the latest record in the comparison of predictions."""
 
@@ -51,7 +54,10 @@ class Growth:
             return
         share = min(max((final - start) / (most - start), 0.0), 1.0)
         usual = abs(self._all.beyond(0.0) - share)
-        for name, value in _kinds_of(start, most, group):
+        for name in _NAMES:
+            value = _kind(name, start, most, group)
+            if value is None:
+                continue
             shares = self._kinds.setdefault((name, value), _Shares())
             self._kinds.move_to_end((name, value))
             if len(shares) >= _ENOUGH_ALIKE:
@@ -79,7 +85,7 @@ class Growth:
             return max(most, held)
         shares = self._all
         if self._best is not None:
-            alike = self._kinds.get((self._best, dict(_kinds_of(start, most, group)).get(self._best)))
+            alike = self._kinds.get((self._best, _kind(self._best, start, most, group)))
             shares = alike if alike is not None and len(alike) >= _ENOUGH_ALIKE else shares
         mean = shares.beyond((held - start) / (most - start) if held > start else 0.0)
         likely = start + (most - start) * mean
@@ -117,11 +123,8 @@ class _Shares:
         return self._sums[longer] / longer
 
 
-def _kinds_of(start: float, most: float, group: Hashable) -> list[tuple[str, Hashable]]:
-    """What a record is alike in to others: the sizes within a factor of about 1.4."""
-    kinds: list[tuple[str, Hashable]] = [("start", _size(start)), ("limit", _size(most - start))]
-    return kinds if group is None else [*kinds, ("group", group)]
-
-
-def _size(cost: float) -> int:
-    return round(2 * math.log2(max(cost, 1.0)))
+def _kind(name: str, start: float, most: float, group: Hashable) -> Hashable:
+    """What a record has in common with those of its kind: a size within a factor of about 1.4, or the group."""
+    if name == "group":
+        return group
+    return round(2 * math.log2(max(start if name == "start" else most - start, 1.0)))
