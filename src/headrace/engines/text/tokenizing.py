@@ -276,7 +276,7 @@ class TextTokens:
             again, ids = (second, first) if place == 0 else (first, second)
             room, sample = self._pair_room, self._pair_sample or self._sample
         room -= len(again)
-        if self.long_texts.overlap >= max(room, 1):
+        if self.long_texts.overlap >= room:
             return RecordError(
                 f"the text cannot be split: {len(again):,} tokens of its prompt, or of the shorter text of the pair, "
                 f"must be in each chunk, which leaves room for {max(room, 0):,}; chunk_overlap is "
