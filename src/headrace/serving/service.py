@@ -24,6 +24,7 @@ from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
 from headrace.serving.limits import ServeLimits
 from headrace.serving.tokens import Tokens
+from headrace.serving.tracing import RequestSpan
 
 ValueT = TypeVar("ValueT")
 ResultT = TypeVar("ResultT")
@@ -53,6 +54,8 @@ class Call:
     request_id: str = ""
     listener: Listener | None = None
     """Receives events about streamed answers."""
+    span: RequestSpan | None = None
+    """Traces the request."""
 
 
 class InFlight:
@@ -78,6 +81,8 @@ class InFlight:
         self._done = False
 
     def __enter__(self) -> Self:
+        if self._call.span is not None:
+            self._call.span.asked(self._service.name, self._service.task, self._values)
         self._service.admission.reserve(len(self._values), self._size, self._call.timeout_s)
         self.scope = CancelScope(self._call.receive, self._call.timeout_s)
         return self
@@ -109,7 +114,9 @@ class InFlight:
     def answered(self, outputs: Sequence[object]) -> Answers:
         """Count the answers that the client receives."""
         self._done = True
-        self._service.tokens.count(outputs, self._cost)
+        read, generated = self._service.tokens.count(outputs, self._cost)
+        if self._call.span is not None:
+            self._call.span.answered(outputs, read, generated)
         return Answers(outputs, self._cost, self._truncated)
 
     def __exit__(
@@ -199,6 +206,7 @@ class Service:
         self._followable = engine if can_be_followed(engine) else None
         self._on_dead = on_dead
         self._dead = False
+        self._traces_batches = profile.batching == "batches"
         self._light = not task.startswith("image-")  # decoding an image takes milliseconds, whatever its cost
         self._pool = ThreadPoolExecutor(2, "headrace-prepare")
 
@@ -275,7 +283,10 @@ class Service:
         if isinstance(entry.payload, Chunks):
             return asyncio.ensure_future(joined(entry.payload, partial(self._part, call=call)))
         estimate = self.profile.estimate(entry.cost)
-        return self.batcher.submit_nowait(entry.payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
+        payload = entry.payload
+        if call.span is not None and self._traces_batches:
+            payload = call.span.carried(payload)
+        return self.batcher.submit_nowait(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
 
     async def _part(self, payload: object, cost: int, call: Call) -> object:
         """The output of one part of a record, which waits for room in the queue."""
