@@ -262,11 +262,8 @@ class GenerationEngine:
         """
         if self._lm.model is None:
             raise EngineDeadError("the generation engine is closed; create a new one")
-        if self._ranks is None:
+        with self._ranks.step() if self._ranks is not None else contextlib.nullcontext():
             self._run_step()
-        else:
-            with self._ranks.step():
-                self._run_step()
         finished = [*self._ended(), *self._stopped()]
         self._call_listeners()
         return finished
