@@ -15,7 +15,7 @@ from headrace.engines.model_folder import check_tokenizer, named_folder
 from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.text.encoders import by_length, tune
 from headrace.engines.text.quantizing import Quantize, check_quantize, to_int8
-from headrace.engines.text.splitting import LongTexts, TooLong
+from headrace.engines.text.splitting import LongTexts, TooLong, not_split
 from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.tokenizing import tokens_for
 from headrace.engines.torch_network import TorchNetwork, load_pretrained, loading
@@ -97,7 +97,7 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     """
     candidates = Candidates(labels, hypothesis_template, multi_label)
     network, tokenizer, config = _load(model, device, dtype, quantize)
-    tokens = tokens_for(tokenizer, config, "premise", max_model_len, LongTexts(on_too_long))
+    tokens = tokens_for(tokenizer, config, "premise", max_model_len, not_split(on_too_long))
     return ZeroShotEngine(network, tokens, candidates, config)
 
 

@@ -67,3 +67,14 @@ class LongTexts:
         """Where the chunks of a text are: each but the last has `room` tokens. `check_room` was called."""
         for start in range(0, max(tokens - self.overlap, 1), room - self.overlap):
             yield slice(start, min(start + room, tokens))
+
+
+def not_split(on_too_long: TooLong) -> LongTexts:
+    """The choice for an engine that splits no texts.
+
+    Raises:
+        ConfigError: they are to be split.
+    """
+    if on_too_long == "split":
+        raise ConfigError("on_too_long is 'split', which this task or engine does not have; use 'truncate' or 'error'")
+    return LongTexts(on_too_long)

@@ -25,7 +25,7 @@ from headrace.engines.model_config import ModelConfig
 from headrace.engines.network import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
 from headrace.engines.profile import EngineProfile
 from headrace.engines.text.padding import TextRows
-from headrace.engines.text.splitting import LongTexts
+from headrace.engines.text.splitting import LongTexts, not_split
 from headrace.engines.text.tokenizing import TextTokens, Tokens
 from headrace.errors import ConfigError
 
@@ -37,19 +37,28 @@ class TextEngine:
     """One output per text, or per pair of texts.
 
     Args:
-        network: returns one row per text.
+        network: returns one row per text, or per token.
         tokens: converts texts to the network's input.
         head: converts rows to outputs.
         facts: further facts that determine the output, such as the engine's name and parameters.
+        per_token: whether the network returns one row per token; a subclass then makes the outputs.
     """
 
-    def __init__(self, network: Network, tokens: TextTokens, head: Head, facts: Mapping[str, object]) -> None:
-        self._join = _row_join(head, tokens.long_texts)
-        self.network = network
-        self.tokens = tokens
+    def __init__(
+        self,
+        network: Network,
+        tokens: TextTokens,
+        head: Head,
+        facts: Mapping[str, object],
+        *,
+        per_token: bool = False,
+    ) -> None:
+        self._join = _row_join(head, tokens.long_texts, per_token)
         if self._join is not None:
             tokens.split_with(self._join)
-        self._rows = TextRows(network, tokens)
+        self.network = network
+        self.tokens = tokens
+        self._rows = TextRows(network, tokens, per_token=per_token)
         self._head = head
         self._facts = facts
         budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
@@ -103,14 +112,18 @@ class TextEngine:
         """
         if not batch:
             return []
-        rows = self._rows([item.payload if isinstance(item, Part) else item for item in batch])
-        outputs = self._head(rows)
+        whole = [item.payload if isinstance(item, Part) else item for item in batch]
+        rows = self._rows(whole)
+        outputs = self._outputs(whole, rows)
         if not any(isinstance(item, Part) for item in batch):
             return outputs
         return [
             row.copy() if isinstance(item, Part) else output
             for item, row, output in zip(batch, rows, outputs, strict=True)
         ]
+
+    def _outputs(self, batch: list[Tokens], rows: Rows) -> Sequence[object]:  # noqa: ARG002 - for subclasses
+        return self._head(rows)
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
@@ -131,8 +144,6 @@ class ZeroShotEngine:
     """
 
     def __init__(self, network: Network, tokens: TextTokens, candidates: Candidates, config: ModelConfig) -> None:
-        if tokens.long_texts.splits:
-            raise ConfigError(_NO_SPLIT)
         self.network = network
         self.tokens = tokens
         self._rows = TextRows(network, tokens)
@@ -249,18 +260,33 @@ class Candidates:
 
 def classifier(network: Network, tokens: TextTokens, config: ModelConfig, top_labels: int | None = None) -> TextEngine:
     """Create a classifier of texts or text pairs."""
-    names = label_names(config)
-    function = label_function(config, len(names))
-    return TextEngine(
-        network,
-        tokens,
-        LabelHead(names, function, top_labels),
-        {"engine": "classification", "labels": names, "scores": function, "top_labels": top_labels},
-    )
+    return TextEngine(network, tokens, *label_head(config, top_labels))
 
 
 def scorer(network: Network, tokens: TextTokens, config: ModelConfig) -> TextEngine:
     """Create a cross-encoder: one score per pair.
+
+    Raises:
+        ConfigError: as `score_head`.
+    """
+    return TextEngine(network, tokens, *score_head(config))
+
+
+def label_head(config: ModelConfig, top_labels: int | None) -> tuple[Head, dict[str, object]]:
+    """The head of a classifier, by its config.json, and the facts that determine its output."""
+    names = label_names(config)
+    function = label_function(config, len(names))
+    facts: dict[str, object] = {
+        "engine": "classification",
+        "labels": names,
+        "scores": function,
+        "top_labels": top_labels,
+    }
+    return LabelHead(names, function, top_labels), facts
+
+
+def score_head(config: ModelConfig) -> tuple[Head, dict[str, object]]:
+    """The head of a cross-encoder, by its config.json, and the facts that determine its output.
 
     Raises:
         ConfigError: the model has more than one output, or an unknown activation.
@@ -273,18 +299,16 @@ def scorer(network: Network, tokens: TextTokens, config: ModelConfig) -> TextEng
     function = _ACTIVATIONS.get(name.rpartition(".")[2])
     if function is None:
         raise ConfigError(f"the model's activation {name} is unknown; known: {', '.join(_ACTIVATIONS)}")
-    return TextEngine(network, tokens, ScoreHead(function), {"engine": "score", "scores": function})
+    return ScoreHead(function), {"engine": "score", "scores": function}
 
 
-_NO_SPLIT = "on_too_long is 'split', which this task does not have; it must be 'truncate' or 'error'"
-
-
-def _row_join(head: Head, long_texts: LongTexts) -> RowJoin | None:
+def _row_join(head: Head, long_texts: LongTexts, per_token: bool) -> RowJoin | None:
     """What joins the rows of a text's chunks; None if no text is split."""
     if not long_texts.splits:
         return None
-    if not isinstance(head, JoiningHead):
-        raise ConfigError(_NO_SPLIT)
+    if per_token or not isinstance(head, JoiningHead):
+        not_split(long_texts.on_too_long)
+    assert isinstance(head, JoiningHead), "refused above"
     how = long_texts.chunk_join or head.joins[0]
     if how not in head.joins:
         known = " or ".join(map(repr, head.joins))
