@@ -174,6 +174,25 @@ def test_a_job_that_is_stopped_again_and_again_computes_no_sorted_row_twice(larg
         assert large.sink.read_bytes() == in_input_order(large).read_bytes()
 
 
+def test_an_input_that_changes_while_its_rows_are_sorted_is_named(
+    large: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = Path(large.source).read_bytes()
+
+    def change(folder: Path) -> int:
+        Path(large.source).write_bytes(content + b"{}\n")
+        return 1 << 30
+
+    monkeypatch.setattr(ordering, "_free", change)
+    with pytest.raises(JobError, match=r"in\.jsonl changed while it was read"):
+        large.run()
+    Path(large.source).write_bytes(content)
+    monkeypatch.undo()
+    assert large.run(ignore_changes=True) == JobEnd("finished", 3002, 2)
+    assert large.computed == 3000
+    assert large.sink.read_bytes() == in_input_order(large).read_bytes()
+
+
 def test_rows_of_which_none_begin_alike_are_not_sorted_on_disk(large: Runner) -> None:
     write_rows(large.source, [{"id": n, "text": f"{n} " + "word " * 40} for n in range(3000)])
     large.run()
