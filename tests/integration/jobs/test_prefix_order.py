@@ -209,18 +209,25 @@ def test_a_disk_without_room_leaves_the_windows_of_the_input(
     assert "has only 0.0 GB free to sort the rows by prompt: they are sorted in windows of the input" in record.message
 
 
-@pytest.mark.parametrize("how", ["fills up", "refuses"])
+@pytest.mark.parametrize("how", ["fills up", "refuses", "cannot be written"])
 def test_a_disk_that_fills_up_while_rows_are_sorted_costs_only_order(
     large: Runner, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if how == "fills up":
         monkeypatch.setattr(ordering, "_LEAST_RUNS", 0)
         monkeypatch.setattr(ordering, "_free", lambda folder: 500_000)
-    else:
+    elif how == "refuses":
         monkeypatch.setattr(spill.Spill, "_write", raising(OSError(28, "No space left on device")))
+    else:
+        monkeypatch.setattr(spill.Spill, "__init__", raising(OSError(30, "Read-only file system")))
     assert large.run() == JobEnd("finished", 3002, 2)
-    reason = "half of the free disk is used" if how == "fills up" else "No space left on device"
-    assert reason in caplog.records[0].message
+    reasons = {
+        "fills up": "together: half of the free disk is used",
+        "refuses": "together: the rows cannot be stored: No space left on device",
+        "cannot be written": "Read-only file system",
+    }
+    assert caplog.records[0].message.endswith(reasons[how])
+    assert how == "fills up" or len(caplog.records) == 1, "said once"
     assert large.computed == 3000
     assert large.sink.read_bytes() == in_input_order(large).read_bytes()
 

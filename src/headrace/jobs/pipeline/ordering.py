@@ -251,14 +251,21 @@ class Ordering:
     def _sorted(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         """The other rows in windows that are sorted on disk; stops reading where the disk has no more room."""
         self._sorts = False
-        most = _free(self._windows.disk) // 2
-        with Spill(self._windows.disk, self._prompt, self.room, most) as spill:
+        disk = self._windows.disk
+        try:
+            spilled = Spill(disk, self._prompt, self.room, _free(disk) // 2)
+        except OSError as error:
+            self._length = Length()
+            logger.warning("headrace: the rows cannot be sorted by prompt in %s: %s", disk, error.strerror)
+            return
+        with spilled as spill:
             for chunk in chunks:
                 if chunk.left_out:
                     yield Chunk((), (), 0, chunk.left_out)
                 spill.add(chunk)
                 if spill.full:
-                    logger.warning("headrace: %d records are sorted by prompt together: %s", spill.rows, spill.full)
+                    logger.warning("headrace: only %d records are sorted together: %s", spill.rows, spill.full)
+                    self._length = Length() if spill.failed else self._length
                     break
             if self._ended:
                 return
