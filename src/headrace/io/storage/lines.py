@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import itertools
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -86,12 +87,19 @@ def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
 
 def rearranged(runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
     """Lines of several runs of files as new texts: see `PartWriter.rearrange`."""
-    # Each file is read whole and closed: there may be more runs than a process may open files.
-    readers = [itertools.chain.from_iterable(list(lines_of([path])) for path in paths) for paths in runs]
+    readers = [itertools.chain.from_iterable(map(_closed_lines, paths)) for paths in runs]
     for counts, orders in takes:
         lines = [line for run, count in zip(readers, counts, strict=True) for line in itertools.islice(run, count)]
         for order in orders:
             yield b"".join([lines[number] for number in order])
+
+
+def _closed_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a small file, which is read and closed: there may be more files than a process may open."""
+    blocks = iter([(path.read_bytes(), 0)])
+    suffix = path.suffix
+    plain = compression.decompressed(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
+    yield from io.BytesIO(b"".join(block for block, _ in plain))
 
 
 def full_lines(lines: list[bytes]) -> list[bytes]:
