@@ -17,7 +17,7 @@ import headrace
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, JobError, RecordError
-from headrace.events import BatchDone, DuplicatesFound, Event, OrderChosen, PartDamaged
+from headrace.events import BatchDone, DuplicatesFound, Event, OrderChosen, PartCommitted, PartDamaged
 from headrace.jobs.pipeline import ordering, spill
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.state.inspection import inspect
@@ -172,6 +172,17 @@ def test_a_job_that_is_stopped_again_and_again_computes_no_sorted_row_twice(larg
     assert large.computed == 3000
     if name != "parts":
         assert large.sink.read_bytes() == in_input_order(large).read_bytes()
+
+
+def test_rows_that_cannot_be_read_do_not_become_a_part_each(large: Runner) -> None:
+    rows = [b"broken" if number % 3 else row for number, row in enumerate(prompts(1000, 3))]
+    write_rows(large.source, rows)
+    large.limits = Limits(part_records=50, buffer_memory=1_000_000, max_error_rate=1.0)
+    assert large.run(order="prefix").failed > 2000
+    assert len(large.emitted(PartCommitted)) < 200
+    assert [letter["position"] for letter in read_errors(large.sink)] == [
+        n for n, row in enumerate(rows) if row == b"broken" or "text" not in row
+    ]
 
 
 def test_an_input_that_changes_while_its_rows_are_sorted_is_named(

@@ -204,7 +204,8 @@ class Ordering:
         del prompts
         if not is_sorted:
             self._judge(held, shared)
-        by_prefix = bool(order) and (is_sorted or self._order == "prefix" or shared.gains)
+        by_prefix = bool(order) and (self._order == "prefix" or shared.gains)
+        by_prefix |= is_sorted and bool(records or failures)  # else each row would become a part of its own
         why = f"{shared.sorted:.0%} of the prompt text repeats its neighbour by prompt"
         why += "" if is_sorted else f", {shared.as_read:.0%} as read"
         if by_prefix:
@@ -213,7 +214,7 @@ class Ordering:
                 self._windows.create(positions)
             except OSError as error:
                 why = f"the order cannot be stored: {error.strerror or error}"
-                if is_sorted:  # each row would become a part of its own
+                if is_sorted:
                     raise BrokenOffError(f"{why}; finished records are kept; run again to continue") from error
                 by_prefix = False
         if records or failures:
