@@ -85,9 +85,17 @@ def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
                 held.append(rest)
 
 
-def rearranged(runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
-    """Lines of several runs of files as new texts: see `PartWriter.rearrange`."""
-    readers = [itertools.chain.from_iterable(map(_closed_lines, paths)) for paths in runs]
+def rearranged(
+    runs: Sequence[Sequence[Path]],
+    takes: Iterable[Take],
+    rows_of: Callable[[Sequence[Path]], Iterable[bytes]] | None = None,
+) -> Iterator[bytes]:
+    """Lines, or other rows, of several runs of files as new texts: see `PartWriter.rearrange`."""
+
+    def rows(path: Path) -> Iterable[bytes]:  # closes the file: there may be more runs than a process may open files
+        return _closed_lines(path) if rows_of is None else list(rows_of([path]))
+
+    readers = [itertools.chain.from_iterable(map(rows, paths)) for paths in runs]
     for counts, orders in takes:
         lines = [line for run, count in zip(readers, counts, strict=True) for line in itertools.islice(run, count)]
         for order in orders:
@@ -95,7 +103,7 @@ def rearranged(runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterato
 
 
 def _closed_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a small file, which is read and closed: there may be more files than a process may open."""
+    """The lines of a small file, which is read and closed first."""
     blocks = iter([(path.read_bytes(), 0)])
     suffix = path.suffix
     plain = compression.decompressed(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
