@@ -132,14 +132,21 @@ class StageDone:
     """Records cut to the model's maximum length (prepare)."""
     nulled: int = 0
     """NaN and infinities written as null (write)."""
+    cpu_s: float | None = None
+    """Seconds of a core that the thread has used (prepare); None if not measured."""
+    compared: int = 0
+    """Records whose inputs were compared with those before (prepare); only the first ones are."""
+    repeated: int = 0
+    """How many of them are equal to an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineWaited:
     """A job could not go on, although its stages were ready."""
 
-    on: Literal["sink", "retry"]
-    """What it waited for: finished records that wait for the disk, or records whose next try is not due yet."""
+    on: Literal["sink", "memory", "retry"]
+    """What it waited for: finished records that wait for the disk, room in memory although the disk is not at work, or
+    records whose next try is not due yet."""
     duration_s: float
     at: float
 

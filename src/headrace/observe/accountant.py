@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,9 +34,14 @@ _KEPT = 300
 """The first and the last batches, and chunks of each stage, that are kept one by one."""
 _RECENT = 64
 """Chunks of the sink that may explain why a job waited for it."""
+_LEAST_POINTS = 10
+_LEAST_APART = 3.0
+"""Batches as far from the mean as the farthest one."""
+_ERROR = 0.1
+"""Of the duration of a batch, that its fixed part may be off by."""
 _TOGETHER = 128
 """Events that are taken in together."""
-_IDLE_OF_THE_END: frozenset[Cause] = frozenset({"other", "finish", "write"})
+_IDLE_OF_THE_END: frozenset[Cause] = frozenset({"other", "finish", "write", "memory"})
 
 _HANDLED: Shares = (("other", 1.0),)
 
@@ -97,6 +103,9 @@ class _Line:
     y: float = 0.0
     xx: float = 0.0
     xy: float = 0.0
+    yy: float = 0.0
+    least: float = math.inf
+    most: float = 0.0
 
     def add(self, x: float, y: float) -> None:
         self.count += 1
@@ -104,17 +113,25 @@ class _Line:
         self.y += y
         self.xx += x * x
         self.xy += x * y
+        self.yy += y * y
+        if x < self.least:
+            self.least = x
+        if x > self.most:
+            self.most = x
 
     def intercept(self) -> float | None:
-        """Where it begins; None if the points are too few or too close together to tell."""
-        if self.count < 10 or not self.x:
+        """Where it begins; None if the points are too few, too close together or too far from a line to tell."""
+        if self.count < _LEAST_POINTS or not self.x:
             return None
-        mean = self.x / self.count
-        spread = self.xx / self.count - mean * mean
-        if spread < (0.1 * mean) ** 2:
-            return None
-        slope = (self.xy / self.count - mean * self.y / self.count) / spread
-        return max(self.y / self.count - slope * mean, 0.0)
+        mean, duration = self.x / self.count, self.y / self.count
+        spread = self.xx - self.x * mean
+        if spread < _LEAST_APART * max(self.most - mean, mean - self.least, 1e-6 * mean) ** 2:
+            return None  # one batch unlike the others decides where the line goes
+        slope = (self.xy - mean * self.y) / spread
+        intercept = duration - slope * mean
+        noise = max(self.yy - duration * self.y - slope * slope * spread, 0.0) / (self.count - 2)
+        error = math.sqrt(noise * (1 / self.count + mean * mean / spread))  # standard error of the intercept
+        return max(intercept, 0.0) if error < _ERROR * duration else None
 
 
 @dataclass(slots=True)
@@ -261,6 +278,7 @@ class Accountant:
         self._compute(event.at, event.duration_s, (("retry" if failed or wasted else "real", 1.0),))
         self._count(event, event.finished - event.failed, event.failed, event.cost)
         self._record(event.size, event.size, event.duration_s)
+        self._line.add(event.size, event.duration_s)
         start = max(event.at - event.duration_s - self._began, 0.0)
         self._batches.add((start, event.duration_s, event.size, event.cost, event.cost, event.failed, "step"))
 
@@ -297,7 +315,7 @@ class Accountant:
 
     def _wait(self, event: PipelineWaited) -> None:
         start = event.at - event.duration_s
-        shares: Shares = (("retry", 1.0),) if event.on == "retry" else self._sink_shares(start, event.at)
+        shares = self._sink_shares(start, event.at) if event.on == "sink" else ((event.on, 1.0),)
         self._timeline.paint(start, event.at, _WAITING, shares)
 
     def _sink_shares(self, start: float, end: float) -> Shares:

@@ -26,6 +26,7 @@ _COLOURS: dict[Cause, str] = {
     "company": "#d9a514",
     "finish": "#e07b39",
     "write": "#b4487f",
+    "memory": "#8c5a3c",
     "draining": "#a9bfd6",
     "idle": "#e6eaf0",
     "other": "#d5dae2",

@@ -15,6 +15,7 @@ Cause: TypeAlias = Literal[
     "company",
     "finish",
     "write",
+    "memory",
     "draining",
     "idle",
     "other",
@@ -30,6 +31,7 @@ prepare   idle: the next records are being prepared
 company   idle: the batcher holds records back, to let more join them
 finish    idle: results are being finished and encoded faster than they can be
 write     idle: finished results wait for the disk
+memory    idle: as many records as allowed are in memory
 draining  idle: after the last batch
 idle      idle: a server has no request
 other     idle, for no cause that an event tells
@@ -46,6 +48,7 @@ LABELS: Mapping[Cause, str] = {
     "company": "waiting for company",
     "finish": "blocked by finish",
     "write": "blocked by write",
+    "memory": "memory limit reached",
     "draining": "draining",
     "idle": "no requests",
     "other": "other",

@@ -23,6 +23,7 @@ _COLOURS: Mapping[Cause, str] = {
     "company": "yellow",
     "finish": "dark_orange",
     "write": "magenta",
+    "memory": "orange4",
     "draining": "light_steel_blue3",
     "idle": "grey50",
     "other": "grey50",

@@ -3,7 +3,7 @@
 const CAUSES = {
   real: "computing records", padding: "computing padding", retry: "retries and failures",
   starting: "starting (load, tune)", read: "starved by read", prepare: "starved by prepare",
-  company: "waiting for company", finish: "blocked by finish", write: "blocked by write", draining: "draining",
+  company: "waiting for company", finish: "blocked by finish", write: "blocked by write", memory: "memory limit reached", draining: "draining",
   idle: "no requests", other: "other",
 };
 const LANES = {read: "read", prepare: "prepare", device: "real", finish: "finish", write: "write"};
