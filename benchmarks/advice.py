@@ -40,9 +40,8 @@ class Paced:
         dimension: of the vectors that it returns.
     """
 
-    def __init__(  # noqa: PLR0913 - one knob for each behaviour
+    def __init__(
         self,
-        model: str | None = None,
         *,
         fixed_ms: float = 2.0,
         token_us: float = 20.0,
@@ -112,12 +111,12 @@ def paced(**engine_options: object) -> dict[str, Any]:
 
 def cases() -> list[Case]:
     """All of them."""
-    slow_prepare = Settings(1_000, options=paced(prepare_ms=4, token_us=30))
+    slow_prepare = Settings(1_500, options=paced(prepare_ms=4, token_us=30))
     small = Settings(6_000, options=paced(fixed_ms=10, token_us=10))
     memory = Settings(2_000, options=paced(token_us=30, room=6_000)).with_options(batch_size=1_000)
     padded = Settings(800, options=paced(), words=(1, 500))
-    lines = Settings(20_000, options=paced(token_us=3, dimension=384))
-    held = Settings(4_000, options=paced())
+    lines = Settings(8_000, options=paced(token_us=3, dimension=384))
+    held = Settings(3_000, options=paced())
     equal = Settings(6_000, options=paced(), copies=20)
     embed = Settings(600, options={"task": "embed", "dtype": "float32"})
     return [
@@ -139,14 +138,14 @@ def cases() -> list[Case]:
         ),
         Case("vectors as text (-o vectors.jsonl)", replace(lines, suffix=".jsonl"), lines),
         Case(
-            "little room for records (--buffer-memory 100 kB)",
-            replace(held, limits=Limits(buffer_memory=100_000)),
+            "little room for records (--buffer-memory 50 kB)",
+            replace(held, limits=Limits(buffer_memory=50_000)),
             held,
         ),
         Case("equal records computed again (--no-dedupe)", equal, equal.with_options(dedupe=True)),
         Case(
-            "MiniLM, batches of 2 (--batch-size 2)",
-            embed.with_options(batch_size=2),
+            "MiniLM, one record at a time (--batch-size 1)",
+            embed.with_options(batch_size=1),
             embed.with_options(batch_tokens=4_096),
         ),
         Case(
@@ -225,7 +224,7 @@ def measured(case: Case, folder: Path) -> list[Any]:
             )
             break
         before = seconds(found)
-        print("   ", case.name, "|", advice["text"], file=sys.stderr)
+        print(f"  {case.name}: {advice['text']}", file=sys.stderr)
         settings, found = changed, run(changed, folder)
         taken.append(f"{advice['setting']} {advice['value']}")
         promises.append((advice["gain_s"] / before, (before - seconds(found)) / before))

@@ -60,6 +60,14 @@ class BatchDone:
     at: float
     stopped: int = 0
     """How many of the failed records were returned unprocessed, each with a `StoppedError`."""
+    handed_s: float = 0.0
+    """How much of the duration passed between the batcher and `process_fn`'s thread, in which neither the engine nor
+    the batcher waits for anything but Python's lock or a core."""
+
+    @property
+    def computed_s(self) -> float:
+        """How long `process_fn` ran."""
+        return max(self.duration_s - self.handed_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,13 @@ class StepDone:
     starved_s: float
     """How long the engine was idle before this step."""
     at: float
+    handed_s: float = 0.0
+    """See `BatchDone`."""
+
+    @property
+    def computed_s(self) -> float:
+        """How long the engine worked."""
+        return max(self.duration_s - self.handed_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)

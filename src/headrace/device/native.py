@@ -26,7 +26,9 @@ _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 def speeds(device: torch.device, *, own: str = "") -> Mapping[str, float]:
     """How many times as fast as float32 a product is in each 16-bit type, on this device; 0 if not supported.
 
-    On a CPU, float16 is only measured if it is the model's `own`: no CPU gains from it, and some lose much. Measured once per process; takes milliseconds if the device computes the dtype itself.
+    On a CPU, float16 is only measured if it is the model's `own`: no CPU gains from it, and some lose much.
+
+    Measured once per process; takes milliseconds if the device computes the dtype itself.
     """
     # On one thread: a second core that is busy with something else would hide what this one can do.
     threads = set_threads(1)

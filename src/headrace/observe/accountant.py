@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from headrace.events import (
     BatchDone,
     BatchFormed,
     BatchSplit,
+    DeviceUsed,
     Event,
     JobDone,
     JobStarted,
@@ -22,7 +22,10 @@ from headrace.events import (
     RequestDone,
     StageDone,
     StepDone,
+    WorkerLost,
+    WorkUnitDone,
 )
+from headrace.observe.batches import CostLine
 from headrace.observe.histogram import Buckets, Histogram
 from headrace.observe.timeline import CAUSES, Cause, DeviceTimeline, Shares, TimeBins, totals
 
@@ -34,11 +37,6 @@ _KEPT = 300
 """The first and the last batches, and chunks of each stage, that are kept one by one."""
 _RECENT = 64
 """Chunks of the sink that may explain why a job waited for it."""
-_LEAST_POINTS = 10
-_LEAST_APART = 3.0
-"""Batches as far from the mean as the farthest one."""
-_ERROR = 0.1
-"""Of the duration of a batch, that its fixed part may be off by."""
 _TOGETHER = 128
 """Events that are taken in together."""
 _IDLE_OF_THE_END: frozenset[Cause] = frozenset({"other", "finish", "write", "memory"})
@@ -95,46 +93,6 @@ class _Ends(Generic[T]):
 
 
 @dataclass(slots=True)
-class _Line:
-    """A straight line through (cost, duration) of batches, by least squares."""
-
-    count: int = 0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
-    yy: float = 0.0
-    least: float = math.inf
-    most: float = 0.0
-
-    def add(self, x: float, y: float) -> None:
-        self.count += 1
-        self.x += x
-        self.y += y
-        self.xx += x * x
-        self.xy += x * y
-        self.yy += y * y
-        if x < self.least:
-            self.least = x
-        if x > self.most:
-            self.most = x
-
-    def intercept(self) -> float | None:
-        """Where it begins; None if the points are too few, too close together or too far from a line to tell."""
-        if self.count < _LEAST_POINTS or not self.x:
-            return None
-        mean, duration = self.x / self.count, self.y / self.count
-        spread = self.xx - self.x * mean
-        if spread < _LEAST_APART * max(self.most - mean, mean - self.least, 1e-6 * mean) ** 2:
-            return None  # one batch unlike the others decides where the line goes
-        slope = (self.xy - mean * self.y) / spread
-        intercept = duration - slope * mean
-        noise = max(self.yy - duration * self.y - slope * slope * spread, 0.0) / (self.count - 2)
-        error = math.sqrt(noise * (1 / self.count + mean * mean / spread))  # standard error of the intercept
-        return max(intercept, 0.0) if error < _ERROR * duration else None
-
-
-@dataclass(slots=True)
 class _Histograms:
     size: Histogram = field(default_factory=Histogram)
     cost: Histogram = field(default_factory=Histogram)
@@ -178,8 +136,14 @@ class Accountant:
         self._wasted: defaultdict[int, float] = defaultdict(float)
         """Seconds of failed calls of running batches."""
         self._sink: deque[StageDone] = deque(maxlen=_RECENT)
+        self._device_s: float | None = None
+        """What the device itself computed, told at the end."""
+        self._heard: dict[str, float] = {}
+        """When each worker last returned work."""
+        self._dead: dict[str, float] = {}
+        """When workers died that have not been replaced yet."""
         self._histograms = _Histograms()
-        self._line = _Line()
+        self._line = CostLine()
         self._batches: _Ends[BatchBox] = _Ends()
         self._chunks: defaultdict[str, _Ends[StageBox]] = defaultdict(_Ends)
 
@@ -203,6 +167,24 @@ class Accountant:
             self._request(event)
             return
         match event:
+            case BatchFormed() | BatchSplit() | BatchDone() | StepDone():
+                self._engine(event)
+            case StageDone():
+                self._stage(event)
+            case PipelineWaited():
+                self._wait(event)
+            case JobStarted() | JobDone() | ModelLoaded():
+                self._start_or_end(event)
+            case WorkUnitDone() | WorkerLost():
+                self._worker(event)
+            case DeviceUsed():
+                self._device_s = event.computed_s
+            case _:
+                pass
+        self._timeline.extend(event.at)
+
+    def _engine(self, event: BatchFormed | BatchSplit | BatchDone | StepDone) -> None:
+        match event:
             case BatchFormed():
                 self._form(event)
             case BatchSplit():
@@ -211,15 +193,6 @@ class Accountant:
                 self._batch(event)
             case StepDone():
                 self._step(event)
-            case StageDone():
-                self._stage(event)
-            case PipelineWaited():
-                self._wait(event)
-            case JobStarted() | JobDone() | ModelLoaded():
-                self._start_or_end(event)
-            case _:
-                pass
-        self._timeline.extend(event.at)
 
     def memory(self, at: float, held: int) -> None:
         """Note how many bytes the process holds."""
@@ -233,6 +206,8 @@ class Accountant:
             timeline.paint(formed.at, now, _COMPUTING, (("real", 1.0),))
         timeline.extend(now)
         bins = timeline.settled()
+        if self._device_s is not None:
+            bins.reduce(("real", "padding"), self._device_s, "copy")
         return Account(
             timeline.end - self._began,
             totals(bins.sums),
@@ -275,7 +250,10 @@ class Accountant:
     def _step(self, event: StepDone) -> None:
         failed = event.size > 0 and event.failed == event.size
         wasted = self._wasted.pop(event.step, 0.0) > 0
-        self._compute(event.at, event.duration_s, (("retry" if failed or wasted else "real", 1.0),))
+        lock = _lock(event)
+        self._compute(
+            event.at, event.duration_s, (("retry" if failed or wasted else "real", 1.0 - lock), ("lock", lock))
+        )
         self._count(event, event.finished - event.failed, event.failed, event.cost)
         self._record(event.size, event.size, event.duration_s)
         self._line.add(event.size, event.duration_s)
@@ -327,6 +305,18 @@ class Accountant:
         finish = spent["finish"] / both if both > 0 else 0.0
         return ("finish", finish), ("write", 1.0 - finish)
 
+    def _worker(self, event: WorkUnitDone | WorkerLost) -> None:
+        """What a dead worker had begun is lost, and so is the time until its successor returns something.
+
+        While another worker computes, that counts.
+        """
+        if isinstance(event, WorkerLost):
+            since = self._dead.setdefault(event.worker, self._heard.get(event.worker, self._started or self._began))
+        else:
+            self._heard[event.worker] = event.at
+            since = self._dead.pop(event.worker, event.at)
+        self._timeline.paint(since, event.at, _WAITING, (("lost", 1.0),))
+
     def _request(self, event: RequestDone) -> None:
         self._requested += 1
         self._histograms.request.add(event.duration_s)
@@ -372,4 +362,11 @@ def _shares(event: BatchDone, wasted_s: float) -> Shares:
     lost = min(wasted_s / event.duration_s, 1.0) if event.duration_s > 0 else 0.0
     lost += (1 - lost) * max(event.failed - event.stopped, 0) / event.size
     padded = max(1 - event.cost / event.padded_cost, 0.0) if event.padded_cost > 0 else 0.0
-    return ("real", (1 - lost) * (1 - padded)), ("padding", (1 - lost) * padded), ("retry", lost)
+    lock = _lock(event)
+    useful = (1 - lock) * (1 - lost)
+    return ("real", useful * (1 - padded)), ("padding", useful * padded), ("retry", (1 - lock) * lost), ("lock", lock)
+
+
+def _lock(event: BatchDone | StepDone) -> float:
+    """The fraction of its time that passed between threads."""
+    return min(event.handed_s / event.duration_s, 1.0) if event.duration_s > 0 else 0.0

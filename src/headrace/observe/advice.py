@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from headrace.observe.timeline import Cause
+from headrace.observe.advice_inputs import BOTTLENECK
+from headrace.observe.advice_inputs import AdviceInputs as AdviceInputs
+from headrace.observe.advice_inputs import Host as Host
 
 _BUSY_ENOUGH = 0.95
 _PADDING_ENOUGH = 0.85
@@ -14,8 +16,6 @@ _MANY_FAILED = 0.1
 _TOO_SHORT_S = 2.0
 _WORTH = 0.05
 """Of the time from start to end: advice that gains less is not given."""
-_BOTTLENECK = 0.7
-"""A stage is the bottleneck if its work would fill this fraction of the time in which the job waited for it."""
 _LIMITED = 0.5
 """Fraction of the batches that met the limit, from which on the limit decides how large batches are."""
 
@@ -25,140 +25,7 @@ _FIXED_ENOUGH = 0.05
 _MOST_LARGER = 16
 """Times as large as now: beyond it, the measured batches say too little."""
 _PADDING_WANTED = 0.05
-_WAITING = 0.5
-"""A worker that computes in less than this fraction of its time waits for something else than a core."""
 _MOST_WORKERS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """What a run had for its host stages, and the limits of its batches."""
-
-    cores: int = 1
-    workers: int | None = None
-    """Chunks prepared at once; None if the job chose that itself, up to the number of cores."""
-    batch_size: int = 0
-    """Records of a batch at most; 0 if unknown."""
-    batch_cost: float = 0
-    counts_tokens: bool = False
-    """Whether cost is in tokens."""
-    buffer_memory: int = 0
-    """Bytes of rows and outputs at most; 0 if unknown."""
-    slots: int = 0
-    """Records in an engine that works in steps at most."""
-    maps: bool = False
-    """Whether a function of the user's prepares the rows."""
-    finishes: bool = False
-    """Whether a function of the user's finishes the outputs."""
-    text_output: bool = False
-    """Whether the output is written as text, which takes longer than Parquet."""
-
-    def limit(self, *, by_size: bool) -> tuple[str, float]:
-        """The flag of a limit of batches, and its value."""
-        if by_size or not self.counts_tokens:
-            return "--batch-size", self.batch_size
-        return "--batch-tokens", self.batch_cost
-
-
-@dataclass(frozen=True, slots=True)
-class AdviceInputs:
-    """The figures for the advice; times in seconds."""
-
-    records: int
-    """In this run, including failed ones."""
-    failed: int
-    batches: int
-    wall_s: float
-    """From the start of the job, with its model loaded, to its end."""
-    busy: float
-    """Fraction of it with a batch in the engine."""
-    padding_efficiency: float
-    host_s: Mapping[str, float]
-    """Seconds by host stage: load, prepare, finish, write."""
-    causes: Mapping[Cause, float] = field(default_factory=dict)
-    """Seconds by cause, the starting time included."""
-    fixed_s: float | None = None
-    """What a batch takes beside what grows with its cost."""
-    limited_by_size: float = 0.0
-    """Fraction of the batches that were closed because they had as many records as allowed."""
-    limited_by_cost: float = 0.0
-    """Fraction of the batches that were closed because more would have cost too much."""
-    mean_cost: float = 0.0
-    """Of a batch, padding included."""
-    fill_s: float = 0.0
-    """From the start of the job to its first batch, in which the device waits whatever is done."""
-    out_of_memory: int = 0
-    """Batches that ran out of memory and ran again in halves."""
-    fitted: tuple[float, float] = (0.0, 0.0)
-    """Records and computed cost of the largest batch that fitted, where some did not."""
-    chunks: int = 1_000_000
-    """Chunks of records that were prepared, each by one worker."""
-    prepare_cpu_s: float | None = None
-    """Seconds of a core that preparing took; None if unknown."""
-    repeated: float = 0.0
-    """Fraction of the records that are equal to an earlier one and computed again, of those that were compared."""
-    slots_full: float = 0.0
-    """Fraction of the steps with all slots taken."""
-    tuning_s: float = 0.0
-    """What it took to choose a data type, before the job started."""
-    dtype: str = ""
-    dtype_speed: float = 1.0
-    """How many times as fast as in float32 the device computes a product in that type."""
-    host: Host = Host()
-
-    @property
-    def device_s(self) -> float:
-        """Seconds with a batch in the engine."""
-        return self.wall_s * self.busy
-
-    def lost(self, *causes: Cause) -> float:
-        """Seconds that went into these causes."""
-        return sum(self.causes.get(cause, 0.0) for cause in causes)
-
-    @property
-    def starved_s(self) -> float:
-        """Seconds in which the device waited for records: the slowest stage before it explains all of them."""
-        return self.lost("read", "prepare", "company")
-
-    @property
-    def blocked_s(self) -> float:
-        """Seconds in which the device waited for results to leave, those after the last batch included."""
-        return self.lost("finish", "write", "draining")
-
-    @property
-    def at_once(self) -> int:
-        """Chunks that are prepared at once."""
-        return self.host.workers or self.host.cores
-
-    @property
-    def waits_to_prepare(self) -> bool:
-        """Whether preparing waits for something else than a core, such as another service."""
-        used = self.prepare_cpu_s
-        return used is not None and not self.locked and used < _WAITING * self.host_s.get("prepare", 0.0)
-
-    @property
-    def locked(self) -> bool:
-        """Whether threads that prepare wait for Python's lock: together they keep one core busy and no more."""
-        used, work = self.prepare_cpu_s, self.host_s.get("prepare", 0.0)
-        return used is not None and self.at_once > 1 and _BOTTLENECK * self.wall_s < used < 0.75 * work
-
-    def host_floor(self, without: str = "") -> float:
-        """What the host's stages take at least, one of them left out."""
-        host = self.host_s
-        each = {
-            "load": host.get("load", 0.0),
-            "prepare": host.get("prepare", 0.0) / self.at_once,
-            "sink": host.get("finish", 0.0) + host.get("write", 0.0),
-        }
-        return max(seconds for stage, seconds in each.items() if stage != without)
-
-    def gain(self, lost: float, floor: float) -> float:
-        """What is won of `lost` seconds, in a run that takes at least `floor`."""
-        return max(min(lost, self.wall_s - floor), 0.0)
-
-    def device_gain(self, saved: float) -> float:
-        """What is won if the device computes so much less: nothing where the host would not keep up."""
-        return max(min(saved, self.device_s - self.host_floor()), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +95,7 @@ def _rate(numbers: AdviceInputs, seconds: float) -> str:
 def _prepare(numbers: AdviceInputs) -> Advice | None:
     """The device waits for records to be prepared."""
     lost, work, at_once = numbers.starved_s, numbers.host_s.get("prepare", 0.0), numbers.at_once
-    if not numbers.lost("prepare") or work / at_once < _BOTTLENECK * (numbers.device_s + lost):
+    if not numbers.lost("prepare") or work / at_once < BOTTLENECK * (numbers.device_s + lost):
         return None
     floor = max(numbers.device_s, numbers.host_floor("prepare"))
     wanted = max(math.ceil(work / max(floor, 1e-9)), at_once + 1)  # one more where they just keep up
@@ -252,9 +119,10 @@ def _prepare(numbers: AdviceInputs) -> Advice | None:
 
 
 def _memory(numbers: AdviceInputs) -> Advice | None:
-    """As many records as allowed are in memory, so that none is read."""
-    lost, limit = numbers.lost("memory"), numbers.host.buffer_memory
-    if not limit or not lost:
+    """As many records as allowed are in memory, so that none is read, and parts are small."""
+    lost, limit = numbers.lost("memory", "finish", "write"), numbers.host.buffer_memory
+    work = numbers.host_s.get("finish", 0.0) + numbers.host_s.get("write", 0.0)
+    if not limit or not numbers.lost("memory") or work >= BOTTLENECK * (numbers.device_s + lost):
         return None
     gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor()))
     value = min(limit * 64, max(limit * 4, 512_000_000))  # the default, unless it is larger already
@@ -270,7 +138,7 @@ def _memory(numbers: AdviceInputs) -> Advice | None:
 def _read(numbers: AdviceInputs) -> Advice | None:
     """The device waits for records to be read."""
     lost, work = numbers.starved_s, numbers.host_s.get("load", 0.0)
-    if not numbers.lost("read") or work < _BOTTLENECK * (numbers.device_s + lost):
+    if not numbers.lost("read") or work < BOTTLENECK * (numbers.device_s + lost):
         return None
     gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor("load")))
     return Advice(
@@ -300,7 +168,7 @@ def _company(numbers: AdviceInputs) -> Advice | None:
 def _sink(numbers: AdviceInputs) -> Advice | None:
     """The job waits for its results to be finished, encoded and written."""
     lost, finish, write = numbers.blocked_s, numbers.host_s.get("finish", 0.0), numbers.host_s.get("write", 0.0)
-    if finish + write < _BOTTLENECK * (numbers.device_s + lost):
+    if finish + write < BOTTLENECK * (numbers.device_s + lost):
         return None
     gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor("sink")))
     what = "finished and encoded" if finish >= write else "written"
@@ -314,8 +182,8 @@ def _sink(numbers: AdviceInputs) -> Advice | None:
         flag,
         value,
         f"{_free(numbers)}, {lost / numbers.wall_s:.0%} waiting for results to be {what}: that gives "
-        f"{_rate(numbers, finish + write)} records/s, the engine takes {_rate(numbers, numbers.device_s)}; {change} would "
-        f"{_would_be(numbers, gain)} at best.",
+        f"{_rate(numbers, finish + write)} records/s, the engine takes {_rate(numbers, numbers.device_s)}; {change} "
+        f"would {_would_be(numbers, gain)} at best.",
         gain,
     )
 
@@ -336,8 +204,8 @@ def _padding(numbers: AdviceInputs) -> Advice | None:
     return Advice(
         flag,
         str(value),
-        f"{share:.0%} of what the engine computed was padding: {flag} {value} would batch records of more similar length, "
-        f"which would save up to {_of(numbers, gain)}.",
+        f"{share:.0%} of what the engine computed was padding: {flag} {value} would batch records of more similar "
+        f"length, which would save up to {_of(numbers, gain)}.",
         gain,
     )
 
@@ -385,8 +253,8 @@ def _slots(numbers: AdviceInputs) -> Advice | None:
     return Advice(
         "--max-num-seqs",
         str(slots * times),
-        f"Each of {numbers.batches:,} steps takes {numbers.fixed_s * 1000:,.1f} ms however many of {slots} records are in "
-        f"it, {fixed / numbers.wall_s:.0%} of the time: --max-num-seqs {slots * times} would save about "
+        f"Each of {numbers.batches:,} steps takes {numbers.fixed_s * 1000:,.1f} ms however many of {slots} records are "
+        f"in it, {fixed / numbers.wall_s:.0%} of the time: --max-num-seqs {slots * times} would save about "
         f"{_of(numbers, gain)}.",
         gain,
     )

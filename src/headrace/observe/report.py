@@ -193,7 +193,7 @@ class ReportBuilder:
                 self._batched += event.size
                 self._starved += event.starved_s
                 self._done_cost += event.cost
-                self._busy.add(event.at, event.duration_s)
+                self._busy.add(event.at, event.computed_s)
 
     def _add_part(self, event: PartCommitted | PartDamaged) -> None:
         if isinstance(event, PartDamaged):
@@ -217,7 +217,7 @@ class ReportBuilder:
         self._cost += event.cost
         self._padded_cost += event.padded_cost
         self._done_cost += successful_cost(event)
-        self._busy.add(event.at, event.duration_s)
+        self._busy.add(event.at, event.computed_s)
 
     def build(self) -> Report:
         """The report of all events so far."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, JobDone, JobStarted, PipelineWaited, StageDone
 from headrace.events import PartCommitted as Committed
@@ -37,7 +37,7 @@ class Simulation:
     dedupe: bool = False
     room_wait_s: float = 0.0
     """How long each batch waits until the records before it have left memory."""
-    host: Host = Host(batch_size=0)
+    host: Host = field(default_factory=Host)
     """Further facts."""
 
     def run(self) -> Report:
