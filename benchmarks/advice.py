@@ -42,6 +42,7 @@ class Paced:
 
     def __init__(
         self,
+        model: str | None = None,
         *,
         fixed_ms: float = 2.0,
         token_us: float = 20.0,
@@ -49,15 +50,15 @@ class Paced:
         room: int = 1_000_000,
         dimension: int = 1,
     ) -> None:
-        self.profile = EngineProfile(
-            batching="batches", pads=True, batch_cost=4_096, batch_size=256,
-                                     prepare_rows=32 if prepare_ms else None)  # fmt: skip
+        rows = 32 if prepare_ms else None
+        self.profile = EngineProfile(batching="batches", pads=True, batch_cost=4_096, batch_size=256, prepare_rows=rows)
+        self._model = model
         self._fixed_s, self._token_s, self._prepare_s = fixed_ms / 1e3, token_us / 1e6, prepare_ms / 1e3
         self._room, self._dimension = room, dimension
 
     def describe(self) -> dict[str, object]:
         """What determines the outputs."""
-        return {"engine": "paced", "dimension": self._dimension}
+        return {"engine": "paced", "model": self._model, "dimension": self._dimension}
 
     def prepare(self, texts: Sequence[str]) -> list[Prepared[str] | Exception]:
         """Counts words."""
