@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
+import headrace
 from benchmarks.common import ratio, report, rounds, version
 from benchmarks.gpu_models import FLOPS, bert, photographs, prompts, qwen, texts, vit
 from benchmarks.streaming import streamed
@@ -38,7 +39,7 @@ COLUMNS = [
     "unit",
     "per second",
     "headrace is x times as fast",
-    "engine busy",
+    "device busy",
     "share of matrix peak",
 ]
 
@@ -59,30 +60,29 @@ class Setting:
         return "float32" if self.tiny else "bfloat16"
 
 
-@dataclass
-class Clock:
-    """An engine's time at work, seen from outside: from each call to its results on the CPU."""
+def step_clock(engine: Any) -> Callable[[], float]:
+    """Seconds in an engine's steps so far, seen from outside: from each call to its results on the CPU."""
+    seconds, real = [0.0], engine.step
 
-    engine: Any
-    method: str
-    seconds: float = field(default=0.0)
+    def timed() -> Any:
+        started = time.perf_counter()
+        try:
+            return real()
+        finally:
+            seconds[0] += time.perf_counter() - started
 
-    def __post_init__(self) -> None:
-        real = getattr(self.engine, self.method)
+    engine.step = timed
+    return lambda: seconds[0]
 
-        def timed(*arguments: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return real(*arguments)
-            finally:
-                self.seconds += time.perf_counter() - started
 
-        setattr(self.engine, self.method, timed)
+def device_clock(engine: Any) -> Callable[[], float]:
+    """Seconds in which an encoder's device has computed so far, by events on the device."""
+    return lambda: float(engine.forward_meter().read().seconds)
 
 
 @dataclass
 class Contest:
-    """Variants on the same inputs; the last one is headrace's."""
+    """Variants on the same inputs; those called headrace are ours, and all are compared with the last one."""
 
     model: str
     unit: str
@@ -91,7 +91,8 @@ class Contest:
     flops: float
     """Of the model for all inputs, padding not counted."""
     variants: Mapping[str, Callable[[], Any]]
-    clock: Clock
+    busy_s: Callable[[], float]
+    """Seconds in which headrace's engine was at work so far."""
 
 
 def matrix_peak(device: str, size: int, dtype: torch.dtype) -> float:
@@ -115,28 +116,28 @@ def finish(device: str) -> None:
 
 def measure(contest: Contest, setting: Setting) -> list[list[Any]]:
     """All variants in turn, after one round that is not counted."""
-    busy: list[float] = []
+    busy: dict[str, list[float]] = {name: [] for name in contest.variants}
     ours = list(contest.variants)[-1]
 
     def seconds(name: str) -> float:
-        contest.clock.seconds = 0.0
+        before = contest.busy_s()
         started = time.perf_counter()
         contest.variants[name]()
         finish(setting.device)
         took = time.perf_counter() - started
-        if name == ours:
-            busy.append(contest.clock.seconds / took)
+        busy[name].append((contest.busy_s() - before) / took)
         return took
 
     variants = {name: partial(seconds, name) for name in contest.variants}
     rounds(1, variants)
-    busy.clear()
+    for times in busy.values():
+        times.clear()
     figures = rounds(1 if setting.tiny else ROUNDS, variants)
     rows: list[list[Any]] = []
     for name, times in figures.items():
         took = statistics.median(times)
         speed, share = contest.amount / took, contest.flops / took / setting.peak
-        working = statistics.median(busy) if name == ours else "-"
+        working = statistics.median(busy[name]) if name.startswith("headrace") else "-"
         rows.append([contest.model, name, contest.unit, speed, ratio(times, figures[ours]), working, share])
     return rows
 
@@ -160,9 +161,10 @@ def embedding(setting: Setting) -> Contest:
         {
             f"{name}, encode": lambda: peer.encode(inputs),
             f"{name}, encode, batch_size=256": lambda: peer.encode(inputs, batch_size=256),
-            "headrace, streaming": lambda: streamed(engine, inputs, chunk=256),
+            "headrace, one batch at a time": lambda: streamed(engine, inputs, chunk=256, overlap=False),
+            "headrace": lambda: streamed(engine, inputs, chunk=256),
         },
-        Clock(engine, "forward"),
+        device_clock(engine),
     )
 
 
@@ -185,9 +187,12 @@ def images(setting: Setting) -> Contest:
         {
             f"{name}, defaults": lambda: list(peer(files)),
             f"{name}, batch_size=64": lambda: list(peer(files, batch_size=64)),
-            "headrace, streaming": lambda: streamed(engine, files, chunk=engine.profile.prepare_rows),
+            "headrace, one batch at a time": lambda: streamed(
+                engine, files, chunk=engine.profile.prepare_rows, overlap=False
+            ),
+            "headrace": lambda: streamed(engine, files, chunk=engine.profile.prepare_rows),
         },
-        Clock(engine, "forward"),
+        device_clock(engine),
     )
 
 
@@ -202,7 +207,6 @@ def generation(setting: Setting) -> Contest:
     answered = sum(ask.sampling.max_tokens for ask in asks)
     model = engine._lm.model  # one copy of the weights is enough for both
     name = version("transformers")
-    clock = Clock(engine, "step")
     attention = model.config._attn_implementation
     return Contest(
         "Qwen2.5-7B",
@@ -213,7 +217,7 @@ def generation(setting: Setting) -> Contest:
             **{f"{name}, generate, batches of {size}": partial(static, model, asks, size) for size in (16, slots)},
             f"headrace, continuous, {slots} slots": lambda: continuous(engine, asks, attention),
         },
-        clock,
+        step_clock(engine),
     )
 
 
@@ -247,6 +251,39 @@ def static(model: Any, asks: Sequence[Any], size: int) -> None:
         model.generate(ids.to(model.device), attention_mask=mask.to(model.device), generation_config=config)
 
 
+def drop(outputs: list[dict[str, Any]]) -> None:
+    """Where outputs go that nobody wants."""
+
+
+def job(setting: Setting) -> list[list[Any]]:
+    """A whole job as it comes: which budget it found, how much memory it filled, and what the device did."""
+    folder, inputs = bert(setting.folder / "bert", setting.tiny), texts(setting.tiny)
+    rows = [{"id": str(number), "text": text} for number, text in enumerate(inputs)]
+    done = headrace.run(
+        rows,
+        str(folder),
+        sink=drop,
+        task="embed",
+        device=setting.device,
+        dtype=setting.dtype,
+        max_model_len=256,
+        progress=False,
+    )
+    device, memory = done.device, done.memory
+    return [
+        [
+            "BERT-base",
+            done.tokens_per_s,
+            done.budget or "as the engine has it",
+            memory.peak / memory.limit if memory is not None else "-",
+            memory.source if memory is not None else "-",
+            device.computed if device is not None else "-",
+            device.mfu if device is not None and device.mfu is not None else "-",
+            device.limit or "-" if device is not None else "-",
+        ]
+    ]
+
+
 CONTESTS: Mapping[str, Callable[[Setting], Contest]] = {"bert": embedding, "vit": images, "qwen": generation}
 
 
@@ -262,10 +299,13 @@ def main() -> None:
     numbers = torch.float32 if given.tiny else torch.bfloat16
     peak = matrix_peak(given.device, 512 if given.tiny else 8192, numbers)
     rows: list[list[Any]] = []
+    jobs: list[list[Any]] = []
     for name in given.only.split(","):
         with tempfile.TemporaryDirectory() as folder:
             setting = Setting(given.device, given.tiny, Path(folder), peak)
             rows += measure(CONTESTS[name](setting), setting)
+            if name == "bert":
+                jobs = job(setting)
         if given.device.startswith("cuda"):
             torch.cuda.empty_cache()
     where = (
@@ -281,6 +321,13 @@ def main() -> None:
             "Tokens are those of the texts, padding not counted.",
             f"Medians of {1 if given.tiny else ROUNDS} rounds, the variants in turn, after one that is not counted.",
         ],
+    )
+    report(
+        None if given.tiny else "gpu-jobs",
+        f"A whole job as it comes on {where}",
+        ["model", "tokens/s", "budget found", "of the memory", "memory of", "device computed", "MFU", "limit"],
+        jobs,
+        ["headrace.run with nothing set but the dtype: the budget follows throughput and memory while it runs."],
     )
 
 

@@ -1,6 +1,6 @@
 """Many questions about each of many documents, on a CPU: what it gains to read each document once.
 
-python -m benchmarks.prefixes
+python -m benchmarks.prefixes                           # about ten minutes on an idle core
 python -m benchmarks.prefixes --small                   # a quarter of the documents, a quarter of the questions
 python -m benchmarks.prefixes --gsm8k questions.jsonl   # real questions, each after 8 worked ones
 """
@@ -13,10 +13,11 @@ import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,18 +35,19 @@ from headrace.engines.generation.causal_lm import ARITHMETIC
 from headrace.engines.generation.continuous import GenerationEngine
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import Order, StopRequest
+from headrace.jobs.planning.survey import survey_prompts
 from headrace.jobs.settings import JobSettings
 
 LETTERS = "abcdefghij +=0123456789"  # each is a token of the model
 DOCUMENT, ANSWER = 512, 16
 SLOTS = 64
-ALONE = 48
+ALONE = 32
 EXAMPLES = 8
-SHUFFLED = "headrace, pages shared, shuffled"
-GROUPED = "headrace, pages shared, grouped by document"
-JOB_IN_INPUT_ORDER = "headrace run --order input, shuffled"
-JOB = "headrace run, shuffled"
+JOB_IN_INPUT_ORDER = "headrace run --order input, pages shared"
+JOB = "headrace run, pages shared"
+FIELDS = "{question} {number} {document} {source} {lang}="
 Tokens = tuple[int, ...]
+Row = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,9 @@ class Size:
 
 
 FULL = Size(documents=64, questions=32, cache=8_192, rounds=1)
-WITH_PEER = Size(documents=64, questions=4, cache=8_192, rounds=1)
+WITH_PEER = Size(documents=32, questions=4, cache=8_192, rounds=1)
 SMALL = Size(documents=16, questions=8, cache=4_096, rounds=1)
+ALL_DIFFERENT = Size(documents=128, questions=1, cache=8_192, rounds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,6 @@ class Outcome:
     """In the order of the prompts as they were given."""
     computed: int
     """Prompt tokens that went through the model."""
-    cpu_s: float = 0.0
-    """Seconds of a core, which other work of the machine hardly changes."""
 
 
 def model_folder(folder: Path, positions: int = 1_024) -> Path:
@@ -128,12 +129,12 @@ def ours(engine: GenerationEngine, asks: Sequence[Any]) -> Outcome:
     return Outcome(answers, engine.prefix_cache_stats().computed)
 
 
-def job(folder: Path, texts: Sequence[str], order: Order, options: dict[str, Any]) -> Outcome:
-    """A bulk job over the prompts, from reading them to the output file, with a new engine."""
+def job(folder: Path, rows: Sequence[Row], order: Order, options: dict[str, Any], template: str = "{text}") -> Outcome:
+    """A bulk job over the rows, from reading them to the output file, with a new engine."""
     with tempfile.TemporaryDirectory() as place:
         sink = Path(place, "out.jsonl")
-        rows = [{"text": text} for text in texts]
-        plan = jobs.check(JobSettings(rows, sink, EngineConfig(task="generate", model=str(folder)), order=order))
+        config = EngineConfig(task="generate", model=str(folder))
+        plan = jobs.check(JobSettings(rows, sink, config, order=order, prompt_template=template))
         engine = GenerationEngine(folder, **options)
         main_path.run(jobs.build(plan, engine, StopRequest(), lambda _: None))
         stats = engine.prefix_cache_stats()
@@ -186,85 +187,87 @@ def alone(model: Any, words: Any, tokens: Sequence[Tokens]) -> list[str]:
     return answers
 
 
-def compare(folder: Path, size: Size, name: str | None, with_peer: bool) -> None:
-    """Measure all of them in turn and print the table."""
+class Timed:
+    """Runs variants over the same prompts, and keeps what each gave and took."""
+
+    def __init__(self, folder: Path, size: Size) -> None:
+        self.size = size
+        self.folder = folder
+        self.options: dict[str, Any] = {
+            "max_num_seqs": SLOTS,
+            "kv_cache_tokens": size.cache,
+            "max_tokens": ANSWER,
+            "ignore_eos": True,
+        }
+        self.texts = prompts(size)
+        random.Random(1).shuffle(self.texts)
+        prepared = GenerationEngine(folder, **self.options).prepare(self.texts)
+        self.tokens: list[Tokens] = [item.payload.prompt for item in prepared if not isinstance(item, Exception)]
+        self.outcomes: dict[str, Outcome] = {}
+        self.cpu_s: dict[str, list[float]] = {}
+
+    def seconds(self, variant: str, run: Callable[[], Outcome]) -> float:
+        """Run a variant; its seconds."""
+        started, cpu = time.perf_counter(), time.process_time()
+        self.outcomes[variant] = run()
+        took = time.perf_counter() - started
+        self.cpu_s.setdefault(variant, []).append(time.process_time() - cpu)
+        print(f"{variant}: {took:.1f} s, {self.cpu_s[variant][-1]:.1f} s of a core", file=sys.stderr, flush=True)
+        return took
+
+    def jobs(self) -> dict[str, Callable[[], float]]:
+        """The job in input order, and in the order that it chooses."""
+        rows = [{"text": text} for text in self.texts]
+        orders: dict[str, Order] = {JOB_IN_INPUT_ORDER: "input", JOB: "auto"}
+        return {
+            name: partial(self.seconds, name, partial(job, self.folder, rows, order, self.options))
+            for name, order in orders.items()
+        }
+
+
+def compare(folder: Path, size: Size, name: str | None, *, with_peer: bool) -> None:
+    """Measure all variants in turn and print the table."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config = GenerationConfig()
     words = AutoTokenizer.from_pretrained(folder)
-    options = {"max_num_seqs": SLOTS, "kv_cache_tokens": size.cache, "max_tokens": ANSWER, "ignore_eos": True}
-    prepared = GenerationEngine(folder, **options).prepare(prompts(size))
-    grouped = [item.payload for item in prepared if not isinstance(item, Exception)]
-    order = list(range(len(grouped)))
-    random.Random(1).shuffle(order)
-    shuffled = [grouped[place] for place in order]
-    tokens = [ask.prompt for ask in shuffled]
-    texts = [prompts(size)[place] for place in order]
-    outcomes: dict[str, Outcome] = {}
-
-    def seconds(variant: str, run: Callable[[], Outcome]) -> float:
-        started, cpu = time.perf_counter(), time.process_time()
-        outcomes[variant] = replace(run(), cpu_s=time.process_time() - cpu)
-        return time.perf_counter() - started
-
-    def seconds_of_ours(variant: str, asks: Sequence[Any], share: bool) -> float:
-        engine = GenerationEngine(folder, enable_prefix_caching=share, **options)
-        return seconds(variant, partial(ours, engine, asks))
-
-    def seconds_of_job(variant: str, order: Order) -> float:
-        return seconds(variant, partial(job, folder, texts, order, options))
-
-    def seconds_of_peer(variant: str, share: bool) -> float:
-        return seconds(variant, partial(peer, model, words, tokens, size.cache, share))
-
-    slow = f"{version('transformers')}, generate_batch, one round"
-    often = {
-        "headrace, nothing shared, shuffled": (shuffled, False),
-        SHUFFLED: (shuffled, True),
-        GROUPED: (grouped, True),
-    }
-    once = {f"{slow}, nothing shared": False, f"{slow}, blocks shared, sorted": True} if with_peer else {}
-    figures = rounds(size.rounds, {key: partial(seconds_of_ours, key, *given) for key, given in often.items()})
-    of_jobs: dict[str, Order] = {JOB_IN_INPUT_ORDER: "input", JOB: "auto"}
-    figures |= rounds(size.rounds, {key: partial(seconds_of_job, key, way) for key, way in of_jobs.items()})
-    figures |= rounds(1, {key: partial(seconds_of_peer, key, share) for key, share in once.items()})
-    found = outcomes[GROUPED]
-    outcomes[GROUPED] = replace(found, answers=[found.answers[place] for place in order])
-    _table(name, size, tokens, figures, outcomes, alone(model, words, tokens[:ALONE]))
+    timed = Timed(folder, size)
+    figures = rounds(size.rounds, timed.jobs())
+    if with_peer:
+        variant = f"{version('transformers')}, generate_batch, blocks shared, sorted"
+        run = partial(peer, model, words, timed.tokens, size.cache, True)
+        figures |= {variant: [timed.seconds(variant, run)]}
+    _table(name, timed, figures, alone(model, words, timed.tokens[:ALONE]))
 
 
-def _table(
-    name: str | None,
-    size: Size,
-    tokens: Sequence[Tokens],
-    figures: dict[str, list[float]],
-    outcomes: dict[str, Outcome],
-    reference: list[str],
-) -> None:
-    sent, fewest = sum(map(len, tokens)), least(tokens)
-    baseline = figures[SHUFFLED]
+def _table(name: str | None, timed: Timed, figures: dict[str, list[float]], reference: list[str]) -> None:
+    size, outcomes = timed.size, timed.outcomes
+    sent, fewest = sum(map(len, timed.tokens)), least(timed.tokens)
+    baseline = figures[JOB_IN_INPUT_ORDER]
     rows = [
         [
             variant,
-            len(tokens) * ANSWER / statistics.median(times),
+            len(timed.tokens) * ANSWER / statistics.median(times),
             ratio(baseline[: len(times)], times),
-            outcomes[SHUFFLED].cpu_s / outcomes[variant].cpu_s,
+            ratio(timed.cpu_s[JOB_IN_INPUT_ORDER][: len(times)], timed.cpu_s[variant]),
             outcomes[variant].computed,
             outcomes[variant].computed / fewest,
-            sum(a == b for a, b in zip(outcomes[variant].answers, reference, strict=False)) / len(reference),
+            equal(outcomes[variant].answers, reference),
+            equal(outcomes[variant].answers, outcomes[JOB_IN_INPUT_ORDER].answers),
         ]
         for variant, times in figures.items()
     ]
     report(
         name,
-        f"{size.questions} questions about each of {size.documents} documents on a CPU",
+        f"{size.questions} questions about each of {size.documents} documents on a CPU, shuffled",
         [
             "variant",
             "tokens/s",
-            "x pages shared, shuffled",
+            "x input order",
             "by seconds of a core",
             "prompt tokens computed",
             "x the fewest possible",
             "equal to alone",
+            "equal to the first",
         ],
         rows,
         [
@@ -274,10 +277,73 @@ def _table(
                 "compute; a Llama of 4 M random weights, float32, one thread, greedy."
             ),
             (
-                f"Rounds: {size.rounds}, the variants in turn, there and back; the medians. Equal to alone: share of "
-                f"{len(reference)} answers that are those of `generate` of one prompt at a time, letter by letter."
+                f"Rounds: {size.rounds}. Equal to alone: share of {len(reference)} answers that are those of "
+                "`generate` of one prompt at a time, letter by letter; equal to the first: of all answers."
             ),
         ],
+    )
+
+
+def equal(answers: Sequence[str], others: Sequence[str]) -> float:
+    """The share of answers that are the same; the first ones, if there are fewer others."""
+    return sum(a == b for a, b in zip(answers, others, strict=False)) / len(others)
+
+
+def cost_of_looking(folder: Path) -> None:
+    """What a job pays for looking at prompts of which none begin alike."""
+    timed = Timed(folder, ALL_DIFFERENT)
+    rounds(ALL_DIFFERENT.rounds, timed.jobs())
+    cpu = timed.cpu_s
+    cost = ratio(cpu[JOB], cpu[JOB_IN_INPUT_ORDER])
+    report(
+        "prefixes-different",
+        "Prompts of which none begin alike, on a CPU",
+        ["prompts", "s of a core, input order", "s of a core, order chosen", "x"],
+        [[len(timed.tokens), statistics.median(cpu[JOB_IN_INPUT_ORDER]), statistics.median(cpu[JOB]), cost]],
+        [f"Medians of {ALL_DIFFERENT.rounds} rounds, there and back in turn, and of their ratios."],
+    )
+
+
+def better_template(folder: Path) -> None:
+    """A table of five columns, with the template as somebody wrote it and with the one that `--dry-run` prints."""
+    dice = random.Random(0)
+    documents = ["".join(dice.choices(LETTERS, k=400)) for _ in range(32)]
+    rows = [
+        {
+            "question": "".join(dice.choices(LETTERS, k=16)),
+            "number": str(number),
+            "document": documents[number // 8],
+            "source": documents[number // 64][:40],
+            "lang": "ab"[number // 128],
+        }
+        for number in range(256)
+    ]
+    dice.shuffle(rows)
+    options: dict[str, Any] = {
+        "max_num_seqs": SLOTS,
+        "kv_cache_tokens": 8_192,
+        "max_tokens": ANSWER,
+        "ignore_eos": True,
+    }
+    with tempfile.TemporaryDirectory() as place:
+        config = EngineConfig(task="generate", model=str(folder))
+        plan = jobs.check(JobSettings(rows, Path(place, "out.jsonl"), config, prompt_template=FIELDS))
+        engine = GenerationEngine(folder, **options)
+        found = survey_prompts(jobs.build(plan, engine, StopRequest(), lambda _: None))
+        engine.close()
+    assert found is not None, "this engine reads common beginnings once"
+    assert found.template is not None, "this table has a better template"
+    table: list[list[Any]] = []
+    for template in (FIELDS, found.template):
+        started, cpu = time.perf_counter(), time.process_time()
+        outcome = job(folder, rows, "auto", options, template)
+        table.append([template, time.perf_counter() - started, time.process_time() - cpu, outcome.computed])
+    report(
+        "prefixes-fields",
+        "The fields of a template in another order, on a CPU",
+        ["template", "s", "s of a core", "prompt tokens computed", "x the first by seconds of a core"],
+        [[*line, table[0][2] / line[2]] for line in table],
+        ["256 shuffled rows about 32 documents of 400 tokens; the second template is the one that --dry-run prints."],
     )
 
 
@@ -315,8 +381,10 @@ def main() -> None:
             compare(model_folder(Path(temporary)), SMALL, None, with_peer=True)
         else:
             folder = model_folder(Path(temporary))
-            compare(folder, WITH_PEER, "prefixes-peer", with_peer=True)
             compare(folder, FULL, "prefixes", with_peer=False)  # the peer would take an hour
+            compare(folder, WITH_PEER, "prefixes-peer", with_peer=True)
+            cost_of_looking(folder)
+            better_template(folder)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ from headrace import DynamicBatcher
 WORKERS = 2
 
 
-def streamed(engine: Any, inputs: Sequence[Any], chunk: int = 64) -> list[Any]:
-    """The outputs, in order."""
-    return asyncio.run(_streamed(engine, inputs, chunk))
+def streamed(engine: Any, inputs: Sequence[Any], chunk: int = 64, *, overlap: bool | None = None) -> list[Any]:
+    """The outputs, in order; `overlap` is as the engine has it, or as given."""
+    return asyncio.run(_streamed(engine, inputs, chunk, engine.profile.overlaps if overlap is None else overlap))
 
 
-async def _streamed(engine: Any, inputs: Sequence[Any], chunk: int) -> list[Any]:
+async def _streamed(engine: Any, inputs: Sequence[Any], chunk: int, overlap: bool) -> list[Any]:
     outputs: list[Any] = [None] * len(inputs)
     async with DynamicBatcher[tuple[int, Any], Any](
         lambda batch: engine.forward([item.payload for _, item in batch]),
@@ -30,6 +30,7 @@ async def _streamed(engine: Any, inputs: Sequence[Any], chunk: int) -> list[Any]
         max_batch_size=engine.profile.batch_size,
         padded=engine.profile.pads,
         length_bucketing=True,
+        overlap=overlap,
     ) as batcher:
         async for (index, _), output in batcher.as_completed(_prepared(engine, inputs, chunk)):
             outputs[index] = output

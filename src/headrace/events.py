@@ -57,6 +57,7 @@ class BatchDone:
     cost: float
     padded_cost: float
     duration_s: float
+    """Without the time in which it waited for the batch before it, with `overlap`."""
     at: float
     stopped: int = 0
     """How many of the failed records were returned unprocessed, each with a `StoppedError`."""
@@ -208,7 +209,8 @@ class PartDamaged:
 class OrderChosen:
     """The order of some records of a job was chosen."""
 
-    order: Literal["prefix", "input"]
+    order: Literal["sorted", "prefix", "input"]
+    """By prompt, sorted on disk; by prompt, one window of the input after the other; or that of the input."""
     records: int
     reason: str
     """Why, for a person."""
@@ -284,7 +286,7 @@ class DeviceUsed:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheUsed:
-    """How many prompt tokens a language model has read for a job so far, and how many of them from its prefix cache."""
+    """How many prompt tokens a language model has read since the last such event, and how many from its cache."""
 
     queries: int
     """Tokens of prompts."""

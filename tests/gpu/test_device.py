@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import gc
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+import headrace
 from headrace import DynamicBatcher
+from headrace.device.memory import MemoryWatch
+from headrace.device.streams import pipeline_on
+from headrace.engines.base import memory_of
 from headrace.engines.registry import create
 from headrace.engines.text.packing import PackedEncoder
+from headrace.engines.torch_network import known_mask
 from headrace.errors import EngineError, EngineOutOfMemoryError
 
 WORDS = "the canal feeds the mill wheel so that it never runs dry " * 12
@@ -41,7 +46,90 @@ def test_vectors_made_without_padding_are_those_of_the_cpu(device: str, dtype: s
     assert float(torch.nn.functional.cosine_similarity(one, other).min()) > 0.99
 
 
-def test_a_batch_that_does_not_fit_is_split_and_nothing_is_lost(device: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_batch_is_queued_without_a_wait_for_the_device(device: str, dtype: str) -> None:
+    engine = create("embed", device=device, dtype=dtype)
+    network = engine.network
+    arrays = engine.tokens.collate([one.payload for one in engine.prepare(["a", WORDS, "the mill"])], network.inputs)
+    expected = network.run(arrays)  # the first batch loads kernels
+
+    def call(tensors: Any) -> torch.Tensor:
+        with known_mask(arrays["attention_mask"]):
+            return cast("torch.Tensor", network.call(tensors))
+
+    pipeline = pipeline_on(torch.device(device), network.module.dtype)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.inference_mode():
+            batch = pipeline.begin(arrays, call)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    np.testing.assert_allclose(batch.wait().rows, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_two_batches_on_the_device_do_not_mix(device: str) -> None:
+    engine = create("embed", device=device, dtype="float32")
+    ready = engine.prepare([f"{number} {WORDS[: number % 90]}" for number in range(2_000)])
+    one, two = (
+        np.stack(outputs(engine.forward, [item.payload for item in ready], overlap=overlap, size=64))
+        for overlap in (False, True)
+    )
+    np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4)
+
+
+def test_page_locked_memory_is_used_again(device: str) -> None:
+    engine = create("embed", device=device)
+    ready = [one.payload for one in engine.prepare(["the canal", WORDS] * 32)]
+    outputs(engine.forward, ready * 10, overlap=True, size=64)
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    outputs(engine.forward, ready * 100, overlap=True, size=64)
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] <= before + (1 << 20)
+
+
+def test_a_job_says_how_much_of_the_device_it_filled(device: str, tmp_path: Path) -> None:
+    rows = [{"id": str(number), "text": f"{number} {WORDS}"} for number in range(20_000)]
+    report = headrace.run(rows, sink=lambda done: None, task="embed", device=device, dtype="float32", progress=False)
+    assert report.ok == len(rows)
+    assert report.memory is not None
+    assert report.memory.source == torch.cuda.get_device_name()
+    assert 0 < report.memory.peak <= 0.85 * report.memory.limit
+
+
+def test_the_budget_fills_four_fifths_of_a_small_device(device: str) -> None:
+    """Batches as large as the memory allows: every doubling is said to pay."""
+    engine = create("embed", device=device, dtype="float32")
+    ready = [one.payload for one in engine.prepare([f"{number} {WORDS}" for number in range(64)])]
+    torch.cuda.empty_cache()
+    room = torch.cuda.memory_reserved() + (4 << 30)
+    torch.cuda.set_per_process_memory_fraction(room / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        watch = MemoryWatch(*memory_of(engine))
+        length, budget = ready[0].shape[1], 8_192.0
+        for _ in range(40):
+            size = int(budget / length)
+            engine.forward((ready * (size // 64 + 1))[:size])
+            bound = watch.ran(size, size * length)
+            budget = min(2 * budget, bound) if bound else budget
+        assert 0.7 <= watch.highest / watch.limit.bytes <= 0.88
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+
+
+def outputs(forward: Any, ready: list[Any], *, overlap: bool, size: int) -> list[Any]:
+    """All outputs, through a batcher."""
+
+    async def run() -> list[Any]:
+        async with DynamicBatcher[Any, Any](
+            forward, max_batch_size=size, max_queue_size=4_096, target_batch_cost=1e9, overlap=overlap
+        ) as batcher:
+            return [output async for output in batcher.map(ready)]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_batch_that_does_not_fit_is_split_and_nothing_is_lost(device: str, overlap: bool) -> None:
     engine = create("embed", device=device, dtype="float32")
     ready = [one.payload for one in engine.prepare([f"{number} {WORDS}" for number in range(512)])]
     expected = engine.forward(ready[:2])
@@ -58,18 +146,14 @@ def test_a_batch_that_does_not_fit_is_split_and_nothing_is_lost(device: str) -> 
             failures.append(error)
             raise
 
-    async def run() -> list[Any]:
-        async with DynamicBatcher[Any, Any](forward, max_batch_size=512, max_queue_size=512) as batcher:
-            return [output async for output in batcher.map(ready)]
-
     try:
-        outputs = asyncio.run(run())
+        found = outputs(forward, ready, overlap=overlap, size=512)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
     assert failures
-    assert len(outputs) == 512
-    torch.testing.assert_close(torch.as_tensor(outputs[0]), torch.as_tensor(expected[0]), rtol=1e-3, atol=1e-4)
+    assert len(found) == 512
+    torch.testing.assert_close(torch.as_tensor(found[0]), torch.as_tensor(expected[0]), rtol=1e-3, atol=1e-4)
 
 
 def test_a_closed_engine_gives_its_memory_back(device: str) -> None:

@@ -87,6 +87,7 @@ def make_batcher(profile: EngineProfile, process: Process[T], settings: BatcherS
         prefetch_batches=0,
         padded=profile.pads,
         length_bucketing=profile.window if profile.pads else False,  # equal lengths help only with padding
+        overlap=profile.overlaps,
         on_error="isolate",
         process_timeout_s=settings.process_timeout_s,
         listener=settings.listener,

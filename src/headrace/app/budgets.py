@@ -11,18 +11,14 @@ from typing import Any
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.budget import BudgetTuner
 from headrace.device.cache import TuningCache, cpu_facts
-from headrace.device.memory import TARGET_SHARE, MemoryLimit, Peak, PeakMeter, fit, memory_limit
-from headrace.engines.base import AnyEngine, TunableEngine, can_be_tuned
+from headrace.device.memory import MemoryWatch
+from headrace.engines.base import AnyEngine, TunableEngine, can_be_tuned, memory_of
 from headrace.engines.config import EngineConfig
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone, Listener, MemoryUsed
 
 _RANGE = (4, 32)
 """How many times smaller and larger the budget may become than the engine's default."""
-_PEAKS = 4
-"""Batches that must have raised the peak before a bound is estimated from them."""
-_NOISE = 1 << 20
-"""Bytes: a smaller rise of the peak does not count."""
 
 
 def find_key(engine: TunableEngine, task: str) -> dict[str, Any]:
@@ -51,8 +47,7 @@ def follow(
     profile = profile_of(engine)
     start = starting_budget(config, engine, profile, cache)
     tuner = BudgetTuner(start, max(least, profile.max_model_len or least), most)
-    on_cpu = engine.hardware().get("device", "cpu") == "cpu"
-    watch = MemoryWatch(memory_limit(), PeakMeter() if on_cpu else None)
+    watch = MemoryWatch(*memory_of(engine))
     keep = (cache, find_key(engine, config.task or ""))
     return BudgetListener(batcher, tuner, watch, tell, keep)
 
@@ -84,41 +79,6 @@ def budget_in(found: Mapping[str, Any] | None) -> float | None:
     kept = (found or {}).get("budget")
     good = isinstance(kept, (int, float)) and math.isfinite(kept) and kept >= 1
     return float(kept) if kept is not None and good else None
-
-
-class MemoryWatch:
-    """Estimates from measured batches how much memory a larger one would take.
-
-    Args:
-        limit: the memory that the process may use.
-        meter: measures the peak; None if batches run in a device's memory.
-    """
-
-    def __init__(self, limit: MemoryLimit, meter: PeakMeter | None) -> None:
-        self.limit = limit
-        self._meter = meter if meter is not None and meter.restart() else None
-        self._peaks: list[Peak] = []
-        self._highest = 0.0
-        self._longest = 0.0
-
-    @property
-    def highest(self) -> int:
-        """The highest peak in bytes; 0 if unknown."""
-        return round(self._highest)
-
-    def ran(self, size: int, computed: float) -> float | None:
-        """Count a batch; returns the budget that would fill the memory, once known."""
-        peak = self._meter.peak() if self._meter is not None and size else None
-        if peak is None:
-            return None
-        length = computed / size
-        self._longest = max(self._longest, length)
-        if self._highest and peak > self._highest + _NOISE:  # otherwise it used memory that an earlier one had left
-            self._peaks.append(Peak(computed, length, peak))
-        self._highest = max(self._highest, peak)
-        if len(self._peaks) < _PEAKS:
-            return None
-        return fit(self._peaks).largest_budget(TARGET_SHARE * self.limit.bytes, self._longest)
 
 
 class BudgetListener:

@@ -17,10 +17,9 @@ from headrace.app.tuning import in_dtype
 from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache, cpu_facts
-from headrace.device.memory import PeakMeter
 from headrace.device.precision import candidates, compare
 from headrace.engines import registry
-from headrace.engines.base import AnyBatchEngine, can_be_tuned
+from headrace.engines.base import AnyBatchEngine, can_be_tuned, memory_of
 from headrace.engines.loading import load_engine
 from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError, EngineOutOfMemoryError
@@ -257,7 +256,7 @@ class _Point:
         self.way = way
         self._budget = budget
         self._batches = batches
-        self._meter = PeakMeter()
+        _, self._meter = memory_of(way.engine)
         self._fits = True
         self.forget()
 
@@ -274,7 +273,7 @@ class _Point:
         if not self._fits:
             return
         batch = self._batches[self._next % len(self._batches)]
-        counted = self._meter.restart()
+        meter = self._meter if self._meter is not None and self._meter.restart() else None
         with _threads(self.way.setting.threads):
             started = time.perf_counter()
             try:
@@ -283,7 +282,7 @@ class _Point:
                 self._fits = False
                 return
             self._times.append(time.perf_counter() - started)
-        peak = self._meter.peak() if counted else None
+        peak = meter.peak() if meter is not None else None
         self._peak = max(self._peak or 0, peak) if peak is not None else self._peak
         self._next += 1
         costs: list[float] = [item.cost for item in batch]

@@ -37,6 +37,7 @@ class BatcherOptions(TypedDict, total=False):
     length_bucketing: bool | int
     max_queue_cost: float | None
     max_concurrent_batches: int
+    overlap: bool
     on_error: Literal["fail", "isolate"]
     oversized: Literal["alone", "reject"]
     process_timeout_s: float | None
@@ -63,6 +64,8 @@ class DynamicBatcher(Batcher[RecordT, ResultT]):
         length_bucketing: Batch records of similar cost together: True, or how many records may be reordered.
         max_queue_cost: Maximum total cost of the waiting records.
         max_concurrent_batches: Batches processed at the same time (slots).
+        overlap: Pass one batch more to `process_fn`, once it is full, while `max_concurrent_batches` are processed: for
+            a function that copies a batch to its device while it computes another.
         on_error: "fail": a failed batch fails all its records. "isolate": retry it in halves until only the bad record
             has failed. A batch that ran out of memory is always halved, and later batches stay smaller.
         oversized: "alone", or "reject" a record that exceeds `target_batch_cost`.
@@ -90,6 +93,7 @@ class DynamicBatcher(Batcher[RecordT, ResultT]):
         length_bucketing: bool | int = False,
         max_queue_cost: float | None = None,
         max_concurrent_batches: int = 1,
+        overlap: bool = False,
         on_error: Literal["fail", "isolate"] = "fail",
         oversized: Literal["alone", "reject"] = "alone",
         process_timeout_s: float | None = None,
@@ -104,7 +108,7 @@ class DynamicBatcher(Batcher[RecordT, ResultT]):
         capacity = queue + (whole("prefetch_batches", prefetch_batches, 0) + 1) * size
         if isinstance(length_bucketing, bool):
             length_bucketing = min(WINDOW_BATCHES * size, capacity) if length_bucketing else 0
-        batches = BatchOptions(process_fn, batch_timeout_s, max_concurrent_batches, offload)
+        batches = BatchOptions(process_fn, batch_timeout_s, max_concurrent_batches, offload, overlap)
         options = Options(
             name=type(self).__name__,
             limits=Limits(
@@ -115,7 +119,7 @@ class DynamicBatcher(Batcher[RecordT, ResultT]):
                 window=whole("length_bucketing", length_bucketing, 0),
             ),
             capacity=capacity,
-            in_flight=batches.max_concurrent_batches * size,
+            in_flight=batches.slots * size,
             max_queue_cost=max_queue_cost,
             process_timeout_s=process_timeout_s,
             on_error=on_error,

@@ -67,12 +67,19 @@ class BatchOptions:
     batch_timeout_s: float = 0
     max_concurrent_batches: int = 1
     offload: bool = False
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         function("process_fn", self.process_fn, needed=True)
         number("batch_timeout_s", self.batch_timeout_s, minimum=0)
         whole("max_concurrent_batches", self.max_concurrent_batches, 1)
         one_of("offload", self.offload, (False, True))
+        one_of("overlap", self.overlap, (False, True))
+
+    @property
+    def slots(self) -> int:
+        """Batches that may be in `process_fn`, the one that waits there included."""
+        return self.max_concurrent_batches + self.overlap
 
 
 def whole(name: str, value: object, minimum: int) -> int:

@@ -6,11 +6,14 @@ import json
 import shlex
 
 from headrace.cli.outcome import say
+from headrace.device.memory import TARGET_SHARE
 from headrace.jobs.pipeline.job import OrderPlan
 from headrace.jobs.planning.forecast import Forecast
 from headrace.jobs.planning.repeats import Repeats
 from headrace.jobs.planning.survey import Survey
 
+_ENOUGH_ROOM = 1_000
+"""Times the batch budget: more is not worth a word."""
 _SHOWN = 100
 """Characters shown of an example."""
 
@@ -44,6 +47,11 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
         print(f"time        {_time(forecast.seconds)} without loading the model, {model} of it inference")
         if gpu_hour_price is not None:
             print(f"cost        {forecast.seconds / 3600 * gpu_hour_price:,.2f} at {gpu_hour_price:g} an hour")
+    if (memory := forecast.memory) is not None:
+        share = f"{memory.peak / memory.limit.bytes:.0%} of {memory.limit.source}"
+        known = memory.room is not None and memory.room < _ENOUGH_ROOM
+        room = f"; {memory.room:.2g} times the batch budget would fill {TARGET_SHARE:.0%}" if known else ""
+        print(f"memory      {_size(memory.peak)} at most, {share}{room}")
     if forecast.bytes is not None:
         free = "" if forecast.free is None else f", {_size(forecast.free)} free"
         print(f"disk        {_size(forecast.bytes)} while it runs{free}")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from headrace.device.memory import MemoryLimit, PeakMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,17 @@ class ForwardMeter:
     Args:
         size: of the network; None if it is unknown.
         gpu: the GPU's name for NVML; empty for a CPU.
+        memory: the limit of the device's own memory, and a meter of its peak; None for a CPU.
     """
 
-    def __init__(self, size: NetworkSize | None, gpu: str = "") -> None:
+    def __init__(
+        self,
+        size: NetworkSize | None,
+        gpu: str = "",
+        memory: Callable[[], tuple[MemoryLimit, PeakMeter]] | None = None,
+    ) -> None:
         self.gpu = gpu
+        self.memory = memory
         self._size = size
         self._lock = threading.Lock()
         self._sum = Forwarded()

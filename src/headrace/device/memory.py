@@ -10,6 +10,10 @@ from pathlib import Path
 TARGET_SHARE = 0.8
 """Share of the limit that the process may use with a full batch: between 75 and 85 %."""
 
+_PEAKS = 4
+"""Batches that must have raised the peak before what was held without one counts no longer."""
+_NOISE = 1 << 20
+"""Bytes: a smaller rise of the peak does not count."""
 _LIMIT_FILES = ("memory.max", "memory/memory.limit_in_bytes")
 """Of control groups, versions 2 and 1."""
 _NONE = 1 << 60
@@ -85,6 +89,73 @@ def fit(peaks: Sequence[Peak]) -> MemoryModel:
     return MemoryModel(max(fixed, 0.0), per_token, per_pair)
 
 
+class PeakMeter:
+    """The most memory that the process held since `restart`; Linux counts it."""
+
+    def __init__(self, folder: Path = Path("/proc/self")) -> None:
+        self._status = folder / "status"
+        self._reset = folder / "clear_refs"
+
+    def restart(self) -> bool:
+        """Start again; returns whether peaks can be measured here."""
+        try:
+            self._reset.write_text("5")
+        except OSError:
+            return False
+        return True
+
+    def peak(self) -> int | None:
+        """In bytes; None if the system does not say."""
+        return _from_status(self._status, "VmHWM:")
+
+
+class MemoryWatch:
+    """Estimates from measured batches how much memory a larger one would take.
+
+    Args:
+        limit: the memory that the process may use.
+        meter: measures the peak; None if it cannot be measured.
+    """
+
+    def __init__(self, limit: MemoryLimit, meter: PeakMeter | None) -> None:
+        self.limit = limit
+        self._meter = meter if meter is not None and meter.restart() else None
+        self._highest = (self._meter.peak() if self._meter is not None else None) or 0
+        self._peaks = [Peak(0, 0, self._highest)]
+        """What was held before the first batch, and each batch that raised the peak."""
+        self._longest = 0.0
+        self.bound: float | None = None
+        """The budget that would fill the memory; None if unknown."""
+
+    @property
+    def highest(self) -> int:
+        """The highest peak in bytes; 0 if it is unknown or no batch was counted."""
+        return self._highest if self._longest else 0
+
+    def ran(self, size: int, computed: float) -> float | None:
+        """Count a batch; returns the budget that would fill the memory, once known."""
+        peak = self._meter.peak() if self._meter is not None and size else None
+        if peak is None:
+            return None
+        length = computed / size
+        is_new = length > self._longest
+        self._longest = max(self._longest, length)
+        if peak > self._highest + _NOISE:  # otherwise it used memory that an earlier one had left
+            self._peaks.append(Peak(computed, length, peak))
+            is_new = True
+        self._highest = max(self._highest, peak)
+        if is_new and len(self._peaks) > 1:
+            self.bound = self._estimate()
+        return self.bound
+
+    def _estimate(self) -> float:
+        # The first batch also brings what all batches share, such as workspaces of libraries: tokens are not its cause.
+        peaks = self._peaks if len(self._peaks) <= _PEAKS else self._peaks[1:]
+        model = fit(peaks)
+        short = max(1.0, *(peak.bytes / max(model.peak(peak.tokens, peak.length), 1.0) for peak in peaks))
+        return model.largest_budget(TARGET_SHARE * self.limit.bytes / short, self._longest)
+
+
 def memory_limit(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> MemoryLimit:
     """The smallest of the machine's memory and the limits of the process's control groups."""
     limits = [MemoryLimit(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "the machine")]
@@ -107,26 +178,6 @@ def _limit_files(groups: Path, own: Path) -> list[Path]:
         folder = root / place.lstrip("/")
         files += [above / name for above in (folder, *folder.parents) if above.is_relative_to(root)]
     return files
-
-
-class PeakMeter:
-    """The most memory that the process held since `restart`; Linux counts it."""
-
-    def __init__(self, folder: Path = Path("/proc/self")) -> None:
-        self._status = folder / "status"
-        self._reset = folder / "clear_refs"
-
-    def restart(self) -> bool:
-        """Start again; returns whether peaks can be measured here."""
-        try:
-            self._reset.write_text("5")
-        except OSError:
-            return False
-        return True
-
-    def peak(self) -> int | None:
-        """In bytes; None if the system does not say."""
-        return _from_status(self._status, "VmHWM:")
 
 
 def _from_status(status: Path, name: str) -> int | None:

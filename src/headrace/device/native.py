@@ -53,31 +53,6 @@ def gpu_uuid(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
-class Stopwatch:
-    """Times the device while the body queues work for it: by events on CUDA, which need no wait of their own."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
-        self._start = self._end = 0.0
-
-    def __enter__(self) -> Stopwatch:
-        if self._events:
-            self._events[0].record()
-        self._start = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end = time.perf_counter()
-        if self._events:
-            self._events[1].record()
-
-    def seconds(self) -> float:
-        """Once the device has done the work."""
-        if self._events:
-            return float(self._events[0].elapsed_time(self._events[1])) / 1000
-        return self._end - self._start
-
-
 def peaks(kind: str, dtype: str) -> dict[str, float]:
     """Operations per second of a large product, and bytes per second of a copy; empty for a dtype without a product."""
     device, torch_dtype = torch.device(kind), {"float32": torch.float32, **_HALVES}.get(dtype)

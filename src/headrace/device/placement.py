@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -61,6 +62,8 @@ def running(device: torch.device, what: Callable[[], str]) -> Iterator[None]:
         with torch.inference_mode():
             yield
     except (torch.OutOfMemoryError, MemoryError) as error:
+        # The frames that it came through hold the tensors of the batch, and who handles the error holds it.
+        traceback.clear_frames(error.__traceback__)
         raise EngineOutOfMemoryError(f"{device} has no room for {what()}; lower the batch cost") from error
     except torch.AcceleratorError as error:
         raise EngineDeadError(f"{device} failed: {error}") from error

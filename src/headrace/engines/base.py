@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from headrace.device.forward import ForwardMeter
+from headrace.device.memory import MemoryLimit, PeakMeter, memory_limit
 from headrace.engines.profile import EngineProfile, profile_of
 
 InputT_contra = TypeVar("InputT_contra", contravariant=True)
@@ -249,6 +250,16 @@ def caches_prefixes(engine: Engine[Any, Any]) -> TypeGuard[PrefixCachingEngine]:
 def can_be_tuned(engine: Engine[Any, Any]) -> TypeGuard[TunableEngine]:
     """Whether its profile says that it is a `TunableEngine`."""
     return profile_of(engine).tunable
+
+
+def memory_of(engine: AnyEngine) -> tuple[MemoryLimit, PeakMeter | None]:
+    """The memory that its batches run in, its device's or that of this process, and a meter if it can be measured."""
+    if not can_be_tuned(engine):
+        return memory_limit(), None
+    meter = engine.forward_meter()
+    if meter is not None and meter.memory is not None:
+        return meter.memory()
+    return memory_limit(), PeakMeter() if engine.hardware().get("device", "cpu") == "cpu" else None
 
 
 # Engines with any input, payload and output types, for code that passes records on without inspecting them.

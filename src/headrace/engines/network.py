@@ -32,6 +32,9 @@ class Network(Protocol):
     by_length: bool
     """Whether it computes long and short batches differently."""
 
+    overlaps: bool
+    """Whether a second call of `run`, on another thread, copies its batch while the first one computes."""
+
     @property
     def meter(self) -> ForwardMeter | None:
         """Counts its forward passes; None if it does not."""

@@ -151,7 +151,7 @@ class _Host:
         self._engine: AnyBatchEngine = engine
         tunable: TunableEngine | None = engine if can_be_tuned(engine) else None
         self.facts = _Facts(
-            replace(profile, followable=False, tokenizes=False),
+            replace(profile, followable=False, tokenizes=False, overlaps=False),  # it takes one call at a time
             dict(engine.describe()),
             dict(tunable.hardware()) if tunable else {},
             dict(tunable.dtype_speeds()) if tunable else {},

@@ -22,7 +22,7 @@ _NEEDED: Mapping[Batching, tuple[str, ...]] = {
     "steps": ("max_in_flight", "max_cost"),
     "own": ("max_in_flight",),
 }
-_BATCHES_ONLY = ("pads", "batch_delay_s")
+_BATCHES_ONLY = ("pads", "overlaps", "batch_delay_s")
 _METHODS: Mapping[Batching, tuple[str, ...]] = {
     "own": ("infer",),
     "steps": ("span", "add", "step", "needs", "remove"),
@@ -58,6 +58,8 @@ class EngineProfile:
     """Default maximum cost of a batch."""
     batch_size: int = 0
     """Default maximum number of records in a batch."""
+    overlaps: bool = False
+    """Whether a second call of `forward`, on another thread, copies its batch while the first one computes."""
     batch_delay_s: float | None = None
     """How long a job's record waits for others while the engine is idle; None for the job's default."""
     max_in_flight: int = 0
@@ -89,6 +91,7 @@ class EngineProfile:
         one_of("batching", self.batching, get_args(Batching))
         one_of("cost_unit", self.cost_unit, get_args(CostUnit))
         one_of("pads", self.pads, (False, True))
+        one_of("overlaps", self.overlaps, (False, True))
         one_of("followable", self.followable, (False, True))
         one_of("tunable", self.tunable, (False, True))
         one_of("tokenizes", self.tokenizes, (False, True))

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from headrace.device.cuda_memory import cuda_memory
 from headrace.device.forward import ForwardMeter, NetworkSize
-from headrace.device.native import Stopwatch, gpu_uuid, hardware, speeds
+from headrace.device.native import gpu_uuid, hardware, speeds
 from headrace.device.placement import choose_device, choose_dtype, release, running
+from headrace.device.streams import pipeline_on
 from headrace.engines.model_folder import digest
 from headrace.engines.network import Arrays, Rows
 from headrace.engines.options import INT8
@@ -28,6 +34,18 @@ LEAST_PARAMETERS = 4_000_000
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 """Maximum rounding error by dtype, as a fraction of the largest component."""
 INT8_TOLERANCE = 3e-2
+HOST_MASK: ContextVar[NDArray[np.generic] | None] = ContextVar("headrace_host_mask", default=None)
+"""The attention mask of the batch that a model is called with: reading it from the device would wait for the device."""
+
+
+@contextmanager
+def known_mask(mask: NDArray[np.generic] | None) -> Iterator[None]:
+    """Set `HOST_MASK` while a model is called."""
+    token = HOST_MASK.set(mask)
+    try:
+        yield
+    finally:
+        HOST_MASK.reset(token)
 
 
 class TorchNetwork:
@@ -59,7 +77,11 @@ class TorchNetwork:
         self._int8 = any(type(one).__module__.startswith("torchao.") for one in module.parameters())
         self.tolerance = INT8_TOLERANCE if self._int8 else TOLERANCE.get(self._dtype, 1e-4)
         self.by_length = by_length
-        self.meter = ForwardMeter(_size(module), gpu_uuid(device))
+        self._pipeline = pipeline_on(device, self._dtype)
+        self.overlaps = self._pipeline.overlaps
+        self.meter = ForwardMeter(
+            _size(module), gpu_uuid(device), partial(cuda_memory, device) if device.type == "cuda" else None
+        )
 
     def describe(self) -> Mapping[str, object]:
         """The model's dtype and the digest of its files, each of which is read."""
@@ -83,18 +105,16 @@ class TorchNetwork:
         call = self.call
         if call is None:
             raise EngineDeadError("the engine is closed; create a new one")
+        mask = arrays.get("attention_mask")
+
+        def with_mask(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            with known_mask(mask):
+                return call(tensors)
+
         with running(self._device, lambda: _describe(arrays)):
-            tensors = {
-                name: torch.from_numpy(array).to(
-                    self._device, self._dtype if array.dtype.kind == "f" else None, non_blocking=True
-                )
-                for name, array in arrays.items()
-            }
-            with Stopwatch(self._device) as watch:
-                output = call(tensors)
-            rows: Rows = output.float().cpu().numpy()  # waits for the device
-        self.meter.add(watch.seconds(), _lengths(arrays))
-        return rows
+            computed = self._pipeline.run(arrays, with_mask)
+        self.meter.add(computed.seconds, [] if mask is None else mask.sum(axis=1).tolist())
+        return computed.rows
 
     def close(self) -> None:
         """See `Network.close`."""
@@ -176,12 +196,6 @@ def _linear_weight(part: torch.nn.Module) -> torch.Tensor | None:
     if isinstance(part, torch.nn.Linear):
         return part.weight
     return getattr(part, "packed_weight", None)
-
-
-def _lengths(arrays: Arrays) -> list[int]:
-    """Real tokens of each text; empty if the inputs are not texts."""
-    mask = arrays.get("attention_mask")
-    return [] if mask is None else [int(length) for length in mask.sum(axis=1)]
 
 
 def _describe(arrays: Arrays) -> str:

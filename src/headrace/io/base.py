@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from headrace.records import Failed, LeftOut, Ok, Record
 
@@ -53,6 +53,15 @@ class Source(Protocol):
         ...
 
 
+class Take(NamedTuple):
+    """The next rows of several runs, and the new parts to make of them."""
+
+    counts: Sequence[int]
+    """How many rows to take of each run."""
+    orders: Sequence[Sequence[int]]
+    """For each new part the numbers of its rows, counted from 0 through all that were taken."""
+
+
 class PartWriter(Protocol):
     """Encodes finished rows as the bytes of a part in one format."""
 
@@ -92,9 +101,9 @@ class PartWriter(Protocol):
         """
         ...
 
-    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:
-        """Rows of these parts as new parts, one for each of `orders`, which lists numbers of rows.
+    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
+        """Rows of several runs as new parts. A run is a list of parts that is read from its first row to its last.
 
-        Rows are numbered from 0 through all parts. Needs memory for all of them.
+        Needs memory for the rows of a take, and for one part of each run.
         """
         ...

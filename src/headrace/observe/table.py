@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _PARTS_NAMED = 3
 _MEMORY_ENOUGH = 0.9
 """Of the limit: with more a job is close to being killed."""
-_ORDERS = {"prefix": "by prompt", "input": "as in the input"}
+_ORDERS = {"sorted": "by prompt, sorted on disk", "prefix": "by prompt", "input": "as in the input"}
 _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
 
 

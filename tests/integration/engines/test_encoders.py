@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import pytest
 import torch
 import transformers
 from tests.small_models import text_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import GELUActivation
 
+from headrace.device.placement import running
 from headrace.engines.registry import create
 from headrace.engines.text import packing
 from headrace.engines.text.encoders import PrepackedLinear, restore, tune
+from headrace.engines.torch_network import known_mask
+from headrace.errors import EngineOutOfMemoryError
 
 LENGTHS = (3, 40, 1, 17, 40, 3, 9)
 SIZES = {"vocab_size": 97, "max_position_embeddings": 200, "pad_token_id": 1, "initializer_range": 0.1}
@@ -38,7 +43,7 @@ def batch(*, left: bool = False) -> dict[str, torch.Tensor]:
 
 
 def states(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    with torch.inference_mode():
+    with torch.inference_mode(), known_mask(inputs["attention_mask"].numpy()):
         found: torch.Tensor = model(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
     return found
 
@@ -67,13 +72,57 @@ def test_layers_see_the_real_tokens_alone_and_nothing_changes(family: str, left:
     assert set(tokens) == {sum(LENGTHS)}
 
 
+class Waits(TorchDispatchMode):  # type: ignore[misc]  # torch's types are not read here
+    """Notes operations whose result or size a host must know, which on a GPU it can only wait for."""
+
+    OPS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name.startswith("index") and any(
+            one is not None and one.dtype == torch.bool for one in (args[1] if isinstance(args[1], list) else ())
+        )
+        if name in self.OPS or by_mask:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_batch_of_texts_is_queued_without_asking_the_device_for_anything() -> None:
+    engine = create("embed", device="cpu", dtype="float32")
+    inputs = [one.payload for one in engine.prepare(["a", "the canal feeds the mill wheel", "the mill", "a mill"])]
+    with Waits() as waits:
+        engine.forward(inputs)
+        assert waits.found == []
+        torch.ones(3)[torch.tensor([True, False, True])].sum().item()
+        assert len(waits.found) == 2, "it does not see them"
+
+
+def test_a_batch_that_ran_out_of_memory_frees_it_while_its_error_is_handled() -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def model(size: int) -> None:
+        activations = torch.zeros(size)
+        held.append(weakref.ref(activations))
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(EngineOutOfMemoryError) as caught, running(torch.device("cpu"), lambda: "a batch"):
+        model(10)
+    assert held[0]() is None, caught.value
+
+
 def test_what_follows_the_encoder_gets_its_own_shape() -> None:
     for family in ("Bert", "Roberta"):  # the one pools within its base, the other within its head
         model = made(family, NAMES, "ForSequenceClassification", num_labels=3)
         with torch.inference_mode():
             before = model(**batch()).logits
             assert "packed" in tune(model)
-            torch.testing.assert_close(model(**batch()).logits, before, rtol=1e-4, atol=1e-5)
+            with known_mask(batch()["attention_mask"].numpy()):
+                torch.testing.assert_close(model(**batch()).logits, before, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(model(**batch()).logits, before, rtol=1e-4, atol=1e-5)  # on the padded batch
 
 
 def test_texts_of_one_length_are_run_as_they_come() -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from headrace.app.job import JobSettings, execute, rehearse
 from headrace.cli.run import _rehearse as tell_forecast
+from headrace.device.forward import ForwardMeter
+from headrace.device.memory import MemoryLimit, PeakMeter
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import StopRequest
@@ -45,6 +47,50 @@ def test_the_time_foreseen_is_within_a_quarter_of_the_real_one(
     assert forecast.seconds == pytest.approx(report.wall_s, rel=0.25)
     written = (tmp_path / "out.jsonl").stat().st_size
     assert forecast.bytes == pytest.approx(2 * written, rel=0.1)
+
+
+class Filled(PeakMeter):
+    """40 MB for the model, and 0.1 MB for each word of the largest batch."""
+
+    held = 40_000_000
+
+    def restart(self) -> bool:
+        return True
+
+    def peak(self) -> int:
+        return self.held
+
+
+class Large(FakeEngine):
+    meter = Filled()
+
+    def hardware(self) -> dict[str, Any]:
+        return {"device": "a test"}
+
+    def dtype_speeds(self) -> dict[str, float]:
+        return {}
+
+    def forward_meter(self) -> ForwardMeter:
+        return ForwardMeter(None, memory=lambda: (MemoryLimit(1_000_000_000, "a small device"), self.meter))
+
+    def forward(self, batch: list[str]) -> list[list[float]]:
+        words = len(batch) * max(len(text.split()) for text in batch)
+        self.meter.held = max(self.meter.held, 40_000_000 + 100_000 * words)
+        return super().forward(batch)
+
+
+def test_the_memory_of_the_batches_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headrace.engines.registry.create", lambda *args, **options: Large())
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": "word " * (1 + n % 20)}) + "\n" for n in range(500)))
+    config = EngineConfig(task="embed", batch_tokens=400)
+    tell_forecast(JobSettings(source, tmp_path / "out.jsonl", config), None)
+    # 400 tokens take 40 MB, and 760 MB are 80 % without the model.
+    assert "memory      80.0 MB at most, 8% of a small device; 19 times the batch budget would fill 80%" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("left", [1_000_000, 20_000_000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, JobError, RecordError
 from headrace.events import BatchDone, DuplicatesFound, Event, OrderChosen, PartDamaged
+from headrace.jobs.pipeline import ordering, spill
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.state.inspection import inspect
 from headrace.jobs.state.merging import merge
@@ -55,11 +57,11 @@ class Sharing(FakeEngine):
         return 1 + sum(one.split()[1] != other.split()[1] for one, other in pairwise(self.texts))
 
 
-def prompts() -> list[Any]:
+def prompts(documents: int = DOCUMENTS, questions: int = QUESTIONS) -> list[Any]:
     rows: list[Any] = [
         {"id": f"d{document}q{question}", "text": f"document {document} " + "word " * 40 + f"question {question}"}
-        for document in range(DOCUMENTS)
-        for question in range(QUESTIONS)
+        for document in range(documents)
+        for question in range(questions)
     ]
     random.Random(3).shuffle(rows)
     rows[100:100] = [b"broken", {"id": "no text"}]
@@ -73,7 +75,7 @@ def sharing(tmp_path: Path) -> Runner:
 
 
 def in_input_order(runner: Runner) -> Path:
-    other = runner.sink.with_name(f"input-out{runner.sink.suffix or '.jsonl'}")
+    other = runner.sink.with_name(f"input-{runner.sink.name if runner.sink.suffix else 'out.jsonl'}")
     Runner(runner.source, other, Sharing(), runner.limits).run(order="input")
     return other
 
@@ -118,6 +120,97 @@ def test_each_window_has_its_own_order(sharing: Runner) -> None:
     assert windows > 2
     assert DOCUMENTS < seen(sharing).documents_read <= DOCUMENTS * windows
     assert sharing.sink.read_bytes() == in_input_order(sharing).read_bytes()
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Runner:
+    """More rows than memory holds: a window has 512, and each document comes twice in it by chance."""
+    source = write_rows(tmp_path / "in.jsonl", prompts(1000, 3))
+    return Runner(source, tmp_path / "out.jsonl", Sharing(), limits=Limits(part_records=50, buffer_memory=1_000_000))
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "out.parquet", "parts"])
+def test_rows_that_memory_does_not_hold_are_sorted_on_disk(large: Runner, name: str) -> None:
+    large.sink = large.sink.with_name(name)
+    if name == "parts":
+        large.sink.mkdir()
+    assert large.run() == JobEnd("finished", 3002, 2)
+    first, *others = [event.order for event in large.emitted(OrderChosen)]
+    assert (first, set(others)) == ("prefix", {"sorted"})
+    assert len(others) > 5
+    assert 1000 < seen(large).documents_read <= 1512, "twice those of the first window, which is not sorted with others"
+    whole = in_input_order(large)
+    if name == "parts":
+        parts = [part.read_bytes() for part in sorted(large.sink.glob("part-*"))]
+        assert b"".join(parts) == whole.read_bytes()
+    elif name == "out.jsonl.gz":
+        assert gzip.decompress(large.sink.read_bytes()) == gzip.decompress(whole.read_bytes())
+    else:
+        assert large.sink.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "parts"])
+def test_a_job_that_is_stopped_again_and_again_computes_no_sorted_row_twice(large: Runner, name: str) -> None:
+    large.sink = large.sink.with_name(name)
+    if name == "parts":
+        large.sink.mkdir()
+    for batches in (80, 70, 90):
+        stop = StopRequest()
+        large.on_event = stopping(stop, batches)
+        assert large.run(stop).state == "interrupted"
+    large.on_event = lambda event: None
+    found = inspect(large.sink, verify=True)
+    assert found.records == len(seen(large).texts) + found.failed
+    assert not found.damaged
+    merged = large.sink.with_name("merged.jsonl")
+    assert merge(large.sink, merged, overwrite=False).records == found.records
+    places = {row["id"]: place for place, row in enumerate(prompts(1000, 3)) if type(row) is dict}
+    ids = [row for row, _ in read_rows(merged)]
+    assert len(ids) == found.records - found.failed
+    assert ids == sorted(ids, key=places.__getitem__)
+    assert large.run() == JobEnd("finished", 3002, 2)
+    assert large.computed == 3000
+    if name != "parts":
+        assert large.sink.read_bytes() == in_input_order(large).read_bytes()
+
+
+def test_rows_of_which_none_begin_alike_are_not_sorted_on_disk(large: Runner) -> None:
+    write_rows(large.source, [{"id": n, "text": f"{n} " + "word " * 40} for n in range(3000)])
+    large.run()
+    assert {event.order for event in large.emitted(OrderChosen)} == {"input"}
+
+
+def test_a_disk_without_room_leaves_the_windows_of_the_input(
+    large: Runner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ordering, "_free", lambda folder: 10_000)
+    assert large.run() == JobEnd("finished", 3002, 2)
+    assert {event.order for event in large.emitted(OrderChosen)} == {"prefix"}
+    [record] = caplog.records
+    assert "has only 0.0 GB free to sort the rows by prompt: they are sorted in windows of the input" in record.message
+
+
+@pytest.mark.parametrize("how", ["fills up", "refuses"])
+def test_a_disk_that_fills_up_while_rows_are_sorted_costs_only_order(
+    large: Runner, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if how == "fills up":
+        monkeypatch.setattr(ordering, "_LEAST_RUNS", 0)
+        monkeypatch.setattr(ordering, "_free", lambda folder: 500_000)
+    else:
+        monkeypatch.setattr(spill.Spill, "_write", raising(OSError(28, "No space left on device")))
+    assert large.run() == JobEnd("finished", 3002, 2)
+    reason = "half of the free disk is used" if how == "fills up" else "No space left on device"
+    assert reason in caplog.records[0].message
+    assert large.computed == 3000
+    assert large.sink.read_bytes() == in_input_order(large).read_bytes()
+
+
+def raising(error: Exception) -> Any:
+    def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
 def test_texts_that_begin_differently_keep_their_order(sharing: Runner) -> None:

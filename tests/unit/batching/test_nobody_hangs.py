@@ -46,8 +46,9 @@ class Traffic:
             "on_error": chance.choice(["fail", "isolate"]),
             "process_timeout_s": chance.choice([None, 20]),
             "batch_timeout_s": chance.choice([0, 0.5, 100]),
+            "overlap": chance.choice([False, True]),
         }
-        self.slots = options["max_concurrent_batches"]
+        self.slots = options["max_concurrent_batches"] + options["overlap"]
         self.batcher: DynamicBatcher[int, int] = DynamicBatcher(self.process, **options, cost_estimator=self.cost)
 
     def cost(self, record: int) -> float:

@@ -30,6 +30,7 @@ WRONG: dict[str, tuple[list[Any], str]] = {
     "oversized": (["refuse", None], "it must be one of 'alone', 'reject'"),
     "process_timeout_s": ([0, -1, NAN, "1"], "it must be a finite number > 0"),
     "offload": (["yes", 1, None], "it must be one of False, True"),
+    "overlap": (["yes", 1, None], "it must be one of False, True"),
 }
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from array import array
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from headrace.errors import BrokenOffError
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.storage.parts import Interval, PartFolder
 from headrace.jobs.state.ledger import Ledger
-from headrace.jobs.state.windows import STRIDE, Window, Windows, read_order, stretches, write_order
+from headrace.jobs.state.window import Window, read_order, stretches, write_order
+from headrace.jobs.state.windows import STRIDE, Windows
 from headrace.records import Failed, Ok, Record
 
 WRITER = JsonlWriter("out")
@@ -85,7 +87,7 @@ def test_a_kill_while_a_window_is_put_in_order_loses_and_doubles_nothing(
             commit(windows, window, 0, 52)
     windows, output = windows_in(tmp_path)
     loaded = windows.load(output.resume()[0])
-    assert not loaded.staged
+    assert not list(loaded.staged)
     assert not loaded.damaged
     assert Ledger(loaded.kept).done == 52
     positions = [*range(50), 60, 70]
@@ -122,7 +124,7 @@ def test_a_window_without_its_order_is_computed_again(tmp_path: Path, spoil: obj
     spoil(window.parts.path / "order")
     again, output = windows_in(tmp_path)
     loaded = again.load(output.committed())
-    assert not loaded.staged
+    assert not list(loaded.staged)
     assert not again.open
     [damage] = loaded.damaged
     assert reason in str(damage)
@@ -153,3 +155,84 @@ def test_an_order_survives_its_file(tmp_path: Path) -> None:
 def test_stretches_are_consecutive_and_bounded() -> None:
     assert list(stretches([1, 2, 3, 4, 7, 9, 10], 3)) == [range(1, 4), range(4, 5), range(7, 8), range(9, 11)]
     assert not list(stretches([], 3))
+
+
+def interleaved_windows(folder: Path, window_rows: int = 40) -> tuple[Windows, PartFolder, list[Window]]:
+    """Three windows with every third position each."""
+    windows, output = windows_in(folder)
+    made = [windows.create(random.Random(n).sample(range(n, 3 * window_rows, 3), window_rows)) for n in range(3)]
+    return windows, output, made
+
+
+def test_windows_that_lie_all_over_the_input_are_merged_at_the_end(tmp_path: Path) -> None:
+    windows, output, made = interleaved_windows(tmp_path)
+    for window in made:
+        commit(windows, window, 0, 40)
+    assert not output.committed(), "each would become 40 parts"
+    assert not windows.open
+    assert windows.staged == 120
+    windows.finish()
+    assert output.committed() == [Interval(0, 120)]
+    assert content(output) == ([n for n in range(120) if n % 7], list(range(0, 120, 7)))
+    assert not (tmp_path / "order").exists()
+
+
+@pytest.mark.parametrize("kill", ["merging", "removing", "removed"])
+def test_a_kill_while_windows_are_merged_loses_and_doubles_nothing(
+    tmp_path: Path, kill: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows, output, made = interleaved_windows(tmp_path, 4096)
+    for window in made:
+        commit(windows, window, 0, 4096)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def commit_one(interval: Interval, rows: bytes, failures: bytes) -> None:
+        if output.committed():
+            raise KeyboardInterrupt
+        PartFolder.commit(output, interval, rows, failures)
+
+    with monkeypatch.context() as patch:
+        if kill == "merging":
+            patch.setattr(output, "commit", commit_one)
+        else:
+            patch.setattr(
+                windows if kill == "removing" else shutil, "_remove" if kill == "removing" else "rmtree", killed
+            )
+        with pytest.raises(KeyboardInterrupt):
+            windows.finish()
+    windows, output = windows_in(tmp_path)
+    loaded = windows.load(output.resume()[0])
+    assert Ledger([*loaded.kept, *loaded.staged]).done == 3 * 4096
+    windows.finish()
+    assert [interval.end - interval.start for interval in output.committed()] == [4096] * 3
+    assert content(output) == ([n for n in range(3 * 4096) if n % 7], list(range(0, 3 * 4096, 7)))
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} <= set()
+
+
+def test_a_damaged_part_of_a_sorted_window_is_computed_again(tmp_path: Path) -> None:
+    windows, output, made = interleaved_windows(tmp_path)
+    for window in made:
+        commit(windows, window, 0, 40)
+    [part] = (tmp_path / "order" / "000000000002.sorted").glob("part-*.jsonl")
+    part.write_bytes(b"?")
+    with pytest.raises(BrokenOffError, match="damaged since it was committed"):
+        windows.finish()
+    windows, output = windows_in(tmp_path)
+    loaded = windows.load(output.resume()[0])
+    assert [damage.interval for damage in loaded.damaged] == [Interval(0, 40)]
+    [window] = windows.open
+    assert {one.start % 3 for one in loaded.staged} == {0, 2}
+    commit(windows, window, 0, 40)
+    windows.finish()
+    assert content(output) == ([n for n in range(120) if n % 7], list(range(0, 120, 7)))
+
+
+def test_a_job_that_is_given_up_leaves_what_it_has_in_input_order(tmp_path: Path) -> None:
+    windows, output, made = interleaved_windows(tmp_path)
+    commit(windows, made[0], 0, 40)
+    commit(windows, made[1], 5, 25)
+    windows.give_up()
+    done = sorted([*made[0].positions, *made[1].positions[5:25]])
+    assert content(output) == ([n for n in done if n % 7], [n for n in done if n % 7 == 0])

@@ -49,7 +49,10 @@ class Dispatcher:
         self._caller = ProcessCaller(options.process_fn, offload=options.offload, name=f"{context.options.name}-worker")
         self._loop = asyncio.get_running_loop()
         self._clock = self._loop.time
-        self._slots = asyncio.Semaphore(options.max_concurrent_batches)
+        self._concurrent = options.max_concurrent_batches
+        self._overlap = options.overlap
+        self._slots = asyncio.Semaphore(options.slots)
+        self._last_done = 0.0
         self._runs: dict[asyncio.Task[None], list[QueueEntry]] = {}
         self._cancelled_calls: set[asyncio.Task[object]] = set()
         self._memory = MemoryLimit()
@@ -125,6 +128,11 @@ class Dispatcher:
                 return "boundary"  # `take` replaces it with the limit that the batch meets
             if self._draining or self._flush_count:
                 return "drain"
+            if (
+                self._overlap and len(self._runs) >= self._concurrent
+            ):  # it could only wait there, and here it may become larger
+                await self._sleep(queue.limits.max_batch_size, None)
+                continue
             if not timeout or self._admission.is_full:
                 return "idle"
             deadline = queue.oldest_arrival() + timeout
@@ -179,10 +187,13 @@ class Dispatcher:
                 self._memory.succeeded(padded)
         finally:
             now = self._clock()
+            # With overlap, this one only waited until the batch before it was done.
+            took = now - (max(started, self._last_done) if self._overlap else started)
+            self._last_done = now
             if not self._left_behind:
-                self._meter.ended(now, batch.size, failed, completed, now - started)
-                facts = number, batch.size, failed, batch.cost, padded, now - started, now, stopped
-                self._emit(BatchDone, *facts, timer.handed_s(now - started))
+                self._meter.ended(now, batch.size, failed, completed, took)
+                facts = number, batch.size, failed, batch.cost, padded, took, now, stopped
+                self._emit(BatchDone, *facts, timer.handed_s(took))
                 self._slots.release()
 
     def _make_cancellable(self, entry: QueueEntry) -> None:
@@ -195,6 +206,8 @@ class Dispatcher:
 
     def _on_batch_done(self, task: asyncio.Task[None]) -> None:
         entries = self._runs.pop(task)
+        if self._overlap:
+            self._wakeup.wake()
         if not task.cancelled() and (exc := task.exception()) is not None:
             fail(entries, exc)  # a bug, but the callers must not hang
             logger.error("%s: %s ended unexpectedly", self._options.name, task.get_name(), exc_info=exc)

@@ -73,7 +73,7 @@ class OnnxNetwork:
         self.inputs = frozenset(one.name for one in session.get_inputs())
         # Quantised models scale values by the whole batch, and a file does not tell whether it is quantised.
         self.tolerance = 3e-2
-        self.by_length = False
+        self.by_length = self.overlaps = False
         self.meter: ForwardMeter | None = None  # onnxruntime does not tell which time is its own
         names = [one.name for one in session.get_outputs()]
         self._output = next((name for name in outputs if name in names), names[0])

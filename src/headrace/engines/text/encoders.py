@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import GELUActivation
 
 from headrace.engines.text import packing
-from headrace.engines.torch_network import TOLERANCE
+from headrace.engines.torch_network import TOLERANCE, known_mask
 
 _LEAST_WIDTH = 256
 """Minimum hidden size. In smaller models, many small attention calls cost more than the padding they save."""
@@ -117,7 +117,7 @@ def _states(base: PreTrainedModel) -> torch.Tensor:
     ids = torch.arange(mask.numel()).view(mask.shape) * 7919 % config.vocab_size
     ids[ids == config.pad_token_id] += 1
     ids[~mask] = config.pad_token_id or 0
-    with torch.inference_mode():
+    with torch.inference_mode(), known_mask(mask.numpy()):
         output = base(input_ids=ids.to(base.device), attention_mask=mask.long().to(base.device))
     states: torch.Tensor = output.last_hidden_state[mask.to(base.device)].float()
     return states

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+from transformers.masking_utils import AttentionMaskInterface
+
+from headrace.device.streams import to_device
+from headrace.engines.torch_network import HOST_MASK
 
 try:
     from torch.nn.attention.varlen import varlen_attn
@@ -34,6 +38,8 @@ class RaggedBatch:
 class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are not read here
     """Wraps an encoder: takes a padded batch and runs the layers on one row of its real tokens.
 
+    Where the tokens are comes from `HOST_MASK`. Without it, the layers run on the padded batch.
+
     Args:
         encoder: calls its layers with hidden states, passes further keyword arguments on to attention, and returns an
             object with `last_hidden_state`.
@@ -52,14 +58,13 @@ class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are
         """
         if attention_mask is None:
             return self.encoder(hidden_states, None, **others)
-        lengths = attention_mask.sum(1)
-        order = lengths.argsort(descending=True, stable=True)
-        real = attention_mask[order].flatten().nonzero().squeeze(1)
-        longest = hidden_states.shape[1]
-        places = order[real // longest] * longest + real % longest
-        ordered = lengths[order]
-        runs = [(len(list(same)), length) for length, same in groupby(ordered.tolist())]
-        texts = RaggedBatch(runs, torch.nn.functional.pad(ordered.cumsum(0), (1, 0)).int())
+        mask = HOST_MASK.get()
+        if mask is None or mask.shape != hidden_states.shape[:2]:
+            return self.encoder(hidden_states, attention_mask[:, None, None, :], **others)
+        lengths = mask.sum(1)
+        order = np.argsort(-lengths, kind="stable")
+        places = to_device(_places(mask, order), hidden_states.device)
+        texts = _ragged(lengths[order], hidden_states.device)
         flat = hidden_states.flatten(0, 1)
         output = self.encoder(flat[places][None], None, headrace_texts=texts, **others)
         found = output.last_hidden_state[0]
@@ -69,22 +74,37 @@ class PackedEncoder(torch.nn.Module):  # type: ignore[misc]  # torch's types are
         return output
 
 
+def _places(mask: NDArray[np.generic], order: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where the real tokens of the texts are in the flattened batch, text after text in this order."""
+    longest = mask.shape[1]
+    real = np.flatnonzero(mask[order])
+    places: NDArray[np.int64] = order[real // longest] * longest + real % longest
+    return places
+
+
+def _ragged(lengths: NDArray[np.int64], device: torch.device) -> RaggedBatch:
+    """The boundaries of texts of these lengths, which descend."""
+    values, counts = np.unique(-lengths, return_counts=True)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return RaggedBatch(list(zip(counts.tolist(), (-values).tolist(), strict=True)), to_device(starts, device))
+
+
 def attend(  # noqa: PLR0913 - the signature that transformers calls
     module: torch.nn.Module,  # noqa: ARG001
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # noqa: ARG001  # `headrace_texts` has the same information
+    attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     headrace_texts: RaggedBatch | None = None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Outputs of shape (1, tokens, heads, width) for queries of shape (1, heads, tokens, width).
 
-    `headrace_texts` comes from `PackedEncoder`. Without it, all texts have the same length.
+    `headrace_texts` comes from `PackedEncoder`. Without it, the texts are padded as `attention_mask` says.
     """
     if headrace_texts is None:
-        output = scaled_dot_product_attention(query, key, value, scale=scaling)
+        output = scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
         return output.transpose(1, 2).contiguous(), None
     tokens = [states[0].transpose(0, 1) for states in (query, key, value)]  # (tokens, heads, width)
     if varlen_attn is not None and query.is_cuda and query.dtype in _HALVES:
@@ -101,7 +121,13 @@ def attend(  # noqa: PLR0913 - the signature that transformers calls
     return torch.cat(outputs)[None], None
 
 
+def _padding_mask(*_: object, attention_mask: torch.Tensor | None = None, **__: object) -> torch.Tensor | None:
+    """The batch's padding mask, or None if nothing is padded. `flash_attention_mask` would ask the device for that."""
+    mask = HOST_MASK.get()
+    return None if mask is not None and mask.all() else attention_mask
+
+
 def register() -> None:
     """Register `attend` with transformers, with the mask format that `PackedEncoder` takes."""
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, flash_attention_mask)  # the batch's padding mask, or None
+    AttentionMaskInterface.register(NAME, _padding_mask)

@@ -6,12 +6,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from headrace.device.streams import to_device
 from headrace.engines.profile import EngineProfile
+from headrace.engines.torch_network import HOST_MASK
 from headrace.errors import ConfigError
 
 Call = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
@@ -33,9 +36,12 @@ def bagged(call: Call) -> Call:
     """Calls the modules with the tokens of all texts in one row, and where each text begins."""
 
     def on_padded(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        real = tensors["attention_mask"].bool()
-        lengths = real.sum(1)
-        return call({"input_ids": tensors["input_ids"][real], "offsets": lengths.cumsum(0) - lengths})
+        mask = HOST_MASK.get()
+        assert mask is not None, "`TorchNetwork.run` sets it"
+        ids, lengths = tensors["input_ids"], mask.sum(1)
+        real = to_device(np.flatnonzero(mask), ids.device)
+        offsets = to_device(np.cumsum(lengths) - lengths, ids.device)
+        return call({"input_ids": ids.flatten()[real], "offsets": offsets})
 
     return on_padded
 

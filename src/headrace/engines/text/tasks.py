@@ -289,6 +289,7 @@ def _profile(network: Network, tokens: TextTokens, budget: int) -> EngineProfile
         tunable=True,
         batching="batches",
         pads=True,
+        overlaps=network.overlaps,
         batch_cost=budget,
         batch_size=BATCH_TEXTS[network.kind],
         max_model_len=tokens.max_model_len,

@@ -34,6 +34,7 @@ class ImageEngine:
         self.profile = EngineProfile(
             tunable=True,
             batching="batches",
+            overlaps=network.overlaps,
             cost_unit="records",
             batch_cost=size,
             batch_size=size,

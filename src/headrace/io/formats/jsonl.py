@@ -8,7 +8,7 @@ from datetime import date, time
 from pathlib import Path
 from typing import BinaryIO
 
-from headrace.io.base import Chunk
+from headrace.io.base import Chunk, Take
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.strict_json import OnNan, StrictJson
 from headrace.io.storage.compression import compress
@@ -104,9 +104,9 @@ class JsonlWriter:
                     held, size = [], 0
         self._write(held, target)
 
-    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:
+    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
         """Lines in another order."""
-        for content in rearranged(parts, orders):
+        for content in rearranged(runs, takes):
             yield compress(self._compression, content) if self._compression and content else content
 
     def _write(self, lines: list[bytes], target: BinaryIO) -> None:

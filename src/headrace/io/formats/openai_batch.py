@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headrace.errors import ConfigError, DeadlineExceededError, JobError, ProcessTimeoutError
-from headrace.io.base import Chunk
+from headrace.io.base import Chunk, Take
 from headrace.io.formats.dead_letters import encode_dead_letters, letter
 from headrace.io.formats.strict_json import OnNan, StrictJson
 from headrace.io.storage.files import InputFile
@@ -213,9 +213,9 @@ class OpenAIWriter:
         for lines in interleaved(lines_of([base]), lines_of(more), turns):
             target.writelines(lines)
 
-    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:
+    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
         """Lines in another order."""
-        return rearranged(parts, orders)
+        return rearranged(runs, takes)
 
 
 def _error(failed: Failed) -> JsonObject:

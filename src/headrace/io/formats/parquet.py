@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from headrace.errors import JobError, MissingExtraError, RecordError
+from headrace.io.base import Take
 from headrace.io.formats.arrow_types import settled
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.row_groups import RowGroups, row_bytes
@@ -157,9 +158,8 @@ class ParquetWriter:
         outputs = [ok.output for ok in outcomes]
         if not self._vectors:
             return self._array(self._column, outputs)
-        for output in outputs:
-            if not isinstance(output, (list, tuple)) and not hasattr(output, "tolist"):
-                raise TypeError(f"the output is of type {type(output).__name__}, and that of others is a vector")
+        if others := [one for one in outputs if not isinstance(one, (list, tuple)) and not hasattr(one, "tolist")]:
+            raise TypeError(f"the output is of type {type(others[0]).__name__}, and that of others is a vector")
         return self._vector_array(outputs)
 
     def _vector_array(self, vectors: Sequence[object]) -> pa.Array:
@@ -258,16 +258,19 @@ class ParquetWriter:
 
         self._write(batches(), schema, target)
 
-    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:
-        """Rows in another order, in the schema that fits all of them.
+    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
+        """Rows in another order, in the schema that fits all of them. Each part is read whole, and closed.
 
         Raises:
             JobError: a part is damaged, or parts do not fit together.
         """
-        schema = self._merged_schema(parts)
-        table = self._pa.Table.from_batches(self._batches(parts, schema), schema)
-        for rows in (table.take(self._pa.array(order, self._pa.int64())) for order in orders):
-            yield self._small_file(rows if self._folder is None or not len(rows) else self._as_committed(rows))
+        schema = self._merged_schema([part for parts in runs for part in parts])
+        readers = [_Rows(batch for part in parts for batch in list(self._batches([part], schema))) for parts in runs]
+        for counts, orders in takes:
+            taken = [batch for run, count in zip(readers, counts, strict=True) for batch in run.take(count)]
+            table = self._pa.Table.from_batches(taken, schema)
+            for rows in (table.take(self._pa.array(order, self._pa.int64())) for order in orders):
+                yield self._small_file(rows if self._folder is None or not len(rows) else self._as_committed(rows))
 
     def _small_file(self, table: pa.Table) -> bytes:
         buffer = io.BytesIO()  # usually temporary: do not spend time on compression or statistics

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from headrace.batching.callables import is_async, plain_function
 from headrace.errors import JobError, text_of
+from headrace.io.base import Take
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.records import Failed, Ok
 
@@ -59,9 +60,9 @@ class CallbackWriter:
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
         """Nothing to interleave."""
 
-    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:  # noqa: ARG002
+    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:  # noqa: ARG002
         """Nothing to rearrange."""
-        return iter([b""] * len(orders))
+        return (b"" for take in takes for _ in take.orders)
 
     def _hand_over(self, rows: list[dict[str, object]]) -> None:
         if not rows:

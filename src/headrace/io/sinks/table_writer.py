@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headrace.errors import BrokenOffError, ConfigError, JobError
+from headrace.io.base import Take
 from headrace.io.databases.base import Row, TableStore
 from headrace.io.databases.names import Address
 from headrace.io.formats.dead_letters import encode_failures
@@ -90,9 +91,9 @@ class TableWriter:
     def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
         """Nothing to interleave: rows of retried records are in the table."""
 
-    def rearrange(self, parts: Sequence[Path], orders: Sequence[Sequence[int]]) -> Iterator[bytes]:  # noqa: ARG002
+    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:  # noqa: ARG002
         """Nothing to rearrange: the rows of a table have no order."""
-        return iter([b""] * len(orders))
+        return (b"" for take in takes for _ in take.orders)
 
     def close(self) -> None:
         """Close the connections."""

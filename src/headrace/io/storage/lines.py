@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.io.base import Chunk
+from headrace.io.base import Chunk, Take
 from headrace.io.storage import compression
 from headrace.io.storage.files import CHUNK_ROWS, InputFile, share, todo
 from headrace.records import Failed, Record
@@ -84,11 +84,14 @@ def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
                 held.append(rest)
 
 
-def rearranged(paths: Sequence[Path], orders: Iterable[Sequence[int]]) -> Iterator[bytes]:
-    """For each of `orders`, which lists numbers of lines, these lines as one text."""
-    lines = list(lines_of(paths))
-    for order in orders:
-        yield b"".join([lines[number] for number in order])
+def rearranged(runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
+    """Lines of several runs of files as new texts: see `PartWriter.rearrange`."""
+    # Each file is read whole and closed: there may be more runs than a process may open files.
+    readers = [itertools.chain.from_iterable(list(lines_of([path])) for path in paths) for paths in runs]
+    for counts, orders in takes:
+        lines = [line for run, count in zip(readers, counts, strict=True) for line in itertools.islice(run, count)]
+        for order in orders:
+            yield b"".join([lines[number] for number in order])
 
 
 def full_lines(lines: list[bytes]) -> list[bytes]:

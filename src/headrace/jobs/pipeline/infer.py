@@ -91,11 +91,12 @@ def infer(
 def _forward(work: list[Work], engine: AnyBatchEngine, in_flight: InFlight | None) -> object:
     if in_flight is None:
         return engine.forward([item.payload for item in work])
-    in_flight.enter([item.record.position for item in work])
+    positions = [item.record.position for item in work]
+    in_flight.enter(positions)
     try:
         return engine.forward([item.payload for item in work])
     finally:
-        in_flight.leave()
+        in_flight.leave(positions)
 
 
 async def infer_one(work: Work, engine: AnyStreamEngine, stop: StopRequest) -> object:

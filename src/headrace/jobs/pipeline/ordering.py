@@ -1,27 +1,41 @@
-"""Orders the records of a job by prompt, one window of the input after the other, before they are prepared."""
+"""Orders the records of a job by prompt before they are prepared.
+
+A window is as much of the input as memory holds. If prompts that begin alike lie farther apart, and the input's length
+is known, the engine gets the first window, and meanwhile the rest is sorted on disk and cut into windows.
+"""
 
 from __future__ import annotations
 
+import itertools
+import logging
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
-from headrace.errors import ConfigError, JobError, RecordError
+from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError
 from headrace.events import OrderChosen
 from headrace.io.base import Chunk
 from headrace.jobs.pipeline.columns import Columns
-from headrace.jobs.pipeline.job import Job, Order, StopRequest
+from headrace.jobs.pipeline.job import Job, Length, Order, StopRequest
 from headrace.jobs.pipeline.memory_budget import rows_bytes
-from headrace.jobs.pipeline.prefixes import prefix_order, prompt_text, sharing
+from headrace.jobs.pipeline.prefixes import Sharing, prefix_order, prompt_text, sharing
+from headrace.jobs.pipeline.spill import Row, Spill
 from headrace.jobs.state.passes import Pass
-from headrace.jobs.state.windows import STRIDE, Window, Windows
+from headrace.jobs.state.window import Window
+from headrace.jobs.state.windows import STRIDE, Windows
 from headrace.records import Failed, Record
+
+logger = logging.getLogger("headrace")
 
 CHUNK_ROWS = 256
 """Rows of a chunk of a window."""
 _READ_S = 10.0
 """Maximum seconds in which a window is read: a slow input must not keep the engine waiting."""
+_LEAST_RUNS = 8
+"""Windows that the free disk must hold so that rows are sorted there."""
 
 
 def in_windows(job: Job, todo: Pass) -> tuple[Pass, Ordering | None]:
@@ -42,7 +56,8 @@ def in_windows(job: Job, todo: Pass) -> tuple[Pass, Ordering | None]:
         )
     order: Order = "input" if plan is None else plan.order
     room = 0 if order == "input" else job.limits.buffer_memory // 4
-    ordering = Ordering(windows, job.columns, order, room, job.stop)
+    length = Length(job.source.total_records, job.source.total_bytes)
+    ordering = Ordering(windows, job.columns, order, room, job.stop, length)
     return replace(todo, place=windows.place), ordering
 
 
@@ -52,10 +67,17 @@ class _Held:
 
     chunks: list[Chunk] = field(default_factory=list)
     size: int = 0
+    """Bytes in memory."""
 
     def add(self, chunk: Chunk) -> None:
         self.chunks.append(chunk)
         self.size += rows_bytes(chunk.records, chunk.failures)
+
+    def share_of(self, length: Length) -> float:
+        """The fraction that these rows are of the input; 1 if its length is unknown."""
+        if length.records:
+            return sum(len(chunk.records) + len(chunk.failures) for chunk in self.chunks) / length.records
+        return sum(chunk.bytes for chunk in self.chunks) / length.bytes if length.bytes else 1.0
 
 
 class Ordering:
@@ -69,14 +91,21 @@ class Ordering:
         order: "input" begins no new window.
         room: maximum bytes of a window's rows.
         stop: ends reading.
+        length: of the input. If it is unknown, no row is sorted on disk: the input may be slow, or endless.
     """
 
-    def __init__(self, windows: Windows, columns: Columns, order: Order, room: int, stop: StopRequest) -> None:
+    def __init__(
+        self, windows: Windows, columns: Columns, order: Order, room: int, stop: StopRequest, length: Length
+    ) -> None:
         self._windows = windows
         self._columns = columns
         self._order = order
         self.room = room
         self._stop = stop
+        self._length = length
+        self._sorts = False
+        """Whether the rest of the rows is sorted on disk."""
+        self._closed = False
         self._begun = {window.number: window for window in windows.open}
         self._rows: dict[int, _Held] = {number: _Held() for number in self._begun}
         self._chosen: list[OrderChosen] = []
@@ -86,19 +115,20 @@ class Ordering:
         chosen, self._chosen = self._chosen, []
         return chosen
 
+    def close(self) -> None:
+        """End reading, from any thread."""
+        self._closed = True
+
     def chunks(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """The rows of `chunks` in the order of work. Blocks while a window is read.
+        """The rows of `chunks` in the order of work. Blocks while a window is read, or all rows are sorted.
 
         Raises:
             JobError: the input lacks a record that it had when its window was begun.
         """
         held, ends = _Held(), time.monotonic() + _READ_S
+        chunks = self._new(chunks)
         for chunk in chunks:
-            if self._stop.requested:
-                return
-            if self._begun:
-                chunk = self._without_begun(chunk)
-                yield from self._whole_again()
+            yield from self._whole_again()
             if self._order == "input":
                 yield chunk
                 continue
@@ -106,19 +136,34 @@ class Ordering:
             del chunk  # no rows may stay referenced while the next ones are read
             if held.size >= self.room or time.monotonic() >= ends:
                 yield from self._window(held)
+                if self._sorts:
+                    yield from self._sorted(chunks)
                 held, ends = _Held(), time.monotonic() + _READ_S
+        if self._ended:
+            return
         yield from self._window(held)
-        if self._begun and not self._stop.requested:
+        if self._begun:
             window = next(iter(self._begun.values()))
             raise JobError(
                 f"the input has changed: it had record {_missing(window, self._rows[window.number])} when this job "
                 "began; restore it, or start again with --overwrite"
             )
 
+    @property
+    def _ended(self) -> bool:
+        return self._closed or self._stop.requested
+
+    def _new(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """The chunks without the rows of windows that an earlier run has begun; these are put aside."""
+        for chunk in chunks:
+            if self._ended:
+                return
+            yield self._without_begun(chunk) if self._begun else chunk
+            del chunk
+
     # -- windows of earlier runs -----------------------------------------------------------------------------------
 
     def _without_begun(self, chunk: Chunk) -> Chunk:
-        """The chunk without the rows of windows that an earlier run has begun; these are put aside."""
         records: list[Record] = []
         failures: list[Failed] = []
         for record in chunk.records:
@@ -149,7 +194,7 @@ class Ordering:
 
     # -- new windows -------------------------------------------------------------------------------------------------
 
-    def _window(self, held: _Held) -> Iterator[Chunk]:
+    def _window(self, held: _Held, *, is_sorted: bool = False) -> Iterator[Chunk]:
         """The rows of a new window, in their order or by prompt."""
         records = [record for chunk in held.chunks for record in chunk.records]
         failures = [failed for chunk in held.chunks for failed in chunk.failures]
@@ -157,17 +202,24 @@ class Ordering:
         order = prefix_order(prompts)
         shared = sharing(prompts, order)
         del prompts
-        by_prefix = self._order == "prefix" or shared.gains
-        why = f"{shared.sorted:.0%} of the prompt text repeats its neighbour by prompt, {shared.as_read:.0%} as read"
-        if by_prefix and order:
+        if not is_sorted:
+            self._judge(held, shared)
+        by_prefix = bool(order) and (is_sorted or self._order == "prefix" or shared.gains)
+        why = f"{shared.sorted:.0%} of the prompt text repeats its neighbour by prompt"
+        why += "" if is_sorted else f", {shared.as_read:.0%} as read"
+        if by_prefix:
             positions = [records[number].position for number in order] + [one.record.position for one in failures]
             try:
                 self._windows.create(positions)
             except OSError as error:
-                by_prefix, why = False, f"the order cannot be stored: {error.strerror or error}"
+                why = f"the order cannot be stored: {error.strerror or error}"
+                if is_sorted:  # each row would become a part of its own
+                    raise BrokenOffError(f"{why}; finished records are kept; run again to continue") from error
+                by_prefix = False
         if records or failures:
-            self._tell("prefix" if by_prefix and order else "input", len(records) + len(failures), why)
-        if not (by_prefix and order):
+            name: Literal["sorted", "prefix", "input"] = "sorted" if is_sorted else "prefix" if by_prefix else "input"
+            self._tell(name, len(records) + len(failures), why)
+        if not by_prefix:
             del records
             for number, chunk in enumerate(held.chunks):
                 held.chunks[number] = Chunk((), (), 0)
@@ -182,6 +234,44 @@ class Ordering:
         del records, order
         yield from _in_chunks(ordered, failures, size)
 
+    def _judge(self, held: _Held, shared: Sharing) -> None:
+        """Decide whether the rest of the rows is sorted on disk."""
+        share = held.share_of(self._length)
+        if share >= 1 or not (self._order == "prefix" or shared.gains_beyond(share)):
+            return
+        free = _free(self._windows.disk)
+        self._sorts = free >= _LEAST_RUNS * self.room
+        if not self._sorts:
+            self._length = Length()
+            logger.warning(
+                "headrace: %s has only %.1f GB free to sort the rows by prompt: they are sorted in windows of the "
+                "input, as far as memory holds them", self._windows.disk, free / 1e9,
+            )  # fmt: skip
+
+    def _sorted(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """The other rows in windows that are sorted on disk; stops reading where the disk has no more room."""
+        self._sorts = False
+        most = _free(self._windows.disk) // 2
+        with Spill(self._windows.disk, self._prompt, self.room, most) as spill:
+            for chunk in chunks:
+                if chunk.left_out:
+                    yield Chunk((), (), 0, chunk.left_out)
+                spill.add(chunk)
+                if spill.full:
+                    logger.warning("headrace: %d records are sorted by prompt together: %s", spill.rows, spill.full)
+                    break
+            if self._ended:
+                return
+            yield from self._whole_again()
+            rows = spill.sorted()
+            held = _Held()
+            while some := list(itertools.islice(rows, CHUNK_ROWS)):
+                held.add(_chunk_of(some, spill.bytes * len(some) // spill.rows))
+                if held.size >= self.room:
+                    yield from self._window(held, is_sorted=True)
+                    held = _Held()
+            yield from self._window(held, is_sorted=True)
+
     def _prompt(self, record: Record) -> str:
         try:
             return prompt_text(self._columns.input_of(record))
@@ -190,8 +280,19 @@ class Ordering:
         except Exception:  # noqa: BLE001 - a row may be a mapping of the user's own; the next stage reports it
             return ""
 
-    def _tell(self, order: Literal["prefix", "input"], records: int, reason: str) -> None:
+    def _tell(self, order: Literal["sorted", "prefix", "input"], records: int, reason: str) -> None:
         self._chosen.append(OrderChosen(order, records, reason, time.monotonic()))
+
+
+def _free(folder: Path) -> int:
+    """Bytes of free disk."""
+    return shutil.disk_usage(folder).free
+
+
+def _chunk_of(rows: Sequence[Row], size: int) -> Chunk:
+    """Sorted rows as a chunk."""
+    records = [row for row in rows if isinstance(row, Record)]
+    return Chunk(records, [row for row in rows if isinstance(row, Failed)], size)
 
 
 def _in_chunks(records: list[Record], failures: Sequence[Failed], size: int) -> Iterator[Chunk]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 LEAST_SHARED = 64
 """Shorter common beginnings, in characters, do not count: an engine shares whole pages of 16 tokens or more."""
@@ -22,11 +23,23 @@ class Sharing:
     """As a fraction of all text, in the order of the input."""
     sorted: float
     """In the order of `prefix_order`."""
+    common: float = 0.0
+    """In beginnings of four prompts or more, each counted once: in another window they are read once more."""
+    rare: float = 0.0
+    """In beginnings of two or three prompts, each counted once."""
 
     @property
     def gains(self) -> bool:
         """Whether the order of the prefixes is worth it."""
         return self.sorted - self.as_read >= LEAST_GAIN
+
+    def gains_beyond(self, share: float) -> bool:
+        """Whether one order of all prompts is worth more than windows; these prompts are a `share` of them.
+
+        That a beginning comes two or three times among a few of all prompts is chance: most of its kind come once here,
+        and again elsewhere. The fewer these prompts are, the more it says.
+        """
+        return 0 < share < 1 and (self.common + self.rare / share) * (1 - share) >= LEAST_GAIN
 
 
 def prompt_text(value: object) -> str:
@@ -59,7 +72,7 @@ def prefix_order(prompts: Sequence[str]) -> list[int]:
     order = sorted(range(len(prompts)), key=prompts.__getitem__)
     groups: list[list[int]] = []
     for number in order:
-        if not groups or common_length(prompts[groups[-1][-1]], prompts[number]) < LEAST_SHARED:
+        if not groups or not _begin_alike(prompts[groups[-1][-1]], prompts[number]):
             groups.append([])
         groups[-1].append(number)
     groups.sort(key=lambda group: -max(len(prompts[number]) for number in group))
@@ -71,12 +84,24 @@ def sharing(prompts: Sequence[str], order: Sequence[int]) -> Sharing:
     total = sum(map(len, prompts))
     if not total:
         return Sharing(0.0, 0.0)
-    return Sharing(_shared(prompts) / total, _shared([prompts[number] for number in order]) / total)
+    lengths = [*_shared([prompts[number] for number in order]), 0, 0]
+    opened = {False: 0, True: 0}
+    for number, length in enumerate(lengths[:-2]):
+        before = lengths[number - 1] if number else 0
+        if length - before >= LEAST_SHARED:
+            rare = min(lengths[number + 1 : number + 3]) <= length - LEAST_SHARED
+            opened[rare] += length - before
+    as_read = sum(_shared(prompts))
+    return Sharing(as_read / total, sum(lengths) / total, opened[False] / total, opened[True] / total)
 
 
-def _shared(prompts: Sequence[str]) -> int:
-    lengths = (common_length(prompts[number - 1], prompts[number]) for number in range(1, len(prompts)))
-    return sum(length for length in lengths if length >= LEAST_SHARED)
+def _shared(prompts: Sequence[str]) -> list[int]:
+    """The length of the beginning that each prompt shares with the next."""
+    return [common_length(one, other) if _begin_alike(one, other) else 0 for one, other in pairwise(prompts)]
+
+
+def _begin_alike(one: str, other: str) -> bool:
+    return len(one) >= LEAST_SHARED and one[:LEAST_SHARED] == other[:LEAST_SHARED]
 
 
 def common_length(one: str, other: str) -> int:

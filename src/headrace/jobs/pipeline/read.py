@@ -46,6 +46,8 @@ class Reader:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._ordering is not None:
+            self._ordering.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def read(self) -> Chunk | None:

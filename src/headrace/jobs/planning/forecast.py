@@ -13,7 +13,8 @@ from pathlib import Path
 
 from headrace.batching.policy.bucketing import MAX_STRETCH
 from headrace.batching.policy.cost import batch_cost
-from headrace.engines.base import AnyBatchEngine, runs_batches
+from headrace.device.memory import MemoryLimit, MemoryWatch
+from headrace.engines.base import AnyBatchEngine, can_be_tuned, memory_of, runs_batches
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
@@ -33,6 +34,17 @@ _LEAST_FREE = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryForecast:
+    """The memory that the measured batches took."""
+
+    peak: int
+    """The most, in bytes; the model included."""
+    limit: MemoryLimit
+    room: float | None
+    """How many times the batch budget would fill the target share of the limit; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """The estimate for a job."""
 
@@ -44,6 +56,8 @@ class Forecast:
     """Disk space for parts and merged file."""
     free: int | None
     """Free disk space; None in an object store."""
+    memory: MemoryForecast | None = None
+    """None if it cannot be measured."""
 
 
 def check_room(output: Path) -> None:
@@ -83,8 +97,12 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
     if not work or survey.records is None:
         return Forecast(None, None, None, free)
     good = survey.records * len(work) / survey.sampled
+    memory: MemoryForecast | None = None
     if runs_batches(job.engine):
-        seconds, done = _measure(job.engine, pack(work, profile), profile)
+        watch = _watch_memory(job.engine)
+        seconds, done = _measure(job.engine, pack(work, profile), profile, watch)
+        if watch is not None and watch.highest:
+            memory = MemoryForecast(watch.highest, watch.limit, watch.bound and watch.bound / profile.batch_cost)
     else:
         seconds, done = asyncio.run(_run_some(job, work[:: max(1, len(work) // _REQUESTS)]))
         seconds *= len(work) / len(done)
@@ -97,7 +115,15 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
         engine_s=engine_s,
         bytes=round(row_bytes * good * (1 if is_folder else 2)),
         free=free,
+        memory=memory,
     )
+
+
+def _watch_memory(engine: AnyBatchEngine) -> MemoryWatch | None:
+    """Only for engines that run in this process and measure their passes."""
+    if not can_be_tuned(engine) or engine.forward_meter() is None:
+        return None
+    return MemoryWatch(*memory_of(engine))
 
 
 def pack(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Work]]:
@@ -131,7 +157,7 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _measure(
-    engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], profile: EngineProfile
+    engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], profile: EngineProfile, watch: MemoryWatch | None
 ) -> tuple[float, list[tuple[Work, object]]]:
     """The estimated seconds of all these batches, and the outputs of those that were run."""
     chosen = sorted({round(n * (len(batches) - 1) / max(_MEASURED - 1, 1)) for n in range(_MEASURED)})
@@ -145,6 +171,8 @@ def _measure(
         between = time.perf_counter()
         engine.forward([item.payload for item in batch])
         ended = time.perf_counter()
+        if watch is not None:
+            watch.ran(len(batch), _cost(batch, profile))
         # The faster of two runs: the first of a shape may compile kernels, and other work may disturb either.
         points.append((_cost(batch, profile), min(between - started, ended - between)))
         done += [(w, o) for w, o in zip(batch, outputs, strict=True) if not isinstance(o, Exception)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ _BYTES = 64
 class InFlight:
     """A file with the number of records in the engine and their first and last position; empty if there are none.
 
+    Batches may enter and leave on several threads.
+
     It is written in place without a sync, because it must survive the process, not the machine. Nothing is noted where
     it cannot be written, such as in an object store.
     """
@@ -26,6 +29,8 @@ class InFlight:
     def __init__(self, work: Path) -> None:
         self._path = None if is_remote(work) else work / "in-flight"
         self._file: int | None = None
+        self._inside: list[Sequence[int]] = []
+        self._lock = threading.Lock()
 
     def left_behind(self) -> str:
         """The batch in the engine when an earlier run crashed; empty if none did."""
@@ -37,11 +42,15 @@ class InFlight:
 
     def enter(self, positions: Sequence[int]) -> None:
         """Note a batch that enters the engine."""
-        self._write(f"{len(positions)} {min(positions)} {max(positions)}")
+        with self._lock:
+            self._inside.append(positions)
+            self._note()
 
-    def leave(self) -> None:
+    def leave(self, positions: Sequence[int]) -> None:
         """Note that the batch has left the engine."""
-        self._write("")
+        with self._lock:
+            self._inside.remove(positions)
+            self._note()
 
     def close(self) -> None:
         """Remove the file when a run ends normally."""
@@ -55,9 +64,11 @@ class InFlight:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
-    def _write(self, text: str) -> None:
+    def _note(self) -> None:
         if self._path is None:
             return
+        every = [position for positions in self._inside for position in positions]
+        text = f"{len(every)} {min(every)} {max(every)}" if every else ""
         with contextlib.suppress(OSError):
             if self._file is None:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

@@ -106,9 +106,9 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     else:
         dead_letters = parts.twins(committed)
         records = sum(end - start for start, end in committed)
-        for window in windows.open:
+        for window in windows.all:
             dead_letters += window.parts.twins(window.committed)
-            records += len(window.positions) - window.left
+            records += window.finished
     reasons = _reasons(dead_letters)
     if finished:
         damaged = changes(target, parts, Finished(**finished), read=verify)
@@ -121,7 +121,7 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
         records=records,
         failed=reasons.total(),
         reasons=dict(reasons.most_common()),
-        parts=len(committed) + sum(len(window.committed) for window in windows.open),
+        parts=len(committed) + sum(len(window.committed) for window in windows.all),
         retried=(again, finished["failed"]) if finished and again else None,
         run_time=RunTimeLog(target.work).read(),
         settings=state.get("settings"),

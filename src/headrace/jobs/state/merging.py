@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import functools
-import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -86,17 +83,13 @@ class _Piece(NamedTuple):
 
 
 def _staged(windows: Windows, committed: Sequence[Interval], scratch: Path) -> Iterator[_Piece]:
-    """What is committed in windows, in input order: one piece between any two parts of the output."""
-    starts = [part.start for part in committed]
-    for window in windows.open:
-        groups = itertools.groupby(window.done, key=functools.partial(bisect.bisect_right, starts))
-        slices = [list(positions) for _, positions in groups]
-        for piece, (rows, failures) in zip(slices, windows.rearranged(window, slices), strict=True):
-            path = scratch / f"{piece[0]}{windows.suffix}"
-            path.write_bytes(rows)
-            letters = path.with_name(f"{piece[0]}.errors")
-            letters.write_bytes(failures)
-            yield _Piece(piece[0], path, [letters] if failures else [])
+    """What is committed in windows, in input order."""
+    for interval, rows, failures in windows.pieces(committed, scratch):
+        path = scratch / f"{interval.start}{windows.suffix}"
+        path.write_bytes(rows)
+        letters = path.with_name(f"{interval.start}.errors")
+        letters.write_bytes(failures)
+        yield _Piece(interval.start, path, [letters] if failures else [])
 
 
 def _merge_errors(pieces: Sequence[_Piece], target: Path) -> None:

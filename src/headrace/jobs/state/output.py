@@ -222,10 +222,10 @@ class JobOutput:
 
     def _resume(self, start: StartMode) -> Pass:
         intervals, damaged = self.parts.resume()
-        if self.windows is not None:
-            loaded = self.windows.load(intervals)
-            intervals, damaged = loaded.kept + loaded.staged, damaged + loaded.damaged
-        return self._pass(start, Ledger(intervals), damaged)
+        if self.windows is None:
+            return self._pass(start, Ledger(intervals), damaged)
+        loaded = self.windows.load(intervals)
+        return self._pass(start, Ledger(loaded.finished), damaged + loaded.damaged)
 
     def _reopen(self, start: StartMode) -> Pass:
         """Continue a finished job whose output was removed."""
@@ -316,6 +316,8 @@ class JobOutput:
             JobError: the parts have a gap, or some are damaged.
         """
         self._wait_until_alone()
+        if self.windows is not None:
+            self.windows.finish()
         committed = self.parts.close(read_all=not self.is_folder)
         ledger = Ledger(committed)
         if not ledger.is_whole:
@@ -324,13 +326,11 @@ class JobOutput:
         self._check_errors()
         self.parts.merge_errors(self.errors, committed, self.work)
         errors_digest = digest_of(self.errors) if failed else ""
-        if self.is_folder:
-            finished = Finished(ledger.done, failed, 0, "", errors_digest)
-            self._write_state(start, finished)
-        else:
-            digest = self._merge(committed)
-            finished = Finished(ledger.done, failed, self.target.stat().st_size, digest, errors_digest)
-            self._write_state(start, finished)
+        digest = "" if self.is_folder else self._merge(committed)
+        size = 0 if self.is_folder else self.target.stat().st_size
+        finished = Finished(ledger.done, failed, size, digest, errors_digest)
+        self._write_state(start, finished)
+        if not self.is_folder:
             self.parts.clear()
         self._clear_scratch()
         return finished

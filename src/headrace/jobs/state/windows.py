@@ -5,72 +5,46 @@ is durable before work on them begins, and parts whose names count places in tha
 the window's rows are written as parts of the output, in input order, and the folder is removed. So a kill loses no more
 than in a job in input order, and the output is the same.
 
+The records of a window may lie anywhere in the input. Its rows would then become many small parts of the output.
+Instead, the folder is replaced by one with the same rows in input order, whose name ends in `.sorted`. When the job
+ends, all of these are merged into parts of the output.
+
 A window whose `order` is damaged is given up: its records are computed again.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from array import array
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from headrace.errors import BrokenOffError
 from headrace.io.base import PartWriter
-from headrace.io.storage.checksums import Damage, new_digest
+from headrace.io.storage.checksums import Damage
 from headrace.io.storage.parts import Interval, PartFolder, atomic_file, listed, sync_folder
 from headrace.jobs.state.ledger import Ledger
+from headrace.jobs.state.window import (
+    ORDER,
+    PART_ROWS,
+    SortedWindow,
+    Window,
+    collated,
+    read_order,
+    stretches,
+    write_order,
+)
 
 STRIDE = 1 << 40
 """Window n, counted from 1, has the places from n * STRIDE on, so that no part reaches from one window into another."""
-_ORDER = "order"
-_MAGIC = b"headrace order 1\n"
 _GONE = ".gone"
-_PART_ROWS = 4096
-
-
-class Window:
-    """The records of one window, and what of them is committed."""
-
-    def __init__(self, number: int, positions: array[int], parts: PartFolder) -> None:
-        self.number = number
-        self.positions = positions
-        """In the order of work."""
-        self.parts = parts
-        self.committed: list[Interval] = []
-        """Of places in this window, from 0."""
-        places = sorted(range(len(positions)), key=positions.__getitem__)
-        self._sorted = array("Q", (positions[place] for place in places))
-        self._places = array("Q", places)
-
-    def place(self, position: int) -> int | None:
-        """The place of a record in the order of work; None if it is not in this window."""
-        found = bisect_left(self._sorted, position)
-        if found == len(self._sorted) or self._sorted[found] != position:
-            return None
-        return self._places[found]
-
-    @property
-    def done(self) -> list[int]:
-        """The positions of the committed records, ascending."""
-        return sorted(self.positions[place] for start, end in self.committed for place in range(start, end))
-
-    @property
-    def left(self) -> int:
-        """How many records are not committed."""
-        return len(self.positions) - sum(end - start for start, end in self.committed)
-
-    def lies_in(self, ledger: Ledger) -> bool:
-        """Whether all its records are finished there."""
-        return all(ledger.next_todo(position) != position for position in self._sorted)
-
-    def overlaps(self, interval: Interval) -> bool:
-        """Whether one of its records is in the interval."""
-        return bisect_left(self._sorted, interval.start) < bisect_left(self._sorted, interval.end)
+_SORTING = ".sorting"
+_SORTED = ".sorted"
+_MORE_PARTS = 16
+"""So many more parts than necessary a window may become; one with more waits for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +53,14 @@ class Loaded:
 
     kept: list[Interval]
     """The parts of the output that count."""
-    staged: list[Interval]
-    """Positions that are finished in windows."""
+    staged: Iterable[Interval]
+    """Positions that are finished in windows; may be read once."""
     damaged: list[Damage]
+
+    @property
+    def finished(self) -> Iterator[Interval]:
+        """All positions that are finished; may be read once."""
+        return chain(self.kept, self.staged)
 
 
 class Windows:
@@ -100,6 +79,7 @@ class Windows:
         self._output = output
         self._writer = writer
         self._open: dict[int, Window] = {}
+        self._sorted: dict[int, SortedWindow] = {}
         self._last = 0
 
     @property
@@ -108,19 +88,29 @@ class Windows:
         return self._output.path
 
     @property
+    def disk(self) -> Path:
+        """An existing folder on the disk of the windows."""
+        return self._folder.parent
+
+    @property
     def open(self) -> list[Window]:
-        """Windows with records that are not in the output yet, the oldest first."""
+        """Windows with unfinished records, the oldest first."""
         return [self._open[number] for number in sorted(self._open.copy())]
+
+    @property
+    def all(self) -> list[Window | SortedWindow]:
+        """Windows with records that are not in the output yet."""
+        return [*self.open, *self._sorted.copy().values()]
 
     @property
     def staged(self) -> int:
         """How many records are committed in windows."""
-        return sum(len(window.positions) - window.left for window in self.open)
+        return sum(window.finished for window in self.all)
 
     @property
-    def staged_positions(self) -> list[Interval]:
+    def staged_positions(self) -> Iterator[Interval]:
         """The positions of these records."""
-        return [Interval(position, position + 1) for window in self.open for position in window.done]
+        return (Interval(position, position + 1) for window in self.all for position in window.done)
 
     @property
     def suffix(self) -> str:
@@ -128,14 +118,17 @@ class Windows:
         return self._writer.suffix
 
     def others(self, committed: Sequence[Interval]) -> list[Interval]:
-        """The parts of the output with no record of an open window: these are being put in order."""
-        return [part for part in committed if not any(window.overlaps(part) for window in self.open)]
+        """The parts of the output with no record of a window: the others are being put in order."""
+        left = list(committed)
+        for window in self.all if left else ():
+            left = window.beside(left)
+        return left
 
     def check(self, *, read: bool) -> list[Damage]:
-        """The damaged parts of open windows; see `PartFolder.check`."""
+        """The damaged parts of windows; see `PartFolder.check`."""
         return [
             damage
-            for window in self.open
+            for window in self.all
             for damage in window.parts.check(window.committed, set(window.committed) if read else ())
         ]
 
@@ -144,52 +137,66 @@ class Windows:
     def load(self, committed: Sequence[Interval]) -> Loaded:
         """Continue with the windows of earlier runs; `committed` are the parts of the output."""
         damaged: list[Damage] = []
-        kept = list(committed)
         self._open.clear()
-        for gone in self._folder.glob(f"*{_GONE}"):  # a kill came while it was removed
-            shutil.rmtree(gone, ignore_errors=True)
-        for path in self._paths():
+        self._sorted.clear()
+        paths = self._paths()
+        self._sweep(set(paths.values()))
+        finished = Ledger(committed)
+        for number, path in paths.items():
             parts = self._parts(path)
             try:
-                positions = read_order(path / _ORDER)
+                window = Window(number, read_order(path / ORDER), parts)
             except (OSError, ValueError) as error:
-                lost = parts.committed()
-                if lost:
-                    damaged.append(_lost(path / _ORDER, lost, error))
+                if lost := parts.committed():
+                    damaged.append(_lost(path / ORDER, lost, error))
                 self._remove(path)
                 continue
-            window = Window(int(path.name), positions, parts)
-            if window.lies_in(Ledger(kept)):
+            if path.suffix != _SORTED and window.lies_in(finished):
                 self._remove(path)
                 continue
             window.committed, bad = parts.resume()
             damaged += bad
-            self._open[window.number] = window
-        again = set(kept) - set(self.others(kept))  # a kill came while a window was put in order
+            if path.suffix == _SORTED and not window.left:
+                self._sorted[number] = SortedWindow(path, self.suffix)
+            else:
+                self._open[number] = window
+        kept = self.others(committed)  # a kill came while the others were put in order
+        again = set(committed) - set(kept)
         self._output.discard([Damage(self._output.part_path(part), part, "") for part in again])
-        kept = self.others(kept)
-        self._last = max(self._open, default=0)
+        self._last = max(paths, default=0)
         for window in self.open:
             if not window.left:
-                kept += self._restore(window)
+                kept += self._close(window)
         return Loaded(kept, self.staged_positions, damaged)
 
     def look(self) -> Windows:
         """Read what there is, without a change: a job may be running. Leaves out windows that cannot be read."""
-        for path in self._paths():
+        for number, path in self._paths().items():
             try:
-                window = Window(int(path.name), read_order(path / _ORDER), self._parts(path))
+                positions = read_order(path / ORDER)
+                if path.suffix == _SORTED:
+                    self._sorted[number] = SortedWindow(path, self.suffix)
+                    continue
             except (OSError, ValueError):
                 continue
+            window = self._open[number] = Window(number, positions, self._parts(path))
             window.committed = window.parts.committed()
-            self._open[window.number] = window
         return self
 
-    def _paths(self) -> list[Path]:
+    def _paths(self) -> dict[int, Path]:
+        """The folder of each window by its number; of two, the sorted one, which is complete."""
         try:
-            return sorted(path for path in self._folder.iterdir() if path.name.isdecimal())
+            found = sorted(self._folder.iterdir())
         except FileNotFoundError:
-            return []
+            return {}
+        windows = [path for path in found if path.stem.isdecimal() and path.suffix in ("", _SORTED)]
+        return {int(path.stem): path for path in windows}
+
+    def _sweep(self, windows: set[Path]) -> None:
+        """Remove what a killed process has left, and the windows that were replaced by sorted ones."""
+        gone = self._folder.with_name(self._folder.name + _GONE)
+        for path in {gone, *self._folder.glob("*")} - windows:
+            shutil.rmtree(path, ignore_errors=True)
 
     def _parts(self, path: Path) -> PartFolder:
         return PartFolder(path, self._writer.suffix)
@@ -197,7 +204,9 @@ class Windows:
     def clear(self) -> None:
         """Remove all windows."""
         self._open.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._sorted.clear()
+        if self._folder.exists():
+            self._remove(self._folder)
 
     # -- while the job runs ------------------------------------------------------------------------------------------
 
@@ -212,7 +221,7 @@ class Windows:
         path.mkdir(parents=True)
         ordered = array("Q", positions)
         try:
-            write_order(path / _ORDER, ordered)
+            write_order(path / ORDER, ordered)
         except OSError:
             shutil.rmtree(path, ignore_errors=True)
             raise
@@ -246,55 +255,91 @@ class Windows:
         window.parts.commit(places, rows, failures)
         window.committed.append(places)
         if not window.left:
-            self._restore(window)
+            self._close(window)
 
     def merge_errors(self, target: Path, work: Path | None = None) -> None:
-        """Write all dead letters to one file, those of open windows last; no file if there are none."""
+        """Write all dead letters to one file, those of windows last; no file if there are none."""
         self._output.merge_errors(target, work=work)
-        letters = b"".join(line for window in self.open for _, line in sorted(_letters(window).items()))
+        letters = b"".join(line for _, line in sorted(chain.from_iterable(window.letters() for window in self.all)))
         if letters:
             before = target.read_bytes() if target.exists() else b""
             with atomic_file(target, work) as file:
                 file.write(before + letters)
 
     def count_errors(self) -> int:
-        """The number of dead letters in open windows."""
-        return sum(window.parts.count_errors(window.committed) for window in self.open)
+        """The number of dead letters in windows."""
+        return sum(window.parts.count_errors(window.committed) for window in self.all)
 
     # -- back to input order -----------------------------------------------------------------------------------------
 
-    def rearranged(self, window: Window, pieces: Sequence[Sequence[int]]) -> Iterator[tuple[bytes, bytes]]:
-        """The rows and the dead letters of committed positions, for each of `pieces`.
+    def finish(self) -> None:
+        """Write all sorted windows to the output, and remove them.
 
-        Needs memory for the rows of one window.
+        Raises:
+            OSError: the folder cannot be written, or is full.
+            BrokenOffError: a part is damaged.
         """
-        window.committed.sort()
-        letters = _letters(window)
-        places = chain.from_iterable(range(start, end) for start, end in window.committed)
-        good = (window.positions[place] for place in places)
-        row_of = {position: row for row, position in enumerate(p for p in good if p not in letters)}
-        chosen = [[row_of[position] for position in piece if position in row_of] for piece in pieces]
-        paths = [window.parts.part_path(interval) for interval in window.committed]
-        for piece, rows in zip(pieces, self._writer.rearrange(paths, chosen), strict=True):
-            yield rows, b"".join(letters[position] for position in piece if position in letters)
+        if self._sorted:
+            for window in self._sorted.values():
+                _check(window)
+            for interval, rows, failures in collated(list(self._sorted.values()), self._writer, _follows):
+                self._output.commit(interval, rows, failures)
+        self.clear()
 
     def give_up(self) -> None:
         """Write what is committed in all windows to the output, and remove them: the job will not be continued."""
         for window in self.open:
-            self._restore(window)
+            self._sort(window)
+        self.finish()
 
-    def _restore(self, window: Window) -> list[Interval]:
-        """Write the rows of a window to the output and remove the window."""
-        if damaged := window.parts.check(window.committed, set(window.committed)):
-            raise BrokenOffError(f"{listed(damaged)}: damaged since it was committed; run again to compute it again")
+    def pieces(self, committed: Sequence[Interval], scratch: Path) -> Iterator[tuple[Interval, bytes, bytes]]:
+        """What is committed in windows, in input order, cut where a part of the output lies between. Changes nothing.
+
+        Args:
+            committed: the parts of the output.
+            scratch: an empty folder.
+        """
+        windows = list(self._sorted.values())
+        for window in self.open:
+            folder = scratch / str(window.number)
+            window.sort_into(folder, self._writer)
+            windows.append(SortedWindow(folder, self.suffix))
+        starts = [part.start for part in committed]
+        return collated(windows, self._writer, lambda last, now: bisect(starts, last) == bisect(starts, now))
+
+    def _close(self, window: Window) -> list[Interval]:
+        """Write the rows of a finished window to the output, if they are not many small parts of it.
+
+        Returns the parts of the output.
+        """
+        _check(window)
+        pieces = list(stretches(window.done, PART_ROWS))
+        if len(pieces) > len(window.positions) // PART_ROWS + _MORE_PARTS:
+            self._sort(window)
+            return []
         written = []
-        pieces = list(stretches(window.done, _PART_ROWS))
-        for piece, (rows, failures) in zip(pieces, self.rearranged(window, pieces), strict=True):
+        for piece, (rows, failures) in zip(pieces, window.rearranged(self._writer, pieces), strict=True):
             written.append(Interval(piece.start, piece.stop))
             self._output.commit(written[-1], rows, failures)
         del self._open[window.number]
         self._remove(window.parts.path)
         return written
+
+    def _sort(self, window: Window) -> None:
+        """Put the committed rows of a window into input order, in another folder."""
+        path = self._folder / f"{window.number:012d}"
+        sorting, target = path.with_suffix(_SORTING), path.with_suffix(_SORTED)
+        if window.parts.path != target or window.left:  # else a part of it was damaged, and is computed again now
+            shutil.rmtree(sorting, ignore_errors=True)
+            window.sort_into(sorting, self._writer)
+            if window.parts.path == target:
+                self._remove(target)
+            sorting.rename(target)
+            sync_folder(self._folder)
+            if window.parts.path != target:
+                self._remove(path)
+        self._sorted[window.number] = SortedWindow(target, self.suffix)
+        del self._open[window.number]
 
     def _remove(self, path: Path) -> None:
         """Remove a window's folder, at once for all who look at its name."""
@@ -303,53 +348,20 @@ class Windows:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def stretches(positions: Sequence[int], most: int) -> Iterator[range]:
-    """Ascending positions as ranges of consecutive ones, each of at most `most`."""
-    start = 0
-    for end in range(1, len(positions) + 1):
-        if end == len(positions) or positions[end] != positions[end - 1] + 1 or end - start == most:
-            yield range(positions[start], positions[end - 1] + 1)
-            start = end
+def _check(window: Window | SortedWindow) -> None:
+    """Check the content of all parts of a window.
+
+    Raises:
+        BrokenOffError: one is damaged.
+    """
+    if damaged := window.parts.check(window.committed, set(window.committed)):
+        raise BrokenOffError(f"{listed(damaged)}: damaged since it was committed; run again to compute it again")
 
 
-def _letters(window: Window) -> dict[int, bytes]:
-    """The dead letters of a window by position."""
-    found: dict[int, bytes] = {}
-    for twin in window.parts.twins(window.committed):
-        for line in twin.read_bytes().splitlines(keepends=True):
-            found[json.loads(line)["position"]] = line
-    return found
+def _follows(last: int, position: int) -> bool:
+    return position == last + 1
 
 
 def _lost(path: Path, lost: Sequence[Interval], error: Exception) -> Damage:
     why = "it is missing" if isinstance(error, FileNotFoundError) else str(error)
     return Damage(path, Interval(0, sum(end - start for start, end in lost)), why)
-
-
-def write_order(path: Path, positions: array[int]) -> None:
-    """Write positions durably, with a checksum."""
-    content = positions.tobytes()
-    digest = new_digest()
-    digest.update(content)
-    with atomic_file(path) as file:
-        file.write(_MAGIC + digest.digest() + content)
-
-
-def read_order(path: Path) -> array[int]:
-    """The positions in a file of `write_order`.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, or from another version.
-    """
-    content = path.read_bytes()
-    if not content.startswith(_MAGIC):
-        raise ValueError("it is damaged, or another version of Headrace has written it")
-    digest, size = new_digest(), new_digest().digest_size
-    sealed, body = content[len(_MAGIC) : len(_MAGIC) + size], content[len(_MAGIC) + size :]
-    digest.update(body)
-    if digest.digest() != sealed:
-        raise ValueError("its content has changed: another checksum")
-    positions = array("Q")
-    positions.frombytes(body)
-    return positions

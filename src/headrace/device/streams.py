@@ -1,0 +1,133 @@
+"""PyTorch devices as the pipeline sees them: CUDA with a stream for each direction of copying, or the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.device.pipeline import Computed, Pipeline
+
+logger = logging.getLogger("headrace")
+
+Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
+Rows: TypeAlias = NDArray[np.float32]
+Call: TypeAlias = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
+
+
+def pipeline_on(device: torch.device, dtype: torch.dtype) -> Pipeline[Arrays, Call, Rows]:
+    """The pipeline of a device, for a model whose floating-point inputs have this dtype."""
+    return Pipeline(_CudaStreams(device, dtype) if device.type == "cuda" else _CpuStreams(dtype))
+
+
+def to_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """The array on the device. Nothing waits for the copy but what is queued later on the current stream."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor
+    return _page_locked(tensor.shape, tensor.dtype).copy_(tensor).to(device, non_blocking=True)
+
+
+class _CpuStreams:
+    """A CPU: all work is done at once, on memory where it is."""
+
+    overlaps = False
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def copy_in(self, arrays: Arrays) -> _CpuBatch:
+        """See `Streams.copy_in`."""
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return _CpuBatch({name: _cast(tensor, self._dtype) for name, tensor in tensors.items()})
+
+    def settle(self) -> None:
+        """See `Streams.settle`."""
+
+
+class _CpuBatch:
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def compute(self, call: Call) -> None:
+        started = time.perf_counter()
+        self._output = call(self._tensors)
+        self._seconds = time.perf_counter() - started
+
+    def copy_out(self) -> None:
+        pass
+
+    def wait(self) -> Computed[Rows]:
+        return Computed(self._output.float().numpy(), self._seconds)
+
+
+class _CudaStreams:
+    """A CUDA device. Models compute on its default stream."""
+
+    overlaps = True
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def copy_in(self, arrays: Arrays) -> _CudaBatch:
+        """See `Streams.copy_in`."""
+        with torch.cuda.stream(self._in):
+            tensors = {name: _cast(to_device(array, self._device), self._dtype) for name, array in arrays.items()}
+            return _CudaBatch(tensors, self._in.record_event(), self._out)
+
+    def settle(self) -> None:
+        """See `Streams.settle`."""
+        with contextlib.suppress(RuntimeError):  # the device failed: there is nothing to wait for
+            torch.cuda.synchronize(self._device)
+
+
+class _CudaBatch:
+    """PyTorch pools page-locked memory, and does not use it again before the copies that it is in have ended."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], copied: torch.cuda.Event, out: torch.cuda.Stream) -> None:
+        self._tensors = tensors
+        self._copied = copied
+        self._out = out
+        self._started, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def compute(self, call: Call) -> None:
+        stream = torch.cuda.current_stream(self._out.device)
+        stream.wait_event(self._copied)
+        self._started.record(stream)
+        self._output = call(self._tensors).float()
+        self._ended.record(stream)
+
+    def copy_out(self) -> None:
+        self._out.wait_event(self._ended)
+        with torch.cuda.stream(self._out):
+            rows = _page_locked(self._output.shape, torch.float32)
+            self._rows = rows.copy_(self._output, non_blocking=True)
+            # Blocking: the thread that waits sleeps, and leaves its core to those that prepare records.
+            self._done = torch.cuda.Event(blocking=True)
+            self._done.record(self._out)
+
+    def wait(self) -> Computed[Rows]:
+        self._done.synchronize()
+        rows: Rows = self._rows.numpy().copy()  # frees the page-locked memory for the next batch
+        return Computed(rows, self._started.elapsed_time(self._ended) / 1000)
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _page_locked(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """Memory for a copy; other memory where the system locks no more pages, which only makes the copy slower."""
+    try:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+    except RuntimeError as error:
+        logger.debug("no page-locked memory: %s", error)
+        return torch.empty(shape, dtype=dtype)
