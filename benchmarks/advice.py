@@ -117,9 +117,9 @@ def cases() -> list[Case]:
     memory = Settings(2_000, options=paced(token_us=30, room=6_000)).with_options(batch_size=1_000)
     padded = Settings(800, options=paced(), words=(1, 500))
     lines = Settings(8_000, options=paced(token_us=3, dimension=384))
-    held = Settings(3_000, options=paced())
+    held = Settings(4_000, options=paced())
     equal = Settings(6_000, options=paced(), copies=20)
-    embed = Settings(600, options={"task": "embed", "dtype": "float32"})
+    embed = Settings(400, options={"task": "embed", "dtype": "float32"})
     return [
         Case(
             "one worker prepares (--workers 1)",
@@ -151,8 +151,8 @@ def cases() -> list[Case]:
         ),
         Case(
             "MiniLM in float16 (--dtype float16)",
-            replace(embed, records=200).with_options(dtype="float16"),
-            replace(embed, records=200),
+            replace(embed, records=120).with_options(dtype="float16"),
+            replace(embed, records=120),
         ),
     ]
 
@@ -214,15 +214,7 @@ def measured(case: Case, folder: Path) -> list[Any]:
         advice = next(iter(found["advices"]), None)
         changed = followed(settings, advice) if advice is not None else None
         if advice is None or changed is None:
-            print(
-                "   ",
-                case.name,
-                "|",
-                found["advice"],
-                "|",
-                {k: round(v, 2) for k, v in found["causes"].items() if v},
-                file=sys.stderr,
-            )
+            print(f"  {case.name}: {found['advice']}", file=sys.stderr)
             break
         before = seconds(found)
         print(f"  {case.name}: {advice['text']}", file=sys.stderr)
@@ -230,7 +222,7 @@ def measured(case: Case, folder: Path) -> list[Any]:
         taken.append(f"{advice['setting']} {advice['value']}")
         promises.append((advice["gain_s"] / before, (before - seconds(found)) / before))
     best = run(case.best, folder)["records_per_s"]
-    if "MiniLM" in case.name:  # other work on the machine disturbs a model more than a simulation
+    if found["records_per_s"] < best:  # perhaps other work on the machine has disturbed one of them
         found = max(found, run(settings, folder), key=lambda one: one["records_per_s"])
         best = max(best, run(case.best, folder)["records_per_s"])
     said = ", ".join(f"{promised:.0%} / {got:.0%}" for promised, got in promises)

@@ -15,7 +15,7 @@ from headrace.app.steps import steps_here
 from headrace.cli.outcome import guarded, say
 from headrace.errors import ConfigError
 from headrace.io.databases.names import shown
-from headrace.jobs.state.inspection import holder_of, state_of
+from headrace.jobs.state.inspection import job_holder, state_of
 from headrace.jobs.state.output import REPORT
 from headrace.observe import summary
 from headrace.observe.figures import in_json
@@ -81,7 +81,7 @@ def _reported(name: str) -> ReportedJob:
     runs = summary.read(target.work / REPORT, name)
     if not runs:
         raise ConfigError(f"the report of {name} holds no run")
-    holder = holder_of(target)
+    holder = job_holder(target)
     ended = "stopped" if runs[-1].state in ("running", "interrupted") else runs[-1].state
     now = f"running, by {holder}" if holder else "finished" if state["finished"] else ended
     return ReportedJob(name, now, runs)
