@@ -241,4 +241,6 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return "(forbidden): this needs an admin key"
     if error.code == 404:
         return "(not found): it is no server of headrace, or of an earlier version"
+    if error.code == 501:
+        return "(not implemented): a server on Ray has no dashboard; read its /metrics"
     return f"({error.reason})"

@@ -125,7 +125,7 @@ def _memory(numbers: AdviceInputs) -> Advice | None:
     if not limit or not numbers.lost("memory") or work >= BOTTLENECK * (numbers.device_s + lost):
         return None
     gain = numbers.gain(lost, max(numbers.device_s, numbers.host_floor()))
-    value = min(limit * 64, max(limit * 4, 512_000_000))  # the default, unless it is larger already
+    value = max(limit * 4, 64_000_000)  # an eighth of the default, unless it is larger already
     return Advice(
         "--buffer-memory",
         str(value),

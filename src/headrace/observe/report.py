@@ -44,6 +44,8 @@ from headrace.observe.worker_rows import WorkerCount
 from headrace.observe.worker_rows import WorkerRow as WorkerRow
 from headrace.records import LeftOut
 
+_KEPT_FAILURES = 1_000
+
 
 class ReportBuilder:
     """A thread-safe event listener that aggregates a report.
@@ -67,6 +69,8 @@ class ReportBuilder:
         self._damaged: list[PartDamaged] = []
         self._formed: dict[tuple[int, int], CloseReason] = {}
         self._failures: Counter[str] = Counter()
+        self._failed_records: list[RecordFailed] = []
+        """The first ones."""
         self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
         self._passed = dict.fromkeys(("load", "prepare", "finish", "write"), 0)
         """Records that each stage has finished."""
@@ -131,7 +135,7 @@ class ReportBuilder:
                 same = self._left_out.get(left_out.reason)
                 self._left_out[left_out.reason] = left_out if same is None else same.more(left_out)
             case RecordFailed():
-                self._failures[event.reason] += 1
+                self._add_failure(event)
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
             case PrecisionChosen() | BudgetChanged() | MemoryUsed() | DeviceUsed() | PrefixCacheUsed():
@@ -140,6 +144,11 @@ class ReportBuilder:
                 self._add_saving(event)
             case JobDone():
                 self._state = event.state
+
+    def _add_failure(self, event: RecordFailed) -> None:
+        self._failures[event.reason] += 1
+        if len(self._failed_records) < _KEPT_FAILURES:
+            self._failed_records.append(event)
 
     def _add_stage(self, event: StageDone) -> None:
         self._stages[event.stage] += event.duration_s
@@ -304,6 +313,7 @@ class ReportBuilder:
             device=device_figures(self._device, wall, records, account.fixed_s, self._batches),
             advices=tuple(advices(numbers)),
             account=account,
+            failed_records=tuple(self._failed_records),
         )
 
     @property
