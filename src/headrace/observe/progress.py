@@ -174,7 +174,24 @@ def _clock_time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+class _Nothing:
+    """Shows nothing."""
+
+    every_s = 3600.0
+
+    def open(self) -> None:
+        """Nothing to do."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
 def _bar_or_lines(stream: TextIO) -> _Display:
+    if getattr(stream, "quiet", False):
+        return _Nothing()
     if not stream.isatty():
         return _Lines(stream)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from headrace.events import OrderChosen, PrefixCacheUsed
 from headrace.observe.device_limit import DeviceFigures
@@ -19,7 +19,13 @@ _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
 
 
 def print_report(report: Report, stream: TextIO) -> None:
-    """Write `report` to `stream`, with rich if it is a terminal and rich is installed."""
+    """Write `report` to `stream`, with rich if it is a terminal and rich is installed; nothing to a quiet one."""
+    if getattr(stream, "quiet", False):
+        return
+    if getattr(stream, "as_json", False):
+        said: Any = stream  # it writes objects
+        said.emit("info", _title(report), report=dict(rows(report)), advice=report.advice)
+        return
     if stream.isatty():
         try:
             from rich.console import Console

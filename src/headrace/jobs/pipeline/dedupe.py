@@ -48,7 +48,7 @@ class RepeatCounter:
     Threads may call it at the same time; the counts may then be off by some.
     """
 
-    most = 50_000
+    most = 20_000
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
