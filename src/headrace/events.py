@@ -260,6 +260,8 @@ class DeviceUsed:
     """Of the GPU, by NVML; None if unknown."""
     clock_mhz: float | None = None
     """Of the GPU's processors at the end."""
+    replayed: float = 0.0
+    """Share of the passes that were replays of captured work (CUDA graphs)."""
 
 
 @dataclass(frozen=True, slots=True)
