@@ -102,7 +102,7 @@ class TorchNetwork:
 
     def run(self, arrays: Arrays) -> Rows:
         """See `Network.run`."""
-        call = self.call
+        call, graphs = self.call, self.graphs
         if call is None:
             raise EngineDeadError("the engine is closed; create a new one")
         mask = arrays.get("attention_mask")
@@ -112,16 +112,17 @@ class TorchNetwork:
                 return call(tensors)
 
         with running(self._device, lambda: _describe(arrays)):
-            if self.graphs is None or mask is None:
+            if graphs is None or mask is None:
                 computed = self._pipeline.run(arrays, with_mask)
             else:
-                computed = self.graphs.run(arrays, with_mask, call)
+                computed = graphs.run(arrays, with_mask, call)
         self.meter.add(computed.seconds, [] if mask is None else mask.sum(axis=1).tolist(), computed.replayed)
         return computed.rows
 
     def length_for(self, texts: int, longest: int) -> int:
         """See `Network.length_for`."""
-        return longest if self.graphs is None else self.graphs.length_for(texts, longest)
+        graphs = self.graphs
+        return longest if graphs is None else graphs.length_for(texts, longest)
 
     def close(self) -> None:
         """See `Network.close`."""
