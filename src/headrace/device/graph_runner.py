@@ -130,7 +130,10 @@ class _CudaGraph:
         before = torch.cuda.memory_reserved(device)
         self._graph = torch.cuda.CUDAGraph()
         # Of this thread alone: another one may copy its batch meanwhile.
-        with torch.cuda.device(device), torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.device(device),
+            torch.cuda.graph(self._graph, pool=pool, stream=side, capture_error_mode="thread_local"),
+        ):
             self._output = call(self._inputs)
         self.bytes = max(torch.cuda.memory_reserved(device) - before, 0)
 
