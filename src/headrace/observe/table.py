@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _PARTS_NAMED = 3
 _MEMORY_ENOUGH = 0.9
+_MEMORY_LITTLE = 0.6
 """Of the limit: with more a job is close to being killed."""
 _ORDERS = {"sorted": "by prompt, sorted on disk", "prefix": "by prompt", "input": "as in the input"}
 _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
@@ -90,6 +91,9 @@ def _tuning(report: Report) -> list[tuple[str, str]]:
     if (memory := report.memory) is not None:
         share = memory.peak / memory.limit
         warning = "; set a smaller --batch-tokens or --buffer-memory" if share > _MEMORY_ENOUGH else ""
+        if share < _MEMORY_LITTLE and memory.larger_pay is not None:
+            larger = f"a --batch-tokens above {report.budget or 0:,.0f} may be faster"
+            warning = f"; {larger if memory.larger_pay else 'larger batches were no faster'}"
         lines.append(("memory", f"{memory.peak / 1e9:.1f} GB at most, {share:.0%} of {memory.source}{warning}"))
     if (used := report.prefix_cache) is not None and used.queries:
         cached = f"{used.hits:,} from the prefix cache ({used.hits / used.queries:.1%})"
