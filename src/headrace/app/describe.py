@@ -38,7 +38,7 @@ def describe(plan: Plan, engine: AnyEngine, profile: EngineProfile) -> Descripti
         "retry of failed records": "yes" if settings.retry else None,
     }
     shown = {name: _shown(name, value) for name, value in named.items() if value is not None}
-    return Description(_LOGIN.sub("", str(plan.output.target)), shown, versions())
+    return Description(without_login(plan.output.target), shown, versions())
 
 
 def server_facts(config: EngineConfig, engine: AnyEngine, profile: EngineProfile, most_records: int) -> ServerFacts:
@@ -71,7 +71,12 @@ def host_of(plan: Plan, profile: EngineProfile) -> Host:
 def _shown(name: str, value: object) -> str:
     if _SECRET.search(name):
         return "(not shown)"
-    return _LOGIN.sub("", str(value))[:_LONGEST]
+    return without_login(value)[:_LONGEST]
+
+
+def without_login(value: object) -> str:
+    """Text without the user names and passwords of addresses in it."""
+    return _LOGIN.sub("", str(value))
 
 
 def versions() -> dict[str, str]:

@@ -22,6 +22,7 @@ from headrace.app.plan import Plan as Plan
 from headrace.app.plan import changes, downloaded_model, engine_identity, fingerprint, finished_before, model_state
 from headrace.app.plan import check as check
 from headrace.app.prefix_caching import prefix_cache_listener
+from headrace.app.tracing import job_spans
 from headrace.app.tuning import load, tune, wants_sample
 from headrace.batching.batcher import Batcher
 from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
@@ -116,8 +117,12 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             job = build(plan, engine, stop, broadcast)
         follower = follow(plan.settings.config, engine, job.batcher, broadcast)
         watches = (follower, watch_device(engine, broadcast), prefix_cache_listener(engine, broadcast))
-        with _tracing(plan, began) as trace, Progress() if progress else contextlib.nullcontext() as bar:
-            listeners += [listener for listener in (*watches, trace, bar) if listener is not None]
+        with (
+            _tracing(plan, began) as trace,
+            job_spans(plan, began) as spans,
+            Progress() if progress else contextlib.nullcontext() as bar,
+        ):
+            listeners += [listener for listener in (*watches, trace, spans, bar) if listener is not None]
             if tuned.precision is not None:
                 broadcast(tuned.precision)
             described = describe(plan, engine, tuned_profile(plan.settings, engine))

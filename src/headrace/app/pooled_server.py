@@ -19,6 +19,7 @@ from headrace.app.describe import versions
 from headrace.app.job import Broadcast, Guarded
 from headrace.app.observed import ObservedServer
 from headrace.app.server import ServerSettings, build, checked
+from headrace.app.tracing import server_spans
 from headrace.argument_types import parse_size
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError
@@ -162,6 +163,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     parts = [model.state for model in models]
     state = ServerState(limits, keys, Broadcast([metrics, *listeners]), metrics.render, parts=parts)
     state.observed = ObservedServer(state, account)
+    state.tracing = server_spans()
     return create_pooled_app(
         pool, models, state, lambda pages: merged(pages, "model"), version=headrace.__version__
     ), state

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from fastapi import FastAPI
 from prometheus_client.metrics_core import Metric
@@ -19,8 +19,10 @@ from headrace.app.batchers import BatcherSettings, engine_process, make_batcher
 from headrace.app.describe import server_facts
 from headrace.app.job import Broadcast, Guarded
 from headrace.app.observed import ObservedServer
+from headrace.app.tracing import server_spans
 from headrace.app.warm_up import warm_up
 from headrace.device.cache import TuningCache
+from headrace.engines.base import runs_batches
 from headrace.engines.config import EngineConfig, merged_options, model_name
 from headrace.engines.model_folder import pickled_weights
 from headrace.engines.options import EngineOptions, LocalOptions
@@ -37,6 +39,9 @@ from headrace.serving.metrics import families
 from headrace.serving.routes.batches import batches_router, files_router
 from headrace.serving.service import ServedModel, Service
 from headrace.serving.state import ServerState
+
+if TYPE_CHECKING:
+    from headrace.observe.otel import ServerSpans
 
 logger = logging.getLogger("headrace")
 
@@ -176,9 +181,11 @@ def build(settings: ServerSettings, device: Listener | None = None) -> tuple[Fas
     if (observer := device or account) is not None:
         listeners.append(observer)
     server = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render, name=name)
+    spans = server_spans()
+    server.tracing = spans
     if account is not None:
         server.observed = ObservedServer(server, account)
-    make_service = functools.partial(_service, settings, server, account)
+    make_service = functools.partial(_service, settings, server, account, spans)
     if settings.state is None:
         return create_app(server, make_service, task, version=version), server
     bulk = BatchApi(settings.state, server, task, settings.latency_target_s, listeners)
@@ -213,7 +220,9 @@ def checked(settings: ServerSettings) -> ServerSettings:
     return settings
 
 
-def _service(settings: ServerSettings, server: ServerState, account: ServerAccount | None) -> Service:
+def _service(
+    settings: ServerSettings, server: ServerState, account: ServerAccount | None, spans: ServerSpans | None
+) -> Service:
     """Load the model. Blocks."""
     started = time.monotonic()
     if not settings.config.pickled_weights:
@@ -238,13 +247,16 @@ def _service(settings: ServerSettings, server: ServerState, account: ServerAccou
     profile = profile_of(engine).tuned(config.batch_tokens or ready.tokens, config.batch_size)
     if account is not None:
         account.facts = server_facts(settings.config, engine, profile, settings.limits.max_requests)
+    process = engine_process(engine)
+    if spans is not None and runs_batches(engine):
+        process = spans.batches(engine.forward)
     ended = time.monotonic()
     server.listener(ModelLoaded(server.name, ended - started, ended))
     return Service(
         _served_model(settings.name, config),
         task,
         engine,
-        make_batcher(profile, engine_process(engine), batching),
+        make_batcher(profile, process, batching),
         settings.limits,
         server.engine_died,
     )

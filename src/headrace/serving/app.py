@@ -98,6 +98,8 @@ def create_app(
             finally:
                 state.loaded = None
                 await service.stop(state.limits.drain_s)
+                if state.tracing is not None:
+                    await asyncio.to_thread(state.tracing.flush)
 
     app = FastAPI(
         title="Headrace",

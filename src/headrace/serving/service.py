@@ -23,6 +23,7 @@ from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
 from headrace.serving.limits import ServeLimits
 from headrace.serving.tokens import Tokens
+from headrace.serving.tracing import RequestSpan
 
 ValueT = TypeVar("ValueT")
 ResultT = TypeVar("ResultT")
@@ -52,6 +53,8 @@ class Call:
     request_id: str = ""
     listener: Listener | None = None
     """Receives events about streamed answers."""
+    span: RequestSpan | None = None
+    """Traces the request."""
 
 
 class InFlight:
@@ -77,6 +80,8 @@ class InFlight:
         self._done = False
 
     def __enter__(self) -> Self:
+        if self._call.span is not None:
+            self._call.span.asked(self._service.name, self._service.task, self._values)
         self._service.admission.reserve(len(self._values), self._size, self._call.timeout_s)
         self.scope = CancelScope(self._call.receive, self._call.timeout_s)
         return self
@@ -108,7 +113,9 @@ class InFlight:
     def answered(self, outputs: Sequence[object]) -> Answers:
         """Count the answers that the client receives."""
         self._done = True
-        self._service.tokens.count(outputs, self._cost)
+        read, generated = self._service.tokens.count(outputs, self._cost)
+        if self._call.span is not None:
+            self._call.span.answered(outputs, read, generated)
         return Answers(outputs, self._cost, self._truncated)
 
     def __exit__(
@@ -198,6 +205,7 @@ class Service:
         self._followable = engine if can_be_followed(engine) else None
         self._on_dead = on_dead
         self._dead = False
+        self._traces_batches = profile.batching == "batches"
         self._light = not task.startswith("image-")  # decoding an image takes milliseconds, whatever its cost
         self._pool = ThreadPoolExecutor(2, "headrace-prepare")
 
@@ -272,7 +280,10 @@ class Service:
     def submit(self, entry: Prepared[object], call: Call) -> asyncio.Future[Any]:
         """Queue one prepared record."""
         estimate = self.profile.estimate(entry.cost)
-        return self.batcher.submit_nowait(entry.payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
+        payload = entry.payload
+        if call.span is not None and self._traces_batches:
+            payload = call.span.carried(payload)
+        return self.batcher.submit_nowait(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
 
     def with_progress(
         self, prepared: Sequence[Prepared[object]], on_text: Callable[[int, str], None]

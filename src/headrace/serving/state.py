@@ -15,6 +15,7 @@ from headrace.serving.errors import ApiError
 from headrace.serving.limits import ServeLimits
 from headrace.serving.live import Observed
 from headrace.serving.service import CHARS_PER_COST, Call, Service
+from headrace.serving.tracing import RequestTracing
 
 RETRY_WHEN_STOPPING_S = 5.0
 
@@ -42,6 +43,8 @@ class ServerState:
     """What the server shows of itself; None for one of several models, whose server shows all of them."""
     name: str = ""
     """The name of the model."""
+    tracing: RequestTracing | None = None
+    """Traces requests; None for no traces."""
     on_dead: Callable[[], None] = field(default=lambda: None)
     """Called when the engine has died. The server then exits, so that its supervisor restarts it."""
 
@@ -115,7 +118,8 @@ class ServerState:
         caller = scope.get("headrace_caller") or scope.get("client")
         timeout_s = timeout_s or self.limits.timeout_s
         request_id = scope["headrace_request_id"]
-        return Call(request.receive, timeout_s, caller, param, may_cut, request_id, self.listener)
+        span = scope.get("headrace_span")
+        return Call(request.receive, timeout_s, caller, param, may_cut, request_id, self.listener, span)
 
     def check_texts(self, texts: Sequence[str | TokenIds | PromptedText], param: str) -> int:
         """Check the number and length of texts; returns their estimated cost.

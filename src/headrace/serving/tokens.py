@@ -20,11 +20,18 @@ class Tokens:
         self.generated = 0
         self._cost_is_tokens = profile_of(engine).counts_tokens
 
-    def count(self, outputs: Sequence[object], cost: int) -> None:
-        """Add answered records. Generated answers hold their token counts; for others, `cost` is the prompt tokens."""
+    def count(self, outputs: Sequence[object], cost: int) -> tuple[int, int]:
+        """Add answered records; returns the tokens that they read and generated, 0 if unknown.
+
+        Generated answers hold their token counts; for others, `cost` is the prompt tokens.
+        """
+        read = made = 0
         generated = [output for output in outputs if isinstance(output, dict) and "completion_tokens" in output]
         if generated:
-            self.prompt += sum(output["prompt_tokens"] for output in generated)
-            self.generated += sum(output["completion_tokens"] for output in generated)
+            read = sum(output["prompt_tokens"] for output in generated)
+            made = sum(output["completion_tokens"] for output in generated)
         elif self._cost_is_tokens:
-            self.prompt += cost
+            read = cost
+        self.prompt += read
+        self.generated += made
+        return read, made

@@ -16,6 +16,7 @@ from headrace.serving.http.request_id import HEADER, request_id
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.state import ServerState
+from headrace.serving.tracing import RequestSpan
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/dashboard"})
 """Answered without a key: load balancers and supervisors have none, and the dashboard's page asks for it."""
@@ -57,6 +58,8 @@ class RequestMiddleware:
         if method == "HEAD":  # answered like GET, without the body
             scope = {**scope, "method": "GET", "headrace_head": True}
 
+        span = self._begin_span(scope)
+
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
@@ -78,6 +81,14 @@ class RequestMiddleware:
             if route != EVENTS:
                 now = time.monotonic()
                 self._state.listener(RequestDone(route, method, status, now - began, now))
+            _end_span(span, route, status)
+
+    def _begin_span(self, scope: Scope) -> RequestSpan | None:
+        tracing = self._state.tracing
+        if tracing is None or scope["method"] != "POST" or "headrace_span" in scope:
+            return None
+        span = scope["headrace_span"] = tracing.begin("POST", scope["headers"], scope["headrace_request_id"])
+        return span
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -118,6 +129,11 @@ class RequestMiddleware:
             await app(scope, body.receive, send)
         finally:
             account.leave()
+
+
+def _end_span(span: RequestSpan | None, route: str, status: int) -> None:
+    if span is not None:
+        span.end(route, status)
 
 
 class _Body:

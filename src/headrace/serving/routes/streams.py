@@ -135,6 +135,8 @@ class EventStream(Response):
         if listener is None:
             return
         now, before = time.monotonic(), self._sent_at.get(index)
+        if not self._sent_at and self._call.span is not None:
+            self._call.span.streamed(now - self._started)
         self._sent_at[index] = now
         since = self._started if before is None else before
         listener(WorkUnitSent(before is None, now - since, now))
