@@ -22,6 +22,7 @@ from typing import BinaryIO, Literal, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
+from headrace.io.sinks.hub import HubWriter
 from headrace.io.sinks.targets import Target
 from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest_of
 from headrace.io.storage.lease import Lease
@@ -266,7 +267,7 @@ class JobOutput:
         def commit(ended: Finished) -> None:
             self._wait_until_alone()
             self._write_state(start, ended, swap=True)
-            self._retrying.swap()
+            self._swap()
             self._write_state(start, ended)
 
         return self._retrying.begin(finished, commit)
@@ -277,7 +278,7 @@ class JobOutput:
             check_same(self._target, state["fingerprint"], start.fingerprint)
         finished = Finished(**state["finished"]) if state["finished"] else None
         if state.get("swap"):
-            self._retrying.swap()
+            self._swap()
         if state.get("swap") or start.changes == "ignore":
             self._write_state(start, finished)
         return finished
@@ -329,11 +330,22 @@ class JobOutput:
         digest = "" if self.is_folder else self._merge(committed)
         size = 0 if self.is_folder else self.target.stat().st_size
         finished = Finished(ledger.done, failed, size, digest, errors_digest)
+        self._push()
         self._write_state(start, finished)
         if not self.is_folder:
             self.parts.clear()
         self._clear_scratch()
         return finished
+
+    def _swap(self) -> None:
+        """Replace what a retry has made new."""
+        self._retrying.swap()
+        self._push()
+
+    def _push(self) -> None:
+        """Push the parts, if they are to be on the hub."""
+        if isinstance(self.writer, HubWriter):
+            self.writer.push([self.parts.part_path(part) for part in self.parts.committed()], self.scratch)
 
     def _clear_scratch(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
