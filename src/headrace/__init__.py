@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from headrace.concurrency.map_batches import map_batches
     from headrace.concurrency.reusable import reusable
     from headrace.pool.pool import ModelPool
+    from headrace.pool.reusable import ReusablePool
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ __all__ = [
     "ModelPool",
     "NoTokenEstimateWarning",
     "Prompt",
+    "ReusablePool",
     "StepFunction",
     "TokenBatcher",
     "TokenEstimator",
@@ -60,6 +62,7 @@ _MODULES = {
     "ModelPool": "pool.pool",
     "NoTokenEstimateWarning": "batching.tokens",
     "Prompt": "batching.tokens",
+    "ReusablePool": "pool.reusable",
     "StepFunction": "batching.step_model",
     "TokenBatcher": "batching.tokens",
     "TokenEstimator": "batching.policy.cost",

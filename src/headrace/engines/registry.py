@@ -9,6 +9,7 @@ import importlib.machinery
 import importlib.util
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -214,7 +215,7 @@ def _check_kind(task: str, model: str | Path | None, entry: _Entry) -> None:
 def _import_known(task: str, entry: _Entry) -> Callable[..., object]:
     module_name, _, attribute = entry.factory.partition(":")
     try:
-        with _quiet_imports():
+        with _importing, _quiet_imports():
             module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise MissingExtraError(
@@ -222,6 +223,10 @@ def _import_known(task: str, entry: _Entry) -> Callable[..., object]:
         ) from error
     factory: Callable[..., object] = getattr(module, attribute)
     return factory
+
+
+_importing = threading.Lock()
+"""Imports of torch and transformers on two threads may each see a module of the other half made."""
 
 
 @contextmanager
