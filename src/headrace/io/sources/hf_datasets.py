@@ -85,7 +85,10 @@ def pinned(address: DatasetAddress) -> DatasetAddress:
     try:
         found = huggingface_hub.HfApi().dataset_info(address.name, revision=address.revision)
     except Exception as error:
-        raise ConfigError(f"cannot read {address}: {_line(error)}") from error
+        raise ConfigError(
+            f"cannot read {address}: {_line(error)}; check the name, the network and HF_ENDPOINT, or log in (hf auth "
+            "login) for a private dataset"
+        ) from error
     return replace(address, revision=found.sha)
 
 
