@@ -73,16 +73,16 @@ def open_source(source: object, format: str | None = None, sql: str | None = Non
     """
     if sql is not None or is_database_object(source):
         return sql_source(source, sql)
-    if (table := versioned_table(source)) is not None:
-        return table
     if not isinstance(source, (str, Path)):
         return _from_python(source)
     if not str(source):
         raise ConfigError("the input has an empty name; name a file, folder, glob or address, or - for stdin")
     if str(source) == "-":
         return FileSource([_with_format(look_at(spool(_stdin_suffix(format))), None)])
-    if is_dataset_address(source) and format is None:
+    if format is None and is_dataset_address(source):
         return load_from_hub(parse_dataset(str(source), HUB_OPTIONS))
+    if format is None and (table := versioned_table(source)) is not None:
+        return table
     place = locate(source)
     if folders.is_pattern(place) and (is_remote(place) or not os.path.lexists(place)):
         return _many(folders.expand(place), folders.anchor_of(place), format)
@@ -96,7 +96,7 @@ def open_source(source: object, format: str | None = None, sql: str | None = Non
 def _from_python(source: Any) -> Source:
     if is_dataset(source):
         return DatasetSource(source)
-    if (found := table_source(source)) is not None:
+    if (found := table_source(source) or versioned_table(source)) is not None:
         return found
     if isinstance(source, (Mapping, bytes, bytearray)):
         raise ConfigError(
