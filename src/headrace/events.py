@@ -229,7 +229,7 @@ class BudgetChanged:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsed:
-    """The peak memory of the process while a job's batches ran."""
+    """The peak memory of the process, or of its GPU, while a job's batches ran."""
 
     peak: int
     """Bytes."""
@@ -238,6 +238,8 @@ class MemoryUsed:
     source: str
     """What sets the limit."""
     at: float
+    larger_pay: bool | None = None
+    """Whether batches larger than the largest budget allowed would be faster; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,8 @@ class DeviceUsed:
     """Of the GPU, by NVML; None if unknown."""
     clock_mhz: float | None = None
     """Of the GPU's processors at the end."""
+    replayed: float = 0.0
+    """Share of the passes that were replays of captured work (CUDA graphs)."""
 
 
 @dataclass(frozen=True, slots=True)

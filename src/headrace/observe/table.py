@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _PARTS_NAMED = 3
 _MEMORY_ENOUGH = 0.9
+_MEMORY_LITTLE = 0.6
 """Of the limit: with more a job is close to being killed."""
 _ORDERS = {"sorted": "by prompt, sorted on disk", "prefix": "by prompt", "input": "as in the input"}
 _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
@@ -90,6 +91,9 @@ def _tuning(report: Report) -> list[tuple[str, str]]:
     if (memory := report.memory) is not None:
         share = memory.peak / memory.limit
         warning = "; set a smaller --batch-tokens or --buffer-memory" if share > _MEMORY_ENOUGH else ""
+        if share < _MEMORY_LITTLE and memory.larger_pay is not None:
+            larger = f"a --batch-tokens above {report.budget or 0:,.0f} may be faster"
+            warning = f"; {larger if memory.larger_pay else 'larger batches were no faster'}"
         lines.append(("memory", f"{memory.peak / 1e9:.1f} GB at most, {share:.0%} of {memory.source}{warning}"))
     if (used := report.prefix_cache) is not None and used.queries:
         cached = f"{used.hits:,} from the prefix cache ({used.hits / used.queries:.1%})"
@@ -107,6 +111,8 @@ def device_rows(device: DeviceFigures | None) -> list[tuple[str, str]]:
         work = f"{_flops(device.operations_per_record)} per record, {_flops(device.operations_per_s)}/s"
         mfu = "" if device.mfu is None else f", {device.mfu:.0%} of the measured {device.dtype} peak (MFU)"
         lines.append(("arithmetic", work + mfu))
+    if device.replayed:
+        lines.append(("CUDA graphs", f"{device.replayed:.0%} of the batches were replays of captured ones"))
     if device.watts is not None:
         clock = "" if device.clock_mhz is None else f", {device.clock_mhz:,.0f} MHz at the end"
         lines.append(("power", f"{device.watts:,.0f} W, {device.joules_per_record or 0:.3g} J per record{clock}"))
