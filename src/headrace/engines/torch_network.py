@@ -99,6 +99,8 @@ class TorchNetwork:
         """See `Network.dtype_speeds`."""
         module = self.module
         size = 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
+        if self._dtype == torch.float16:  # a CPU may be many times slower in it, however small the model is
+            return speeds(self._device, own="float16")
         return speeds(self._device) if size >= LEAST_PARAMETERS else {}
 
     def run(self, arrays: Arrays) -> Rows:

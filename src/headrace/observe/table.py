@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
+from headrace.events import OrderChosen, PrefixCacheUsed
 from headrace.observe.device_limit import DeviceFigures
 
 if TYPE_CHECKING:
@@ -18,7 +20,13 @@ _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
 
 
 def print_report(report: Report, stream: TextIO) -> None:
-    """Write `report` to `stream`, with rich if it is a terminal and rich is installed."""
+    """Write `report` to `stream`, with rich if it is a terminal and rich is installed; nothing to a quiet one."""
+    if getattr(stream, "quiet", False):
+        return
+    if getattr(stream, "as_json", False):
+        said: Any = stream  # it writes objects
+        said.emit("info", _title(report), report=dict(rows(report)), advice=report.advice)
+        return
     if stream.isatty():
         try:
             from rich.console import Console
@@ -55,11 +63,7 @@ def rows(report: Report) -> list[tuple[str, str]]:
         lines.append(("truncated", f"{report.truncated:,} records cut to the model's maximum length"))
     if report.nulled:
         lines.append(("written as null", f"{report.nulled:,} numbers that are NaN or infinite"))
-    lines += [
-        ("order of work", f"{_ORDERS[chosen.order]}{_of(chosen.records)}: {chosen.reason}") for chosen in report.order
-    ]
-    if report.duplicates:
-        lines.append(("duplicates", f"{report.duplicates:,} records with the answer of an equal one"))
+    lines += savings_rows(report.order, report.duplicates, report.prefix_cache)
     lines.append(("wall", f"{_seconds(report.wall_s)}   {report.records_per_s:,.1f} records/s"))
     if report.tokens:
         lines.append(("tokens", f"{report.tokens:,}   {report.tokens_per_s:,.0f} tokens/s"))
@@ -95,9 +99,17 @@ def _tuning(report: Report) -> list[tuple[str, str]]:
             larger = f"a --batch-tokens above {report.budget or 0:,.0f} may be faster"
             warning = f"; {larger if memory.larger_pay else 'larger batches were no faster'}"
         lines.append(("memory", f"{memory.peak / 1e9:.1f} GB at most, {share:.0%} of {memory.source}{warning}"))
-    if (used := report.prefix_cache) is not None and used.queries:
-        cached = f"{used.hits:,} from the prefix cache ({used.hits / used.queries:.1%})"
-        lines.append(("prompt tokens", f"{used.queries:,}   {used.computed:,} computed, {cached}"))
+    return lines
+
+
+def savings_rows(order: Sequence[OrderChosen], duplicates: int, cache: PrefixCacheUsed | None) -> list[tuple[str, str]]:
+    """What the order of work, equal records and a cache of prefixes have saved, as labels and values."""
+    lines = [("order of work", f"{_ORDERS[chosen.order]}{_of(chosen.records)}: {chosen.reason}") for chosen in order]
+    if duplicates:
+        lines.append(("duplicates", f"{duplicates:,} records with the answer of an equal one"))
+    if cache is not None and cache.queries:
+        cached = f"{cache.hits:,} from the prefix cache ({cache.hits / cache.queries:.1%})"
+        lines.append(("prompt tokens", f"{cache.queries:,}   {cache.computed:,} computed, {cached}"))
     return lines
 
 
