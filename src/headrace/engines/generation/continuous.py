@@ -231,8 +231,7 @@ class GenerationEngine:
 
     def group(self, record: TokenizedRequest | Resumed) -> int:
         """The first page of the prompt, which requests of one kind have in common."""
-        ask = record.ask if isinstance(record, Resumed) else record
-        return hash(ask.prompt[:_PAGE])
+        return hash((record.ask if isinstance(record, Resumed) else record).prompt[:_PAGE])
 
     def follow(self, payload: TokenizedRequest, listener: Callable[[str], None]) -> TokenizedRequest:
         """The same request, with `listener` called with the partial answer."""
@@ -361,9 +360,8 @@ class GenerationEngine:
 
     def cancel(self, request_id: str) -> None:
         """Remove a request that is scheduled, on this rank alone."""
-        scheduler = self._processor.scheduler
-        scheduler.set_request_cancellation(request_id)
-        scheduler.clear_cancelled_requests()
+        self._processor.scheduler.set_request_cancellation(request_id)
+        self._processor.scheduler.clear_cancelled_requests()
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
+
+from tokenizers import Encoding
 
 from headrace.batching.options import whole
 from headrace.engines.heads import ChunkJoin
@@ -78,3 +80,21 @@ def not_split(on_too_long: TooLong) -> LongTexts:
     if on_too_long == "split":
         raise ConfigError("on_too_long is 'split', which this task or engine does not have; use 'truncate' or 'error'")
     return LongTexts(on_too_long)
+
+
+def joined_ids(sample: Encoding, parts: Sequence[list[int]]) -> tuple[list[int], list[int]]:
+    """Ids and types of a text pair, with special tokens and types as in the sample pair."""
+    ids: list[int] = []
+    types: list[int] = []
+    before: int | None = None
+    for token, kind, sequence in zip(sample.ids, sample.type_ids, sample.sequence_ids, strict=True):
+        part = [token] if sequence is None else parts[sequence] if sequence != before else []
+        ids += part
+        types += [kind] * len(part)
+        before = sequence
+    return ids, types
+
+
+def tokens_before_text(prompt: Encoding) -> int:
+    """The number of prompt tokens before a text, which some models exclude from pooling."""
+    return len(prompt.ids) - (1 if prompt.special_tokens_mask[-1] else 0)

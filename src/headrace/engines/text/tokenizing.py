@@ -14,7 +14,7 @@ from headrace.engines.base import Chunks, Prepared, PromptedText, TokenIds
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.network import Rows
 from headrace.engines.text.prompts import Prompts
-from headrace.engines.text.splitting import LongTexts
+from headrace.engines.text.splitting import LongTexts, joined_ids, tokens_before_text
 from headrace.engines.text.truncation import TextTruncator
 from headrace.engines.vocabulary import check_ids, detokenized, token_strings
 from headrace.errors import ConfigError, RecordError
@@ -124,7 +124,7 @@ class TextTokens:
         self._join: Join | None = None
         self._prompts = prompts or Prompts()
         first = self._prompts.default
-        self.prompt_length = _tokens_before_text(self._tokenizer.encode(first)) if first else 0
+        self.prompt_length = tokens_before_text(self._tokenizer.encode(first)) if first else 0
         """Of the default prompt, in tokens, including the special tokens before a text."""
         self._text_room = max_model_len - tokenizer.num_special_tokens_to_add()
         if long_texts.splits:
@@ -287,7 +287,7 @@ class TextTokens:
         kept = (more, room // 2) if len(first) > len(second) else (room // 2, more)
         left = self._side == "left"
         parts = [ids[-count:] if left else ids[:count] for ids, count in zip((first, second), kept, strict=True)]
-        rows = _joined(sample, parts)
+        rows = joined_ids(sample, parts)
         return Prepared(np.array(rows if self._typed else rows[:1], dtype=np.int32), len(rows[0]), truncated=True)
 
     def _split(self, value: str | Sequence[str] | PromptedText) -> Ready:
@@ -316,9 +316,9 @@ class TextTokens:
         for cut in cuts:
             chunk = ids[cut].tolist()
             if sample is self._sample:
-                rows = _joined(sample, [shared + chunk])
+                rows = joined_ids(sample, [shared + chunk])
             else:
-                rows = _joined(sample, [chunk, shared] if place == 0 else [shared, chunk])
+                rows = joined_ids(sample, [chunk, shared] if place == 0 else [shared, chunk])
             parts.append(np.array(rows if self._typed else rows[:1], dtype=np.int32))
         costs = [part.shape[1] for part in parts]
         return Prepared(Chunks(parts, costs, [cut.stop - cut.start for cut in cuts], self._join), cost=sum(costs))
@@ -397,21 +397,3 @@ def choose_length(limits: Sequence[int | None], positions: int | None, smallest:
     if not smallest <= wanted <= largest:
         raise ConfigError(f"max_model_len is {wanted}; this model takes {smallest} to {largest} tokens")
     return wanted
-
-
-def _joined(sample: Encoding, parts: Sequence[list[int]]) -> tuple[list[int], list[int]]:
-    """Ids and types of a text pair, with special tokens and types as in the sample pair."""
-    ids: list[int] = []
-    types: list[int] = []
-    before: int | None = None
-    for token, kind, sequence in zip(sample.ids, sample.type_ids, sample.sequence_ids, strict=True):
-        part = [token] if sequence is None else parts[sequence] if sequence != before else []
-        ids += part
-        types += [kind] * len(part)
-        before = sequence
-    return ids, types
-
-
-def _tokens_before_text(prompt: Encoding) -> int:
-    """The number of prompt tokens before a text, which some models exclude from pooling."""
-    return len(prompt.ids) - (1 if prompt.special_tokens_mask[-1] else 0)
