@@ -145,11 +145,9 @@ class StageDone:
     tokens: int = 0
     """Model tokens of the records (prepare)."""
     truncated: int = 0
-    """Records cut to the model's maximum length (prepare)."""
     split: int = 0
-    """Records split into chunks, because they were longer (prepare)."""
     chunks: int = 0
-    """How many chunks these make (prepare)."""
+    """Records that were cut to the model's maximum length, that were split, and the chunks of these (prepare)."""
     nulled: int = 0
     """NaN and infinities written as null (write)."""
     cpu_s: float | None = None
