@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from headrace.concurrency.fanout import map_concurrent
     from headrace.concurrency.map_batches import map_batches
     from headrace.concurrency.reusable import reusable
+    from headrace.observe.mlflow_listener import MLflowListener
+    from headrace.observe.wandb_listener import WandbListener
     from headrace.pool.pool import ModelPool
 
 __version__ = "0.1.0"
@@ -32,6 +34,7 @@ __all__ = [
     "CostEstimatorFn",
     "Done",
     "DynamicBatcher",
+    "MLflowListener",
     "ModelPool",
     "NoTokenEstimateWarning",
     "Prompt",
@@ -39,6 +42,7 @@ __all__ = [
     "TokenBatcher",
     "TokenEstimator",
     "TokenEstimatorFn",
+    "WandbListener",
     "batched",
     "errors",
     "map_batches",
@@ -57,6 +61,7 @@ _MODULES = {
     "CostEstimatorFn": "batching.policy.cost",
     "Done": "batching.step_model",
     "DynamicBatcher": "batching.dynamic",
+    "MLflowListener": "observe.mlflow_listener",
     "ModelPool": "pool.pool",
     "NoTokenEstimateWarning": "batching.tokens",
     "Prompt": "batching.tokens",
@@ -64,6 +69,7 @@ _MODULES = {
     "TokenBatcher": "batching.tokens",
     "TokenEstimator": "batching.policy.cost",
     "TokenEstimatorFn": "batching.policy.cost",
+    "WandbListener": "observe.wandb_listener",
     "batched": "batching.decorator",
     "map_batches": "concurrency.map_batches",
     "map_concurrent": "concurrency.fanout",

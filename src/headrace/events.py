@@ -6,7 +6,7 @@ batcher uses its event loop's clock, which is virtual in tests).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -143,6 +143,19 @@ class PipelineWaited:
     """What it waited for: finished records that wait for the disk, or records whose next try is not due yet."""
     duration_s: float
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescribed:
+    """A job is about to start: what it is. The first event that a listener of `headrace.run` hears."""
+
+    name: str
+    """The output."""
+    settings: Mapping[str, str]
+    """Without secrets."""
+    versions: Mapping[str, str]
+    at: float
+    """When the run began, before its model was loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +364,7 @@ Event: TypeAlias = (
     | InputLeftOut
     | StageDone
     | PipelineWaited
+    | RunDescribed
     | JobStarted
     | PartCommitted
     | PartDamaged
