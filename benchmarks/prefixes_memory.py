@@ -29,7 +29,7 @@ from headrace.jobs.pipeline.job import Limits, StopRequest
 from headrace.jobs.settings import JobSettings
 
 COUNTS = (100_000, 1_000_000, 3_000_000)
-BUFFER = 64_000_000
+BUFFER = 128_000_000
 QUESTIONS = 32
 KINDS = {
     "documents": f"{QUESTIONS} questions about each document, shuffled",

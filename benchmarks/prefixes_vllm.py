@@ -1,14 +1,15 @@
 """Many questions about each of many documents through vLLM on a CPU, with its prefix caching, in its environment.
 
-.venv-vllm/bin/python -m benchmarks.prefixes_vllm    # or scripts/bench prefixes_vllm
+.venv-vllm/bin/python -m benchmarks.prefixes_vllm    # or scripts/bench prefixes_vllm; about three minutes
 """
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -29,10 +30,14 @@ import vllm
 from transformers import AutoTokenizer
 
 from benchmarks.common import quick, ratio, report, rounds
-from benchmarks.prefixes import ANSWER, DOCUMENT, SLOTS, Outcome, Size, least, model_folder, prompts
-from headrace.batching.passthrough import PassthroughBatcher
+from benchmarks.prefixes import ANSWER, DOCUMENT, SLOTS, Outcome, Size, equal, least, model_folder, prompts
+from headrace.app import job as jobs
+from headrace.engines.config import EngineConfig
+from headrace.jobs import run as main_path
+from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.settings import JobSettings
 
-SIZE = Size(documents=8, questions=4, cache=2_048, rounds=1) if quick() else Size(64, 8, 8_192, 1)
+SIZE = Size(documents=8, questions=4, cache=2_048, rounds=1) if quick() else Size(64, 8, 8_192, 3)
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,
@@ -51,38 +56,32 @@ def whole_list(model: vllm.LLM, texts: Sequence[str]) -> Outcome:
     return Outcome([output.outputs[0].text for output in outputs], computed)
 
 
-def ours(engine: VllmEngine, texts: Sequence[str]) -> Outcome:
-    """Headrace's engine and batcher, with the prompts in the order given."""
-    asks = [item.payload for item in engine.prepare(texts) if not isinstance(item, Exception)]
-
-    async def run() -> list[str]:
-        async with PassthroughBatcher(engine.infer, max_in_flight=engine.profile.max_in_flight) as batcher:
-            return [answer["text"] async for answer in batcher.map(asks)]
-
+def job(engine: VllmEngine, folder: Path, texts: Sequence[str]) -> Outcome:
+    """A bulk job over the prompts, in the order that it chooses, from reading them to the output file."""
     before = engine.prefix_cache_stats()
-    answers = asyncio.run(run())
+    with tempfile.TemporaryDirectory() as place:
+        sink = Path(place, "out.jsonl")
+        config = EngineConfig(task="generate", engine="vllm", model=str(folder))
+        plan = jobs.check(JobSettings([{"text": text} for text in texts], sink, config))
+        main_path.run(jobs.build(plan, engine, StopRequest(), lambda _: None))
+        answers = [json.loads(line)["generation"]["text"] for line in sink.open()]
     return Outcome(answers, engine.prefix_cache_stats().since(before).computed)
 
 
 def main() -> None:
-    """Measure all of them in turn and print the table."""
-    grouped = prompts(SIZE)
-    order = list(range(len(grouped)))
-    random.Random(1).shuffle(order)
-    shuffled = [grouped[place] for place in order]
+    """Measure both in turn and print the table."""
+    shuffled = prompts(SIZE)
+    random.Random(1).shuffle(shuffled)
     with tempfile.TemporaryDirectory() as temporary:
         folder = model_folder(Path(temporary))
         words = AutoTokenizer.from_pretrained(folder)
-        tokens = [tuple(words(text).input_ids) for text in grouped]
-        plain = vllm.LLM(str(folder), disable_log_stats=True, enable_prefix_caching=False, **OPTIONS)
+        tokens = [tuple(words(text).input_ids) for text in shuffled]
         caching = vllm.LLM(str(folder), disable_log_stats=True, enable_prefix_caching=True, **OPTIONS)
         engine = VllmEngine(folder, chat=False, max_tokens=ANSWER, ignore_eos=True, **OPTIONS)
-        peer = f"vllm {vllm.__version__}, LLM.generate, shuffled"
+        peer = f"vllm {vllm.__version__}, LLM.generate, prefix caching"
         runs: dict[str, Callable[[], Outcome]] = {
-            f"{peer}, no prefix caching": partial(whole_list, plain, shuffled),
-            f"{peer}, prefix caching": partial(whole_list, caching, shuffled),
-            "headrace with vllm, prefix caching, shuffled": partial(ours, engine, shuffled),
-            "headrace with vllm, prefix caching, grouped by document": partial(ours, engine, grouped),
+            peer: partial(whole_list, caching, shuffled),
+            "headrace run --engine vllm": partial(job, engine, folder, shuffled),
         }
         outcomes: dict[str, Outcome] = {}
 
@@ -91,33 +90,31 @@ def main() -> None:
             caching.reset_prefix_cache()
             started = time.perf_counter()
             outcomes[variant] = runs[variant]()
-            return time.perf_counter() - started
+            took = time.perf_counter() - started
+            print(f"{variant}: {took:.1f} s", file=sys.stderr, flush=True)
+            return took
 
         figures = rounds(SIZE.rounds, {variant: partial(seconds, variant) for variant in runs})
         engine.close()
-    last = list(runs)[-1]
-    found = outcomes[last]
-    outcomes[last] = Outcome([found.answers[place] for place in order], found.computed)
-    reference, fewest = next(iter(outcomes.values())).answers, least(tokens)
-    baseline = figures[f"{peer}, prefix caching"]
+    reference, fewest = outcomes[peer].answers, least(tokens)
     rows = [
         [
             variant,
-            len(grouped) * ANSWER / statistics.median(times),
-            ratio(baseline, times),
+            len(shuffled) * ANSWER / statistics.median(times),
+            ratio(figures[peer], times),
             outcomes[variant].computed,
             outcomes[variant].computed / fewest,
-            sum(a == b for a, b in zip(outcomes[variant].answers, reference, strict=True)) / len(reference),
+            equal(outcomes[variant].answers, reference),
         ]
         for variant, times in figures.items()
     ]
     report(
         None if quick() else "prefixes-vllm",
-        f"{SIZE.questions} questions about each of {SIZE.documents} documents through vLLM on a CPU",
+        f"{SIZE.questions} questions about each of {SIZE.documents} documents through vLLM on a CPU, shuffled",
         [
             "variant",
             "tokens/s",
-            "x LLM.generate, prefix caching",
+            "x LLM.generate",
             "prompt tokens computed",
             "x the fewest possible",
             "equal to the first",

@@ -6,6 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+# Before any test imports torch, and for every process that a test starts. The models are tiny and two files run at a
+# time: with more threads, they would mostly wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from tests import postgres as postgres_server
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from headrace.observe.mlflow_listener import MLflowListener
     from headrace.observe.wandb_listener import WandbListener
     from headrace.pool.pool import ModelPool
+    from headrace.pool.reusable import ReusablePool
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ __all__ = [
     "ModelPool",
     "NoTokenEstimateWarning",
     "Prompt",
+    "ReusablePool",
     "StepFunction",
     "TokenBatcher",
     "TokenEstimator",
@@ -65,6 +67,7 @@ _MODULES = {
     "ModelPool": "pool.pool",
     "NoTokenEstimateWarning": "batching.tokens",
     "Prompt": "batching.tokens",
+    "ReusablePool": "pool.reusable",
     "StepFunction": "batching.step_model",
     "TokenBatcher": "batching.tokens",
     "TokenEstimator": "batching.policy.cost",

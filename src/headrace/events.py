@@ -277,7 +277,7 @@ class DeviceUsed:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheUsed:
-    """How many prompt tokens a language model has read for a job so far, and how many of them from its prefix cache."""
+    """How many prompt tokens a language model has read since the last such event, and how many from its cache."""
 
     queries: int
     """Tokens of prompts."""

@@ -111,7 +111,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     found = columns.resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
     if column in found.keep:
         raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} is named so")
-    if target.format == "jsonl" and url is None and settings.prepare is None:
+    if target.format in ("jsonl", "csv", "tsv") and url is None and settings.prepare is None:
         _check_kept(shown, found.keep)
     _check_output(settings, output)
     if own_engine:
@@ -153,9 +153,9 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
 
 
 def _check_kept(source: Source, names: Sequence[str]) -> None:
-    """Check in the first rows that JSON can hold the columns to keep.
+    """Check in the first rows that a text file can hold the columns to keep.
 
-    A single value that JSON cannot hold fails its record only.
+    A single value that it cannot hold fails its record only.
 
     Raises:
         ConfigError: all values of a column are of such a type.
@@ -167,7 +167,7 @@ def _check_kept(source: Source, names: Sequence[str]) -> None:
         kinds = {type(value) for record in rows[:_TRIED_ROWS] if (value := record.data.get(name)) is not None}
         if kinds and all(issubclass(kind, _NOT_IN_JSON) for kind in kinds):
             raise ConfigError(
-                f"cannot keep column {name!r}: JSON Lines cannot hold its values, of type {kinds.pop().__name__}; "
+                f"cannot keep column {name!r}: a text file cannot hold its values, of type {kinds.pop().__name__}; "
                 "write to a .parquet file, or turn them into text with a function of your own (--map)"
             )
 
@@ -224,15 +224,37 @@ def _writer(settings: JobSettings, target: Target, column: str, url: str | None)
     if target.table is not None:
         if url is not None:
             raise ConfigError("the answers to an OpenAI batch file go to a .jsonl file, not to a table")
+        if target.table.scheme == "qdrant" and settings.finish is None:
+            _check_vectors(target, settings.config)
         return TableWriter(target.table, column, settings.keep_columns, settings.on_nan)
     if url is None:
-        return target.writer(column, settings.on_nan)
+        return target.writer(column, settings.on_nan, settings.keep_columns)
     chosen = settings.config.task
     if chosen not in _OPENAI_TASKS[url]:
         raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url][0]!r}, not {chosen!r}")
     if settings.keep_columns:
         raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
     return openai_writer(target, url, settings.on_nan)
+
+
+def _check_vectors(target: Target, config: EngineConfig) -> None:
+    """Check that the outputs are vectors as Qdrant takes them.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    numbers = config.engine_options.get("output_dtype") or "float32"
+    if config.task not in ("embed", "image-embed", "custom"):
+        raise ConfigError(
+            f"cannot write {target}: the outputs of task {config.task!r} are not vectors, and a collection of Qdrant "
+            "takes vectors; write to postgresql://, sqlite:///, lancedb:/// or a file, or make vectors with a function "
+            "(--finish)"
+        )
+    if numbers != "float32":
+        raise ConfigError(
+            f"cannot write {target}: output_dtype is {numbers!r}, and a collection of Qdrant takes float32; leave it "
+            "out, or write to a file"
+        )
 
 
 def finished_before(plan: Plan) -> Finished | None:

@@ -6,6 +6,7 @@ import difflib
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,10 +16,13 @@ from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import headrace
+from headrace.app.batch_api import BatchApi, BatchModel
+from headrace.app.batch_run import BulkModel
 from headrace.app.describe import versions
 from headrace.app.job import Broadcast, Guarded
 from headrace.app.observed import ObservedServer
-from headrace.app.server import ServerSettings, build, checked
+from headrace.app.pooled_batches import UseOfPool
+from headrace.app.server import ServerSettings, build_part, checked
 from headrace.app.tracing import server_spans
 from headrace.argument_types import parse_size
 from headrace.engines.config import EngineConfig
@@ -133,6 +137,8 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     memory = None if content.pool.memory is None else _bytes(content.pool.memory, "pool.memory")
     pool = ModelPool(max_models=content.pool.max_models, memory_bytes=memory)
     models: list[ModelApp] = []
+    bulk: list[BatchModel] = []
+    api: BatchApi | None = None
     account = ServerAccount(f"{len(content.models)} models", time.monotonic())
     listeners: list[Listener] = [account, *map(Guarded, shared.listeners)]
     account.facts = ServerFacts({"models": ", ".join(entry.name for entry in content.models)}, versions())
@@ -141,12 +147,14 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
             raise ConfigError(f"model {entry.name!r}: there is no API key named {missing[0]!r} (--api-key-file)")
         try:
             device = numbered(Broadcast(listeners), len(models), len(content.models))
-            models.append(_served(entry, shared, device))
+            model, part = _served(entry, shared, device)
         except ConfigError as error:
             raise ConfigError(f"model {entry.name!r}: {error}") from error
+        models.append(model)
+        bulk.append(BatchModel(part, partial(list, model.names), UseOfPool(pool, part).use, model.keys))
         pool.add(
             entry.name,
-            models[-1].load,
+            model.load,
             memory_bytes=None if entry.memory is None else _bytes(entry.memory, f"memory of model {entry.name!r}"),
             max_wait_s=entry.max_wait_s,
             idle_timeout_s=entry.idle_timeout_s,
@@ -156,7 +164,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     limits = replace(shared.limits, max_body_bytes=most_body)
 
     def pulled() -> Iterator[Metric]:
-        yield from families_of_pool(state, pool)
+        yield from families_of_pool(state, pool, lambda: api.state() if api is not None else None)
         yield device_seconds(account.seconds_by_cause())
 
     metrics = PrometheusListener(pulled, headrace.__version__)
@@ -164,12 +172,14 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     state = ServerState(limits, keys, Broadcast([metrics, *listeners]), metrics.render, parts=parts)
     state.observed = ObservedServer(state, account)
     state.tracing = server_spans()
+    if shared.state is not None:
+        api = BatchApi(shared.state, bulk, shared.limits)
     return create_pooled_app(
-        pool, models, state, lambda pages: merged(pages, "model"), version=headrace.__version__
+        pool, models, state, lambda pages: merged(pages, "model"), version=headrace.__version__, batches=api
     ), state
 
 
-def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> ModelApp:
+def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> tuple[ModelApp, BulkModel]:
     config = EngineConfig(
         task=entry.task,
         model=entry.model,
@@ -183,13 +193,11 @@ def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> Mo
     )
     names = (entry.name, *entry.aliases)
     target_s = None if entry.latency_target_ms is None else entry.latency_target_ms / 1000
-    settings = checked(
-        replace(shared, config=config, name=names, keys=(), state=None, listeners=(), latency_target_s=target_s)
-    )
+    settings = checked(replace(shared, config=config, name=names, keys=(), listeners=(), latency_target_s=target_s))
     settings.config.check()  # folders too, before the first request
-    app, state = build(settings, device)
+    app, bulk = build_part(settings, device)
     allowed = None if entry.keys is None else frozenset(entry.keys)
-    return ModelApp(names, settings.config.task or "", app, state, allowed)
+    return ModelApp(names, bulk.task, app, bulk.server, allowed), bulk
 
 
 def _bytes(text: str, what: str) -> int:

@@ -20,8 +20,13 @@ class PrefixCacheListener:
     def __call__(self, event: Event) -> None:
         """Look at the counts."""
         if isinstance(event, PartCommitted | JobDone):
-            used = self._read().since(self._before)
-            self._tell(PrefixCacheUsed(used.queries, used.hits, used.computed, time.monotonic()))
+            self.tell()
+
+    def tell(self) -> None:
+        """Send the counts since the last call."""
+        now = self._read()
+        used, self._before = now.since(self._before), now
+        self._tell(PrefixCacheUsed(used.queries, used.hits, used.computed, time.monotonic()))
 
 
 def prefix_cache_listener(engine: AnyEngine, tell: Listener) -> PrefixCacheListener | None:

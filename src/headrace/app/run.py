@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
@@ -15,10 +16,10 @@ from headrace.app.steps import prepared, run_steps
 from headrace.app.tables import TableKind, is_table_kind, run_to_table
 from headrace.engines.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, UnknownOptionError
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
-from headrace.jobs.pipeline.job import Limits, StopRequest
+from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.settings import JobOptions, JobSettings, split_options
 from headrace.observe.report import Report
 
@@ -128,13 +129,26 @@ def run(  # noqa: PLR0913 - keyword-only settings of the front door, public API
 def _run(
     settings: JobSettings, steps: Sequence[Mapping[str, object]] | None, model_column: str | None, *, progress: bool
 ) -> Report:
-    run_one = functools.partial(execute, stop=StopRequest(), progress=progress)
+    run_one = functools.partial(_execute, stop=StopRequest(), progress=progress)
     if steps is None:
         if model_column is not None:
             raise ConfigError("model_column needs steps: one for each model that records may name")
         return run_one(settings)[1]
     refuse_beside_steps(settings)
     return run_steps(prepared(settings, parse_steps(steps), model_column), run_one).report
+
+
+def _execute(settings: JobSettings, stop: StopRequest, *, progress: bool) -> tuple[JobEnd, Report]:
+    """Run a job; a limit that was given as an option of the engine is explained."""
+    try:
+        return execute(settings, stop, progress=progress)
+    except UnknownOptionError as error:
+        if error.option not in {one.name for one in fields(Limits)}:
+            raise
+        raise ConfigError(
+            f"{error.option} is one of the job's limits: pass limits=Limits({error.option}=...), with "
+            "`from headrace.jobs.pipeline.job import Limits`"
+        ) from None
 
 
 def _as_tuple(names: Sequence[str]) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ from fastapi import FastAPI
 from prometheus_client.metrics_core import Metric
 
 import headrace
-from headrace.app.batch_api import MOST_WAITING, BatchApi
+from headrace.app.batch_api import BatchApi, BatchModel
+from headrace.app.batch_run import MOST_WAITING, BulkModel
 from headrace.app.batchers import BatcherSettings, engine_process, make_batcher
 from headrace.app.describe import server_facts
 from headrace.app.job import Broadcast, Guarded
@@ -36,7 +37,6 @@ from headrace.serving.app import create_app
 from headrace.serving.auth import Keys, KeySettings
 from headrace.serving.limits import ServeLimits
 from headrace.serving.metrics import families
-from headrace.serving.routes.batches import batches_router, files_router
 from headrace.serving.service import ServedModel, Service
 from headrace.serving.state import ServerState
 
@@ -154,52 +154,63 @@ def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, publi
     )[0]
 
 
-def build(settings: ServerSettings, device: Listener | None = None) -> tuple[FastAPI, ServerState]:
-    """The app and its state.
-
-    Args:
-        settings: of the server.
-        device: hears what the device does, if several models share it; None for an account of its own.
+def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
+    """The app of a server of one model, and its state.
 
     Raises:
         ConfigError: a task, engine or option that does not exist.
     """
     settings = checked(settings)
-    task = settings.config.task or ""
-    version = headrace.__version__
-    bulk: BatchApi | None = None
-    name = _served_model(settings.name, settings.config).name
-    account = ServerAccount(name, time.monotonic()) if device is None else None
+    account = ServerAccount(_served_model(settings.name, settings.config).name, time.monotonic())
+    api: BatchApi | None = None
 
     def pulled() -> Iterator[Metric]:
-        yield from families(server, lambda: bulk.state() if bulk is not None else None)
-        if account is not None:
-            yield device_seconds(account.seconds_by_cause())
+        yield from families(server, lambda: api.state() if api is not None else None)
+        yield device_seconds(account.seconds_by_cause())
 
-    metrics = PrometheusListener(pulled, version)
-    listeners: list[Listener] = [metrics, *map(Guarded, settings.listeners)]
-    if (observer := device or account) is not None:
-        listeners.append(observer)
+    server, bulk, spans = _model(settings, account, pulled)
+    server.observed = ObservedServer(server, account)
+    if settings.state is not None:
+        model = BatchModel(bulk, lambda: server.service.model.accepted)
+        api = BatchApi(settings.state, [model], settings.limits)
+    app = create_app(
+        server,
+        functools.partial(_service, settings, server, account, spans),
+        bulk.task,
+        version=headrace.__version__,
+        routers=() if api is None else api.routers(),
+        background=api,
+    )
+    return app, server
+
+
+def build_part(settings: ServerSettings, device: Listener) -> tuple[FastAPI, BulkModel]:
+    """The app of one model of several, and what runs its batches.
+
+    Args:
+        settings: of the server of this model.
+        device: hears what the device does.
+
+    Raises:
+        ConfigError: a task, engine or option that does not exist.
+    """
+    settings = checked(settings)
+    server, bulk, spans = _model(settings, device, lambda: families(server, lambda: None))
+    make_service = functools.partial(_service, settings, server, None, spans)
+    background = None if settings.state is None else bulk
+    return create_app(server, make_service, bulk.task, version=headrace.__version__, background=background), bulk
+
+
+def _model(
+    settings: ServerSettings, device: Listener, pulled: Callable[[], Iterator[Metric]]
+) -> tuple[ServerState, BulkModel, ServerSpans | None]:
+    metrics = PrometheusListener(pulled, headrace.__version__)
+    listeners: list[Listener] = [metrics, *map(Guarded, settings.listeners), device]
+    name = _served_model(settings.name, settings.config).name
     server = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render, name=name)
     spans = server_spans()
     server.tracing = spans
-    if account is not None:
-        server.observed = ObservedServer(server, account)
-    make_service = functools.partial(_service, settings, server, account, spans)
-    if settings.state is None:
-        return create_app(server, make_service, task, version=version), server
-    bulk = BatchApi(settings.state, server, task, settings.latency_target_s, listeners)
-    return create_app(
-        server,
-        make_service,
-        task,
-        version=version,
-        routers=(
-            files_router(bulk.files, settings.limits.max_file_bytes, bulk.batches),
-            batches_router(bulk.batches),
-        ),
-        background=bulk,
-    ), server
+    return server, BulkModel(server, settings.config.task or "", settings.latency_target_s, listeners), spans
 
 
 def checked(settings: ServerSettings) -> ServerSettings:

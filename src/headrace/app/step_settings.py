@@ -19,7 +19,7 @@ FOLDER = "steps"
 """In the working folder of the output: the outputs of all steps but the last."""
 _MOST_BYTES = 1024 * 1024
 """Maximum size of a file of steps."""
-_VECTORS = ("embed", "image-embed")
+_VECTORS = ("embed", "sparse-embed", "image-embed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +169,6 @@ def settings_of(
     elif len(set(columns)) > 1:
         raise ConfigError(f"with a model column all steps have one task; here the outputs are {', '.join(columns)}")
     target = find_target(job.sink, job.output_format)
-    if target.table is not None:
-        raise ConfigError(
-            f"a job of several steps cannot write the table {target} yet: write a file, and run one step on that"
-        )
     found: list[JobSettings] = []
     earlier: list[EarlierStep] = []
     for number, (step, config) in enumerate(zip(steps, configs, strict=True), 1):

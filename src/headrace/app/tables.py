@@ -55,9 +55,21 @@ def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]
         return table
     if kind == "polars":
         return library.from_arrow(table)
-    frame = table.to_pandas(split_blocks=True)
+    frame = _frame(table)
     index = _index_of(settings)
     return frame if index is None else frame.set_axis(index)
+
+
+def _frame(table: pa.Table) -> Any:
+    """The table as a DataFrame. Null rows of objects do not turn the integers in other rows into floats."""
+    import pyarrow as pa
+
+    frame = table.to_pandas(split_blocks=True)
+    for place, column in enumerate(table.columns):
+        if pa.types.is_struct(column.type) and column.null_count:
+            found = iter(column.drop_null().to_pandas())
+            frame.isetitem(place, [next(found) if there else None for there in column.is_valid().to_pylist()])
+    return frame
 
 
 def _library(kind: str) -> Any:

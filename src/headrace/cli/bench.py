@@ -133,7 +133,7 @@ def _contenders(task: str, wanted: str | None) -> list[str]:
 def _sizes(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
-        raise typer.BadParameter(f"{text!r} is not a list of numbers above 0, such as 8,32", param_hint="--batch-sizes")
+        raise ConfigError(f"--batch-sizes is {text!r}; it must be numbers above 0, such as 8,32")
     return tuple(dict.fromkeys(map(int, words)))
 
 

@@ -94,9 +94,10 @@ class EngineFlags(FlagGroup):
         bool, typer.Option("--normalize", help="For embed: scale each vector to length 1. Many models do so anyway.")
     ] = False
     output_dtype: Annotated[
-        Literal["float32", "int8", "uint8", "binary", "ubinary"] | None,
+        Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"] | None,
         typer.Option(
-            help="For jobs with embed: type of a vector's numbers; servers take it from each request. Default: float32."
+            help="Type of a vector's numbers, for jobs: float32 or float16 for multi-vector-embed, all but float16 for "
+            "embed. Servers of embed take it from each request. Default: float32."
         ),
     ] = None
     prompt_name: Annotated[

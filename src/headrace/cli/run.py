@@ -25,6 +25,7 @@ from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.cli.steps import StepFlags
 from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
+from headrace.io.sinks.targets import FORMATS
 from headrace.io.sources.opening import known_formats
 from headrace.io.sources.selection import Selection, parse_shard
 from headrace.jobs.pipeline.job import Limits
@@ -64,9 +65,9 @@ class FileFlags(FlagGroup):
         typer.Option(
             "-o",
             "--output-file",
-            help="File or address (s3://...) of the results: .jsonl, .jsonl.gz, .jsonl.zst or .parquet; a name that "
-            "ends in / is a folder of parts. Or a table: 'postgresql://host/db?table=vectors', sqlite:///, "
-            "lancedb:///, 'qdrant://host?collection=vectors'.",
+            help="File or address (s3://...) of the results: .parquet, or .jsonl, .csv or .tsv (also with .gz or "
+            ".zst); a name that ends in / is a folder of parts. Or a table: 'postgresql://host/db?table=vectors', "
+            "sqlite:///, lancedb:///, 'qdrant://host?collection=vectors'.",
         ),
     ]
     input_format: Annotated[
@@ -74,7 +75,7 @@ class FileFlags(FlagGroup):
         typer.Option(help=f"Format of the input: {', '.join(known_formats())}. Default: from the name."),
     ] = None
     output_format: Annotated[
-        str | None, typer.Option(help="Format of the output: jsonl or parquet. Default: from the name.")
+        str | None, typer.Option(help=f"Format of the output: {', '.join(FORMATS)}. Default: from the name.")
     ] = None
     sql: Annotated[
         str | None,

@@ -279,7 +279,6 @@ def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsF
     refused = {
         "flags of an engine": config != type(config)(),
         "--served-model-name": bool(server.names),
-        "--state-dir": server.state_dir is not None,
         "--latency-target-ms": server.latency_target_ms is not None,
         "--on": cluster != ReplicaFlags(),
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from headrace.app.server import ServerSettings, build
+from headrace.app.server import ServerSettings, build_part
 from headrace.cluster.ray_workers import ClusterResources, check_room, connected
 from headrace.errors import ConfigError, EngineError
 from headrace.openai_protocol import error_body
@@ -71,7 +71,8 @@ class Server:
             HeadraceError: it cannot be loaded. Ray reports errors of the constructor, but not of an app's lifespan.
         """
         # No account of its own: a dashboard would show one replica, and take one of its slots.
-        self._app, self._state = build(settings, device=lambda _: None)
+        self._app, part = build_part(settings, lambda _: None)
+        self._state = part.server
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()
         self._app.router.lifespan_context = _no_lifespan

@@ -50,7 +50,7 @@ class RemoteEngine:
             prepare_rows=None,
             followable=False,
             tunable=False,
-            caches_prefixes=False,  # the workers' caches are not reported
+            caches_prefixes=False,  # the workers report theirs
             workers_cache_prefixes=info.profile.caches_prefixes,
         )
 
@@ -60,15 +60,16 @@ class RemoteEngine:
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[bytes] | Exception]:
         """Pickle each record."""
-        return [_packed(value) for value in inputs]
+        # The body of a request may ask for sampling: only the worker's engine knows.
+        return [_packed(value, self._info.greedy and isinstance(value, str)) for value in inputs]
 
     def close(self) -> None:
         """Do nothing: the workers end with the connection."""
 
 
-def _packed(value: object) -> Prepared[bytes] | Exception:
+def _packed(value: object, greedy: bool) -> Prepared[bytes] | Exception:
     try:
-        return Prepared(pickle.dumps(value, protocol=5), 1)
+        return Prepared(pickle.dumps(value, protocol=5), 1, greedy=greedy)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         return RecordError(f"the record cannot be sent to a worker: {error}")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import headrace
 from headrace.app import job as jobs
+from headrace.app.prefix_caching import PrefixCacheListener, prefix_cache_listener
 from headrace.batching.batcher import Batcher
 from headrace.cluster.worker_pool import WorkUnitReply
 from headrace.engines.config import EngineConfig
@@ -51,6 +52,8 @@ class WorkerInfo:
     """Result of `Engine.describe`."""
     profile: EngineProfile
     """Profile of the engine, with the job's budget and batch size."""
+    greedy: bool = False
+    """Whether a plain prompt is answered without sampling."""
 
 
 class WorkerActor:
@@ -62,6 +65,7 @@ class WorkerActor:
         self._busy = BusyTime()
         self._reported_busy_s = 0.0
         self._batches = 0
+        self._prefix_cache: PrefixCacheListener | None = None
 
     async def hello(self) -> str:
         """Host and process of the worker."""
@@ -87,7 +91,10 @@ class WorkerActor:
             await self._batcher.start()
         except Exception as error:  # noqa: BLE001 - process boundary: the job receives every error
             return Portable.of(error)
-        return WorkerInfo(dict(self._engine.describe()), jobs.tuned_profile(settings, self._engine))
+        self._prefix_cache = prefix_cache_listener(self._engine, self._on_event)
+        profile = jobs.tuned_profile(settings, self._engine)
+        greedy = profile.caches_prefixes and getattr(prepare_all(self._engine, ["a prompt"])[0], "greedy", False)
+        return WorkerInfo(dict(self._engine.describe()), profile, greedy)
 
     async def work(self, payloads: list[bytes]) -> bytes:
         """The pickled `WorkUnitReply` to a work unit."""
@@ -126,6 +133,8 @@ class WorkerActor:
         return work
 
     def _reply(self, results: list[object], costs: list[int]) -> bytes:
+        if self._prefix_cache is not None:
+            self._prefix_cache.tell()
         events, self._events = self._events, []
         batches, self._batches = self._batches, 0
         busy_s = self._busy.seconds

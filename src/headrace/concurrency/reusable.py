@@ -119,6 +119,8 @@ class Reusable(Generic[RecordT, ResultT]):
     """
 
     def __init__(self, factory: Callable[[], object], idle_timeout_s: float | None, name: str) -> None:
+        if not callable(factory):
+            raise ConfigError(f"the factory is {factory!r}; it must be a function that returns a batcher")
         functools.update_wrapper(self, factory)
         self._factory = factory
         self._idle_timeout_s = optional("idle_timeout_s", idle_timeout_s, above=0)
@@ -133,7 +135,11 @@ class Reusable(Generic[RecordT, ResultT]):
         module, name = self._factory.__module__, self.__qualname__  # type: ignore[attr-defined]
         if module != "__main__" and _LOCAL not in name:
             return str(name)
-        return _unpickle, (self._name, self._factory, self._idle_timeout_s)
+        return _unpickle, (self._name, self._made_anew())
+
+    def _made_anew(self) -> Callable[[str], Reusable[Any, Any]]:
+        """Makes the same in another process, with its name there."""
+        return functools.partial(Reusable, self._factory, self._idle_timeout_s)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -283,21 +289,26 @@ def reusable(
 
 
 def _reusable(factory: Factory[RecordT, ResultT], idle_timeout_s: float | None) -> Reusable[RecordT, ResultT]:
-    if not callable(factory):
-        raise ConfigError(f"the factory is {factory!r}; it must be a function that returns a batcher")
+    return registered(factory, functools.partial(Reusable, factory, idle_timeout_s))
+
+
+def registered(
+    factory: Factory[RecordT, ResultT], make: Callable[[str], Reusable[RecordT, ResultT]]
+) -> Reusable[RecordT, ResultT]:
+    """Make the process's instance for a factory, of its name."""
     place = getattr(factory, "__qualname__", _LOCAL)
     # Functions defined within a function may share a name but differ in their closures.
     name = uuid.uuid4().hex if _LOCAL in place else f"{factory.__module__}:{place}"
-    made: Reusable[RecordT, ResultT] = Reusable(factory, idle_timeout_s, name)
+    made = make(name)
     with _instances_lock:
         _instances[name] = made  # reloading a module replaces it
     return made
 
 
-def _unpickle(name: str, factory: Callable[[], object], idle_timeout_s: float | None) -> Reusable[Any, Any]:
+def _unpickle(name: str, make: Callable[[str], Reusable[Any, Any]]) -> Reusable[Any, Any]:
     with _instances_lock:
         if name not in _instances:
-            _instances[name] = Reusable(factory, idle_timeout_s, name)
+            _instances[name] = make(name)
         return _instances[name]
 
 

@@ -212,6 +212,10 @@ class TokenizingEngine(Protocol):
 class PrefixCachingEngine(Protocol):
     """A language model that computes what prompts have in common at their beginning once."""
 
+    def count_cached(self, payload: Any) -> Any:
+        """The same request; its answer has `cached_tokens`."""
+        ...
+
     def prefix_cache_stats(self) -> PrefixCacheStats:
         """Counts of prompt tokens. May be called on any thread."""
         ...

@@ -234,7 +234,7 @@ def check_methods(engine: object, profile: EngineProfile) -> None:
     """
     follow = ("follow",) if profile.followable else ()
     tokenize = ("tokenize", "detokenize", "token_strings") if profile.tokenizes else ()
-    counts = ("prefix_cache_stats",) if profile.caches_prefixes else ()
+    counts = ("prefix_cache_stats", "count_cached") if profile.caches_prefixes else ()
     for name in ("describe", "prepare", *_METHODS[profile.batching], *follow, *tokenize, *counts, "close"):
         if not callable(getattr(engine, name, None)):
             raise ConfigError(

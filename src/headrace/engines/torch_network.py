@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -146,6 +147,10 @@ def load_pretrained(
     return model.eval(), place, set(facts["missing_keys"])
 
 
+_loading = threading.RLock()
+"""transformers changes settings of the whole process while it loads a model: two loads at once disturb each other."""
+
+
 @contextmanager
 def loading(folder: Path) -> Iterator[None]:
     """Suppress transformers' output while loading, and convert failures to one-line errors.
@@ -153,6 +158,12 @@ def loading(folder: Path) -> Iterator[None]:
     Raises:
         EngineError: the files cannot be loaded, or do not fit on the device.
     """
+    with _loading, _quietly(folder):
+        yield
+
+
+@contextmanager
+def _quietly(folder: Path) -> Iterator[None]:
     bar, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     # Its progress bar would interfere with the job's, and the caller reports missing weights.
     transformers_logging.disable_progress_bar()

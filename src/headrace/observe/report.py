@@ -157,7 +157,13 @@ class ReportBuilder:
             case DeviceUsed():
                 self._device = event
             case PrefixCacheUsed():
-                self._prefix_cache = event
+                before = self._prefix_cache or replace(event, queries=0, hits=0, computed=0)
+                self._prefix_cache = replace(
+                    event,
+                    queries=before.queries + event.queries,
+                    hits=before.hits + event.hits,
+                    computed=before.computed + event.computed,
+                )
 
     def _add_engine_event(self, event: BatchFormed | BatchDone | BatchSplit | StepDone) -> None:
         match event:

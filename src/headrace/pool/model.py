@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Generic, TypedDict, TypeVar
 
+from headrace.errors import ConfigError
 from headrace.pool.policy import ModelView, Phase, SleeperView
+
+T = TypeVar("T")
 
 _FIRST_LOAD_S = 1.0
 """Expected loading time of a model that was never loaded."""
@@ -40,7 +44,9 @@ class ModelStats:
     requests: int
     """Requests that got the model."""
     in_use: int
+    """Requests and background work that use it now."""
     waiting: int
+    """Requests and background work that wait for it."""
     wait_s: float
     """Seconds that requests have waited for the model, in sum."""
     longest_wait_s: float
@@ -52,6 +58,28 @@ class ModelStats:
     """How often it was woken from host memory; not counted as loads."""
     wake_s: float | None
     """Expected waking time in seconds, learned from the last times; None if it was never woken."""
+
+
+class PooledModel(Generic[T]):
+    """A model of a pool. Made by `ModelPool.add`."""
+
+    def __init__(self, use: Callable[[str], AbstractAsyncContextManager[T]], name: str) -> None:
+        self._use = use
+        self.name = name
+
+    def use(self) -> AbstractAsyncContextManager[T]:
+        """See `ModelPool.use`."""
+        return self._use(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A request, or background work, that asks for a model."""
+
+    arrived: float
+    granted: asyncio.Future[None]
+    leave: Callable[[], None] | None = None
+    """Called when background work is to make room; None for a request."""
 
 
 class PoolEntry:
@@ -73,7 +101,11 @@ class PoolEntry:
         self.rest: Any = None
         """A generator that unloads the model when it goes on."""
         self.in_use = 0
-        self.waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
+        self.waiting: deque[Waiter] = deque()
+        self.background: list[Callable[[], None]] = []
+        """Background work that uses it now: what to call when it is to make room."""
+        self.background_waiting: deque[Waiter] = deque()
+        self.background_at = 0.0
         self.loaded_at = self.last_used = 0.0
         self.load_s = _FIRST_LOAD_S
         self.retry_at = 0.0
@@ -88,8 +120,9 @@ class PoolEntry:
 
     def view(self, budget: float) -> ModelView:
         """What the policy knows of the model; its size is the whole budget while it is not known."""
-        while self.waiting and self.waiting[0][1].done():
-            self.waiting.popleft()  # cancelled
+        for queue in (self.waiting, self.background_waiting):
+            while queue and queue[0].granted.done():
+                queue.popleft()  # cancelled
         return ModelView(
             self.name,
             self.phase,
@@ -98,10 +131,29 @@ class PoolEntry:
             self.max_wait_s,
             self.idle_timeout_s,
             self.in_use,
-            self.waiting[0][0] if self.waiting else None,
+            self.waiting[0].arrived if self.waiting else None,
             self.loaded_at,
             self.last_used,
+            len(self.background),
+            self.background_waiting[0].arrived if self.background_waiting else None,
+            self.background_at,
         )
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a request or background work uses it."""
+        return bool(self.in_use or self.background)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a request or background work waits for it."""
+        return bool(self.waiting or self.background_waiting)
+
+    def drain(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let it serve its last requests, and ask background work to leave."""
+        self.phase = Phase.DRAINING
+        for leave in self.background:
+            loop.call_soon(leave)
 
     def sleeper(self) -> SleeperView:
         """What the choice of sleeping models knows of it."""
@@ -118,12 +170,45 @@ class PoolEntry:
             self.loads += 1
         self.failures = 0
 
-    def grant(self, arrived: float, now: float) -> None:
-        """Count a request that gets the model now."""
+    def grant(self, waiter: Waiter, now: float) -> None:
+        """Let one use the model, now that it is loaded."""
+        waiter.granted.set_result(None)
+        if waiter.leave is not None:
+            self.background.append(waiter.leave)
+            return
         self.in_use += 1
         self.requests += 1
-        self.wait_s += now - arrived
-        self.longest_wait_s = max(self.longest_wait_s, now - arrived)
+        self.wait_s += now - waiter.arrived
+        self.longest_wait_s = max(self.longest_wait_s, now - waiter.arrived)
+
+    def release(self, waiter: Waiter, now: float) -> None:
+        """End its use of the model."""
+        if waiter.leave is not None:
+            self.background.remove(waiter.leave)
+            self.background_at = now
+        else:
+            self.in_use -= 1
+            self.last_used = now
+
+    def waiters(self) -> Iterator[Waiter]:
+        """Take all that wait, requests first."""
+        for queue in (self.waiting, self.background_waiting):
+            while queue:
+                if not (one := queue.popleft()).granted.done():
+                    yield one
+
+    def fail(self, error: Exception) -> None:
+        """Fail all that wait."""
+        for waiter in self.waiters():
+            waiter.granted.set_exception(error)
+
+    def check_size(self, budget: float) -> None:
+        """Raise ConfigError if it is larger than the pool."""
+        if self.size is not None and self.size > budget:
+            raise ConfigError(
+                f"model {self.name!r} takes {self.size:,.0f} bytes, and the pool has {budget:,.0f}: "
+                "raise memory_bytes of the pool"
+            )
 
     def stats(self) -> ModelStats:
         """A snapshot of the counters."""
@@ -132,8 +217,8 @@ class PoolEntry:
             self.loads,
             self.failed_loads,
             self.requests,
-            self.in_use,
-            sum(not future.done() for _, future in self.waiting),
+            self.in_use + len(self.background),
+            sum(not one.granted.done() for one in (*self.waiting, *self.background_waiting)),
             self.wait_s,
             self.longest_wait_s,
             self.load_s,

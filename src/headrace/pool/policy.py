@@ -11,6 +11,9 @@ The cost of a switch is the time to load a model, so a switch has to be worth it
   to loading.
 * Models whose requests have waited longest relative to their hold come first. So a request waits at most for its hold,
   for the residency, the last requests and the loading of each model before it, and for its own model to load.
+* Background work waits behind requests. It takes free room, and that of a model that has been unused for the hold. It
+  takes the room of a model with requests, or with other background work, only after `BACKGROUND_HOLD_S`. Where a
+  request needs the room, a model that only background work uses counts as unused.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ HOLD = 2.0
 """Hold of a request without `max_wait_s`, in multiples of the model's loading time."""
 RESIDENCY = 10.0
 """Minimum time in memory of a model with requests, in multiples of its loading time."""
+BACKGROUND_HOLD_S = 600.0
+"""Minimum hold of background work, where a model with requests would have to make room for it."""
 
 
 class Phase(Enum):
@@ -63,6 +68,18 @@ class ModelView:
     """When the oldest waiting request arrived; None if none waits."""
     loaded_at: float = 0.0
     last_used: float = 0.0
+    """When the last request ended."""
+    background_use: int = 0
+    """Background work that uses the model now."""
+    background_since: float | None = None
+    """When the oldest waiting background work arrived; None if none waits."""
+    background_at: float = 0.0
+    """When the last background work ended."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a request or background work waits for it."""
+        return self.waiting_since is not None or self.background_since is not None
 
     @property
     def hold_s(self) -> float:
@@ -71,8 +88,12 @@ class ModelView:
 
     @property
     def deadline(self) -> float:
-        """When its oldest request has waited for the hold; inf if none waits."""
-        return float("inf") if self.waiting_since is None else self.waiting_since + self.hold_s
+        """When its oldest request has waited for the hold, or its background work if it has no request; else inf."""
+        if self.waiting_since is not None:
+            return self.waiting_since + self.hold_s
+        if self.background_since is not None:
+            return self.background_since + max(self.hold_s, BACKGROUND_HOLD_S)
+        return float("inf")
 
     @property
     def is_idle(self) -> bool:
@@ -108,7 +129,7 @@ def decide(now: float, models: Iterable[ModelView], budget: float) -> Decision:
     unload: list[str] = []
     again_at = float("inf")
     for model in sorted(models, key=lambda model: model.deadline):
-        if model.phase not in (Phase.UNLOADED, Phase.ASLEEP) or model.waiting_since is None:
+        if model.phase not in (Phase.UNLOADED, Phase.ASLEEP) or not model.is_wanted:
             continue
         if model.size <= free:
             load.append(model.name)
@@ -124,8 +145,8 @@ def decide(now: float, models: Iterable[ModelView], budget: float) -> Decision:
         coming += sum(other.size for other in victims) - missing  # the rest is room for the next model
         free = 0.0
     for model in candidates:
-        if model.is_idle and model.idle_timeout_s is not None:
-            ends = model.last_used + model.idle_timeout_s
+        if model.is_idle and not model.background_use and model.idle_timeout_s is not None:
+            ends = max(model.last_used, model.background_at) + model.idle_timeout_s
             if ends <= now:
                 unload.append(model.name)
             else:
@@ -137,7 +158,7 @@ def _victims(model: ModelView, loaded: Sequence[ModelView], missing: float) -> t
     """Models to unload for this much memory, and the earliest time for it; inf if all of them would not be enough."""
     if missing <= 0:
         return [], float("-inf")
-    order = sorted(loaded, key=lambda other: (_may_go_at(other, model), other.last_used))
+    order = sorted(loaded, key=lambda other: (_may_go_at(other, model), other.background_use, other.last_used))
     chosen: list[ModelView] = []
     total, at = 0.0, float("-inf")
     for other in order:
@@ -157,7 +178,8 @@ def _victims(model: ModelView, loaded: Sequence[ModelView], missing: float) -> t
 
 def _may_go_at(loaded: ModelView, waiting: ModelView) -> float:
     """When a loaded model may be unloaded to make room for another."""
-    if loaded.is_idle:
+    behind = loaded.background_use and waiting.waiting_since is None
+    if loaded.is_idle and not behind:
         return min(loaded.last_used + waiting.hold_s, waiting.deadline)
     return max(loaded.loaded_at + RESIDENCY * loaded.load_s, waiting.deadline)
 

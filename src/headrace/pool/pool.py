@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from headrace.batching.options import number, optional, whole
 from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError, EngineError, NotRunningError, StoppedError, text_of
 from headrace.pool.loading import as_exception, call, can_sleep, is_cancelled, make, unload, warn
-from headrace.pool.model import ModelOptions, ModelStats, PoolEntry
+from headrace.pool.model import ModelOptions, ModelStats, PooledModel, PoolEntry, Waiter
 from headrace.pool.policy import Phase, decide, to_sleep
 
 T = TypeVar("T")
@@ -21,18 +21,6 @@ T = TypeVar("T")
 _LOAD_TIMEOUT_S = 600.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
 """Seconds between tries to load a model that cannot be loaded; they double each time."""
-
-
-class PooledModel(Generic[T]):
-    """A model of a pool. Made by `ModelPool.add`."""
-
-    def __init__(self, pool: ModelPool, name: str) -> None:
-        self._pool = pool
-        self.name = name
-
-    def use(self) -> AbstractAsyncContextManager[T]:
-        """See `ModelPool.use`."""
-        return self._pool.use(self.name)
 
 
 class ModelPool:
@@ -127,9 +115,9 @@ class ModelPool:
             optional("load_timeout_s", options.get("load_timeout_s", _LOAD_TIMEOUT_S), above=0),
         )
         entry = PoolEntry(name, load, size, limits)
-        self._check_size(entry)
+        entry.check_size(self._budget)
         self._entries[name] = entry
-        return PooledModel(self, name)
+        return PooledModel(self.use, name)
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -145,9 +133,9 @@ class ModelPool:
         """Refuse new requests, fail those that wait, and unload each model when its last request is done."""
         self._closing = True
         for entry in self._entries.values():
-            self._fail(entry, StoppedError("the model pool is closing"))
+            entry.fail(StoppedError("the model pool is closing"))
         self._decide()
-        while self._tasks or any(entry.in_use for entry in self._entries.values()):
+        while self._tasks or any(entry.is_used for entry in self._entries.values()):
             await (asyncio.wait(set(self._tasks)) if self._tasks else asyncio.sleep(0.01))  # the last requests
         self._loop = None
 
@@ -162,11 +150,33 @@ class ModelPool:
             StoppedError: the pool is closing.
         """
         entry = self._entry(name)
-        await self._acquire(entry)
+        waiter = await self._acquire(entry)
         try:
             yield entry.model
         finally:
-            self._release(entry)
+            self._release(entry, waiter)
+
+    @asynccontextmanager
+    async def use_in_background(self, name: str, leave: Callable[[], None]) -> AsyncIterator[Any]:
+        """The same for work that waits behind requests, such as a long job.
+
+        It takes the room of a model that has requests only after ten minutes. The model makes room for the requests of
+        others as soon as the context ends.
+
+        Args:
+            name: of the model.
+            leave: called on the event loop when the model is to make room. The context should then end soon; enter it
+                again to continue later.
+
+        Raises:
+            HeadraceError: as `use`.
+        """
+        entry = self._entry(name)
+        waiter = await self._acquire(entry, leave)
+        try:
+            yield entry.model
+        finally:
+            self._release(entry, waiter)
 
     def unload(self, name: str) -> None:
         """Unload a model as soon as its requests are done, though no other needs its room; nothing if it is not loaded.
@@ -177,9 +187,7 @@ class ModelPool:
         entry = self._entry(name)
         entry.drops = not entry.phase.is_out
         if entry.phase is Phase.LOADED:
-            entry.phase = Phase.DRAINING
-            if not entry.in_use:
-                self._unload_now(entry)
+            self._unload_when_done(entry)
         elif entry.phase is Phase.ASLEEP:
             self._drop_now(entry)
 
@@ -196,49 +204,37 @@ class ModelPool:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    async def _acquire(self, entry: PoolEntry) -> None:
+    async def _acquire(self, entry: PoolEntry, leave: Callable[[], None] | None = None) -> Waiter:
         if self._closing:
             raise StoppedError("the model pool is closing")
         if self._loop is None:
             raise NotRunningError("the model pool is not running; enter it with `async with`")
-        self._check_size(entry)
+        entry.check_size(self._budget)
         now = self._loop.time()
+        waiter = Waiter(now, self._loop.create_future(), leave)
         if entry.phase is Phase.LOADED:
-            entry.grant(now, now)
-            return
+            entry.grant(waiter, now)
+            return waiter
         if now < entry.retry_at:
             raise EngineError(f"{entry.error}; it is tried again in {entry.retry_at - now:.1f} s")
-        granted: asyncio.Future[None] = self._loop.create_future()
-        entry.waiting.append((now, granted))
+        (entry.waiting if leave is None else entry.background_waiting).append(waiter)
         self._decide()
+        granted = waiter.granted
         try:
             await granted
         except asyncio.CancelledError:
             if granted.done() and not granted.cancelled() and granted.exception() is None:
-                self._release(entry)  # it was granted at the same moment
+                self._release(entry, waiter)  # it was granted at the same moment
             raise
+        return waiter
 
-    def _release(self, entry: PoolEntry) -> None:
+    def _release(self, entry: PoolEntry, waiter: Waiter) -> None:
         assert self._loop is not None, "the pool waits for its requests"
-        entry.in_use -= 1
-        entry.last_used = self._loop.time()
-        if not entry.in_use:
+        entry.release(waiter, self._loop.time())
+        if not entry.is_used:
             if entry.phase is Phase.DRAINING:
                 self._unload_now(entry)
             self._decide()
-
-    def _check_size(self, entry: PoolEntry) -> None:
-        if entry.size is not None and entry.size > self._budget:
-            raise ConfigError(
-                f"model {entry.name!r} takes {entry.size:,.0f} bytes, and the pool has {self._budget:,.0f}: "
-                "raise memory_bytes of the pool"
-            )
-
-    def _fail(self, entry: PoolEntry, error: Exception) -> None:
-        while entry.waiting:
-            _, granted = entry.waiting.popleft()
-            if not granted.done():
-                granted.set_exception(error)
 
     # -- loading and unloading --------------------------------------------------------------------------------------
 
@@ -263,9 +259,13 @@ class ModelPool:
             if decision.again_at < float("inf"):
                 self._timer = self._loop.call_at(decision.again_at, self._decide)
         for entry in decided:
-            entry.phase = Phase.DRAINING
-            if not entry.in_use:
-                self._unload_now(entry)
+            self._unload_when_done(entry)
+
+    def _unload_when_done(self, entry: PoolEntry) -> None:
+        assert self._loop is not None, "a loaded model has its pool's loop"
+        entry.drain(self._loop)
+        if not entry.is_used:
+            self._unload_now(entry)
 
     def _unload_now(self, entry: PoolEntry) -> None:
         entry.phase = Phase.UNLOADING
@@ -330,16 +330,13 @@ class ModelPool:
         if entry.size is None:  # it was loaded alone
             entry.size = max(grown, 1.0)
             try:
-                self._check_size(entry)
+                entry.check_size(self._budget)
             except ConfigError as error:
-                self._fail(entry, error)
+                entry.fail(error)
                 entry.drops = True
                 self._unload_now(entry)
-        while entry.waiting:
-            arrived, granted = entry.waiting.popleft()
-            if not granted.done():
-                granted.set_result(None)
-                entry.grant(arrived, now)
+        for waiter in entry.waiters():
+            entry.grant(waiter, now)
 
     def _not_loaded(self, entry: PoolEntry, why: str, error: Exception) -> None:
         assert self._loop is not None
@@ -350,7 +347,7 @@ class ModelPool:
         entry.error = why
         failure = EngineError(why)
         failure.__cause__ = error
-        self._fail(entry, failure)
+        entry.fail(failure)
 
     async def _unload(self, entry: PoolEntry) -> None:
         if await self._put_to_sleep(entry):
@@ -363,7 +360,7 @@ class ModelPool:
         if not self._may_sleep(entry):
             return False
         # One that requests wait for is about to leave host memory.
-        asleep = [other for other in self._entries.values() if other.phase is Phase.ASLEEP and not other.waiting]
+        asleep = [other for other in self._entries.values() if other.phase is Phase.ASLEEP and not other.is_wanted]
         kept = to_sleep([other.sleeper() for other in (*asleep, entry)], self._host_room)
         if entry.name not in kept:
             return False

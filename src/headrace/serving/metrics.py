@@ -41,9 +41,9 @@ def families(state: ServerState, bulk: Callable[[], BulkState | None]) -> Iterat
         yield from _of_batches(bulk_state)
 
 
-def families_of_pool(state: ServerState, pool: ModelPool) -> Iterator[Metric]:
+def families_of_pool(state: ServerState, pool: ModelPool, bulk: Callable[[], BulkState | None]) -> Iterator[Metric]:
     """The metric families of a server of several models that no single model has."""
-    yield from families(state, lambda: None)
+    yield from families(state, bulk)
     loads = CounterMetricFamily("headrace_model_loads", "Times that a model was loaded.", labels=("model",))
     failed = CounterMetricFamily("headrace_model_failed_loads", "Loads of a model that failed.", labels=("model",))
     waits = CounterMetricFamily(

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -53,6 +54,22 @@ class ModelApp:
         """The app while its model is loaded, for `ModelPool.add`."""
         async with self.app.router.lifespan_context(self.app):
             yield self.app
+
+
+class PooledBatches(Protocol):
+    """The Batch API of a server of several models."""
+
+    def claimed(self) -> contextlib.AbstractContextManager[None]:
+        """A lock, held while the server runs."""
+        ...
+
+    def running(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Runs batches on the models of the pool."""
+        ...
+
+    def routers(self) -> Sequence[APIRouter]:
+        """Its routes."""
+        ...
 
 
 class ModelRouter:
@@ -216,6 +233,7 @@ def create_pooled_app(
     merge: Callable[[Mapping[str, bytes]], bytes],
     *,
     version: str = "",
+    batches: PooledBatches | None = None,
 ) -> FastAPI:
     """Build the app that serves all models.
 
@@ -225,17 +243,20 @@ def create_pooled_app(
         state: of this app; each model's app has its own.
         merge: makes one page of the metrics of several models, by name; "" is this app.
         version: Headrace's version, shown in the API documentation.
+        batches: the Batch API; None for none.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with pool:
-            state.draining = False
-            state.serving = True
-            try:
-                yield
-            finally:
-                state.draining, state.serving = True, False
+        claimed, running = (nullcontext(), nullcontext()) if batches is None else (batches.claimed(), batches.running())
+        with claimed:
+            async with pool, running:
+                state.draining = False
+                state.serving = True
+                try:
+                    yield
+                finally:
+                    state.draining, state.serving = True, False
 
     app = FastAPI(
         title="Headrace",
@@ -248,7 +269,9 @@ def create_pooled_app(
     )
     router = ModelRouter(pool, models, state)
     watching = dashboard_routes.server_router(state)
-    for routes in (_status_routes(pool, models, router, state, merge), watching, _admin_routes(pool, router, state)):
+    bulk = () if batches is None else batches.routers()
+    status, admin = _status_routes(pool, models, router, state, merge), _admin_routes(pool, router, state)
+    for routes in (status, watching, admin, *bulk):
         app.router.routes.extend(routes.routes)
     own = app.openapi
     app.openapi = lambda: _documents(own(), models)  # type: ignore[method-assign]

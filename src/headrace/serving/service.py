@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from starlette.types import Receive
 
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import AnyEngine, Prepared, can_be_followed
+from headrace.engines.base import AnyEngine, Prepared, caches_prefixes, can_be_followed
 from headrace.engines.profile import profile_of
 from headrace.errors import EngineDeadError
 from headrace.events import Listener, StageDone
@@ -203,6 +203,7 @@ class Service:
         """Records whose client disconnected before the answer."""
         self.tokens = Tokens(engine)
         self._followable = engine if can_be_followed(engine) else None
+        self._caching = engine if caches_prefixes(engine) else None
         self._on_dead = on_dead
         self._dead = False
         self._traces_batches = profile.batching == "batches"
@@ -281,6 +282,8 @@ class Service:
         """Queue one prepared record."""
         estimate = self.profile.estimate(entry.cost)
         payload = entry.payload
+        if self._caching is not None:
+            payload = self._caching.count_cached(payload)
         if call.span is not None and self._traces_batches:
             payload = call.span.carried(payload)
         return self.batcher.submit_nowait(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)

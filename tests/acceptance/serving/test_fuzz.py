@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,27 @@ def test_no_request_breaks_the_server(task: str, tmp_path: Path) -> None:
         operations = [found.ok() for found in documents.get_all_operations()]
         assert len(operations) >= fewest
         for operation in operations:
+            if not _is_new(operation):
+                continue
             for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
                 _fuzz(operation, mode)
         assert process.poll() is None
+
+
+_TRIED: set[str] = set()
+
+
+def _is_new(operation: Any) -> bool:
+    """Whether no earlier server described an operation in the same words: most routes do not depend on the task.
+
+    Left out: the dashboard's stream, whose answer has no end.
+    """
+    if operation.path == "/dashboard/events":
+        return False
+    told = json.dumps([operation.label, operation.definition.raw, [part.definition for part in operation.body]])
+    new = told not in _TRIED
+    _TRIED.add(told)
+    return new
 
 
 def _fuzz(operation: Any, mode: schemathesis.GenerationMode) -> None:

@@ -7,11 +7,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from headrace import DynamicBatcher, reusable
+from headrace.engines.base import PrefixCacheStats
+from headrace.engines.profile import EngineProfile
 from headrace.errors import RecordError
+from headrace.testing import FakeEngine
 
 
 def lengths(texts: list[str]) -> list[int]:
@@ -130,3 +134,26 @@ def shared() -> DynamicBatcher[str, tuple[int, int]]:
         return [(len(text), len(texts)) for text in texts]
 
     return DynamicBatcher(run, max_batch_size=64)
+
+
+class Prefixes(FakeEngine):
+    """Says that it has found half of each text in its cache, and answers without sampling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tokens = 0
+
+    @property
+    def profile(self) -> EngineProfile:
+        return EngineProfile(batching="batches", batch_cost=4096, batch_size=8, caches_prefixes=True)
+
+    def prepare(self, inputs: Any) -> list[Any]:
+        return [replace(found, greedy=True) for found in super().prepare(inputs)]
+
+    def forward(self, batch: list[str]) -> list[list[float]]:
+        self._tokens += sum(len(text.split()) for text in batch)
+        return super().forward(batch)
+
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        """Counts of words."""
+        return PrefixCacheStats(self._tokens, self._tokens // 2, self._tokens - self._tokens // 2)

@@ -1,11 +1,14 @@
-"""A closed engine gives its memory back at once, though the parts of a module refer to each other."""
+"""Loading one model after the other, and giving memory back: parts of a closed engine refer to each other."""
 
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
+from pathlib import Path
 
 from headrace.engines.registry import create
+from headrace.engines.torch_network import loading
 
 
 def test_a_closed_engine_leaves_no_weights() -> None:
@@ -18,3 +21,17 @@ def test_a_closed_engine_leaves_no_weights() -> None:
         assert weights() is None
     finally:
         gc.enable()
+
+
+def test_models_are_loaded_one_after_the_other() -> None:
+    """transformers changes settings of the whole process meanwhile."""
+    entered = threading.Event()
+
+    def other() -> None:
+        with loading(Path("b")):
+            entered.set()
+
+    with loading(Path("a")):
+        threading.Thread(target=other).start()
+        assert not entered.wait(0.05)
+    assert entered.wait(10)

@@ -31,6 +31,8 @@ class Faults:
     cut_after: int | None = None
     """Bytes of a file after which the connection is cut, on the first `cuts` downloads."""
     cuts: int = 0
+    stall_s: float = 0.0
+    """Before the connection is cut."""
     longer: int = 0
     """Bytes by which the stated sizes of weights exceed the real ones."""
     gone_after: int | None = None
@@ -208,6 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
             block = data[place : place + _BLOCK]
             if faults.cuts > 0 and faults.cut_after is not None and place + len(block) > faults.cut_after:
                 faults.cuts -= 1
+                time.sleep(faults.stall_s)
                 self.close_connection = True
                 self.connection.close()
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 import headrace
@@ -58,6 +59,16 @@ def test_a_failed_record_keeps_its_row_with_its_error(ids: Any, caplog: pytest.L
     assert found["output"] == [1, None, 3, None]
     assert found["error"][::2] == [None, None] and found["error"][1].startswith("TypeError: object of type")
     assert "2 of 4 records failed" in caplog.text
+
+
+def test_a_failed_record_does_not_turn_counts_in_objects_into_floats() -> None:
+    def counts(texts: list[Any]) -> list[dict[str, Any]]:
+        return [{"tokens": len(text), "vector": np.array([1.0, 2.0], np.float32)} for text in texts]
+
+    rows = [{"text": text} for text in ("a", None, "ccc")]
+    found = headrace.run(rows, sink="pandas", task="custom", engine=counts, progress=False)["output"]
+    assert [one and type(one["tokens"]) for one in found] == [int, None, int]
+    assert found[0]["vector"].dtype == np.float32
 
 
 def test_an_empty_table_gives_an_empty_table() -> None:

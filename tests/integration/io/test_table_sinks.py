@@ -177,6 +177,43 @@ def test_a_sqlite_file_may_be_source_and_sink(tmp_path: Path, monkeypatch: pytes
     assert report.ok == 5000
 
 
+def test_the_last_of_several_steps_may_write_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:60]))
+    steps = [{"name": name, "engine": "headrace.testing:FakeEngine", "task": "embed"} for name in ("first", "second")]
+    for _ in range(2):  # the second time it is finished
+        headrace.run("in.jsonl", sink="sqlite:///rows.db?table=two", keep_columns=["n"], steps=steps, progress=False)
+    with sqlite3.connect("rows.db") as connection:
+        rows = connection.execute("SELECT id, n, first, second FROM two ORDER BY n").fetchall()
+    connection.close()
+    assert [row[:2] for row in rows] == [(f"r{n}", n) for n in range(60)]
+    assert all(len(json.loads(row[2])) == len(json.loads(row[3])) == 8 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"), [({"task": "generate"}, "not vectors"), ({"output_dtype": "int8"}, "int8")]
+)
+def test_qdrant_refuses_what_is_no_vector_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"cannot write qdrant://.*{why}"):
+        run("qdrant:///points?collection=c", **{"engine": None} | options)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind"), [([0, 127], "int16"), ([-128, 127], "int8"), ([0, 255], "uint8"), ([0, 70000], "int64")]
+)
+def test_vectors_of_integers_have_a_type_in_lancedb_that_fits_later_parts(numbers: list[int], kind: str) -> None:
+    pytest.importorskip("lancedb")
+    from headrace.io.databases.lance import _encoded
+
+    rows = [{"id": "a", "tags": [1, 2], "vector": numbers}]
+    assert str(_encoded(rows, None).schema.field("vector").type.value_type) == kind
+    assert str(_encoded(rows, None).schema.field("tags").type.value_type) == "int64"
+
+
 def test_qdrant_says_what_to_do_with_vectors_of_integers(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

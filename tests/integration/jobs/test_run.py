@@ -141,7 +141,7 @@ def test_the_front_door_runs_a_job_and_reports(runner: Runner, capsys: pytest.Ca
         ({"source": "none.jsonl"}, "cannot read input file"),
         ({"sink": "none/out.jsonl"}, "is not a folder"),
         ({"sink": "."}, "was not written by a job here"),
-        ({"sink": "out.csv"}, "must end in .jsonl or .parquet"),
+        ({"sink": "out.txt"}, "must end in .jsonl, .csv, .tsv or .parquet"),
         ({"sink": "in.jsonl"}, "both input and output"),
         ({"text_column": "body"}, "no record among the first 512 has a column 'body'"),
         ({"id_column": "key"}, "no record among the first 512 has a column 'key'"),
@@ -153,6 +153,7 @@ def test_the_front_door_runs_a_job_and_reports(runner: Runner, capsys: pytest.Ca
         ({"limits": Limits(part_records=0)}, "part_records is 0"),
         ({"limits": Limits(commit_interval_s=0)}, "commit_interval_s is 0"),
         ({"no_such_option": 1}, "no_such_option"),
+        ({"max_error_rate": 1}, r"one of the job's limits: pass limits=Limits\(max_error_rate="),
     ],
 )
 def test_what_cannot_be_used_is_named_and_nothing_is_written(

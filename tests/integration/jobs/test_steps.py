@@ -17,14 +17,20 @@ from tests.integration.jobs.harness import texts, write_rows
 from tests.integration.jobs.test_resume import Killed, Reaper
 
 import headrace
+from headrace.app import step_settings
 from headrace.app.job import execute
 from headrace.app.step_settings import Step, parse_steps, read_steps
 from headrace.app.steps import StepsEnd, prepared, rehearse_steps, run_steps
+from headrace.engines.config import EngineConfig
 from headrace.errors import ConfigError, OutputLockedError, RecordError, ResumeMismatchError
+from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.sinks.targets import find_target
+from headrace.io.sources.in_memory import SequenceSource
+from headrace.io.sources.joined import JoinedSource, StepOutput
 from headrace.jobs.pipeline.job import Limits, StopRequest
 from headrace.jobs.settings import JobSettings
 from headrace.jobs.state.lock import exclusive
+from headrace.records import Ok, Record
 from headrace.testing import FakeEngine
 
 ROWS = 60
@@ -171,6 +177,18 @@ def test_a_stopped_job_continues_in_its_step(tmp_path: Path, models: Models) -> 
     assert ended.end.state == "finished"
     assert models.loads == ["label", "answer"]
     assert [step.loads for step in ended.report.steps] == [0, 1, 1]
+
+
+def test_sparse_vectors_of_an_earlier_step_keep_their_types(tmp_path: Path) -> None:
+    """As a step writes them and a later one reads them."""
+    path = tmp_path / "1.parquet"
+    sparse = {"indices": np.array([3, 9], np.int32), "values": np.array([0.5, 2], np.float32)}
+    path.write_bytes(ParquetWriter("s").encode([Ok(Record(0, 0, {}), sparse, 1)]))
+    output = StepOutput("s", "s", path, tmp_path / "none.jsonl", "parquet")
+    [chunk] = JoinedSource(SequenceSource(["a"]), [output], {}, as_answer=False).chunks(lambda at: at)
+    found = chunk.records[0].data["s"]
+    assert (found["indices"].dtype, found["values"].dtype) == (np.int32, np.float32)
+    assert step_settings._format(find_target("x.parquet"), EngineConfig("sparse-embed"), None) == "parquet"
 
 
 def test_a_finished_job_loads_nothing_and_keeps_no_outputs_of_its_steps(tmp_path: Path) -> None:

@@ -284,8 +284,8 @@ def test_each_model_has_its_own_latency_target(tmp_path: Path, monkeypatch: pyte
         targets.append(settings.latency_target_s)
         return real(settings, *others)
 
-    real = pooled_server.build
-    monkeypatch.setattr(pooled_server, "build", build)
+    real = pooled_server.build_part
+    monkeypatch.setattr(pooled_server, "build_part", build)
     file = tmp_path / "models.yaml"
     file.write_text(MODELS.replace("name: small,", "name: small, latency_target_ms: 250,"))
     build_pooled(read_models(file), ServerSettings())
@@ -303,3 +303,42 @@ def test_names_with_any_characters(tmp_path: Path, name: str) -> None:
         assert (answer.status_code, answer.json()["model"]) == (200, name)
         assert client.get(f"/ready/{path}").status_code == 200
         assert client.post("/models/unload", json={"model": name}).json()["id"] == name
+
+
+def test_models_are_loaded_and_unloaded_under_load_without_a_failed_request(tmp_path: Path) -> None:
+    text = MODELS.replace("max_models: 1", "max_models: 3")
+    with serving(tmp_path, text) as client, ThreadPoolExecutor(7) as threads:
+        over = threading.Event()
+
+        def ask(number: int) -> bool:
+            with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as user:
+                for turn in range(40):
+                    model, length = (("small", 4), ("org/large", 16))[(number + turn) % 2]
+                    if len(user.embeddings.create(model=model, input="a").data[0].embedding) != length:
+                        return False
+                    if user.completions.create(model="talker", prompt="a b").choices[0].text != "a b":
+                        return False
+            return True
+
+        def roll() -> int:
+            turns = 0
+            while not over.is_set():
+                for path in ("/models/unload", "/models/load"):
+                    model = ("small", "org/large", "talker")[turns % 3]
+                    assert client.post(path, json={"model": model}).status_code == 200
+                turns += 1
+            return turns
+
+        rolling = threads.submit(roll)
+        try:
+            assert all(threads.map(ask, range(6)))
+        finally:
+            over.set()
+        assert rolling.result() >= 6
+        assert sum(stats["loads"] for stats in loads_of(client.get("/metrics").text).values()) >= 6
+
+
+def test_the_example_can_be_served() -> None:
+    example = Path(__file__).resolve().parents[3] / "examples" / "models.yaml"
+    _, state = build_pooled(read_models(example), ServerSettings())
+    assert [part.name for part in state.parts] == ["minilm", "docstrings", "sums"]

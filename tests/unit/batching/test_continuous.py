@@ -347,13 +347,20 @@ def test_who_waits_for_room_behind_a_stuck_step_does_not_hang_either(virtual: Vi
 
 
 def test_an_engine_that_outlives_its_batcher_is_left_empty(virtual: VirtualTime) -> None:
-    began, go_on = threading.Event(), threading.Event()
+    began, go_on, left = threading.Event(), threading.Event(), threading.Event()
+
+    class HeldEngine(FakeStepEngine):
+        def step(self) -> list[tuple[int, str | Exception]]:
+            try:
+                return super().step()
+            finally:
+                left.set()
 
     def hold() -> None:
         began.set()
         go_on.wait(30)
 
-    engine = FakeStepEngine(max_slots=2, most=1_000, before_step=hold)
+    engine = HeldEngine(max_slots=2, most=1_000, before_step=hold)
 
     async def main() -> None:
         loop: Any = asyncio.get_running_loop()
@@ -365,6 +372,7 @@ def test_an_engine_that_outlives_its_batcher_is_left_empty(virtual: VirtualTime)
         await batcher.stop(timeout=7)
         assert all(isinstance(future.exception(), StoppedError) for future in futures)
         go_on.set()
+        await asyncio.to_thread(left.wait)  # the stopped batcher's thread is still in its step
         async with batcher_of(engine) as another:
             assert await (await another.submit(words(2))) == "w2 x"
 

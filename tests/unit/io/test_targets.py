@@ -16,6 +16,7 @@ from headrace.io.storage.locations import locate, store
     [
         ("out.jsonl", None, (False, "jsonl", ""), "out.errors.jsonl"),
         ("out.jsonl.gz", None, (False, "jsonl", ".gz"), "out.errors.jsonl"),
+        ("out.tsv.zst", None, (False, "tsv", ".zst"), "out.errors.jsonl"),
         ("a.b.parquet", None, (False, "parquet", ""), "a.b.errors.jsonl"),
         ("out.dat", "parquet", (False, "parquet", ""), "out.errors.jsonl"),
         ("out/", None, (True, "jsonl", ""), "out/_headrace/errors.jsonl"),
@@ -44,9 +45,9 @@ def test_a_name_tells_format_and_place(
 @pytest.mark.parametrize(
     ("name", "format", "message"),
     [
-        ("out.csv", None, r"it must end in \.jsonl or \.parquet, or in / for a folder"),
+        ("out.txt", None, r"it must end in \.jsonl, \.csv, \.tsv or \.parquet, or in / for a folder"),
         ("out", None, "it must end in"),
-        ("out.jsonl", "csv", "unknown output format 'csv'; known: jsonl, parquet"),
+        ("out.jsonl", "xlsx", "unknown output format 'xlsx'; known: jsonl, csv, tsv, parquet"),
         ("out.parquet.gz", None, "leave .gz away"),
         ("", None, "the output has an empty name"),
     ],

@@ -89,3 +89,19 @@ def test_the_text_of_a_chat_begins_as_its_messages_do() -> None:
     assert prompt_text({"prompt": "p"}) == prompt_text("p") == "p"
     assert prompt_text([1, 2]) != prompt_text([12])
     assert isinstance(prompt_text({1: object()}), str)
+
+
+def windows_gain(documents: int, questions: int, window: int) -> bool:
+    """Whether a window of shuffled prompts says that sorting all of them is worth more."""
+    prompts = [f"{document:064d} of them" + f"question {n}" for document in range(documents) for n in range(questions)]
+    random.Random(documents).shuffle(prompts)
+    some = prompts[:window]
+    return sharing(some, prefix_order(some)).gains_beyond(window / len(prompts))
+
+
+def test_a_window_tells_whether_prompts_begin_alike_far_apart() -> None:
+    assert windows_gain(3_000, 2, 600), "one in ten of its documents comes twice, and all others elsewhere"
+    assert windows_gain(400, 16, 600)
+    assert not windows_gain(4, 1_000, 600), "a window reads each of the four once: that is little"
+    assert not windows_gain(3_000, 1, 600)
+    assert not windows_gain(300, 2, 600), "these are all prompts"

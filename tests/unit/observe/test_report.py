@@ -242,9 +242,7 @@ def test_the_numbers_and_the_budget_are_told_with_their_reasons() -> None:
 
 
 def test_the_prompt_tokens_that_came_from_the_cache_are_told() -> None:
-    text = as_text(
-        report_of(*JOB, PrefixCacheUsed(1_000, 250, 760, at=105.0), PrefixCacheUsed(2_064, 1_472, 592, 106.0))
-    )
+    text = as_text(report_of(*JOB, PrefixCacheUsed(1_000, 750, 250, at=105.0), PrefixCacheUsed(1_064, 722, 342, 106.0)))
     assert "2,064   592 computed, 1,472 from the prefix cache (71.3%)" in text
     assert "prompt tokens" not in as_text(report_of(*JOB, PrefixCacheUsed(0, 0, 0, at=105.0)))
     assert "prompt tokens" not in as_text(report_of(*JOB))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +18,7 @@ from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest,
 from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.network import Arrays, Rows
 from headrace.engines.quantizing import OutputDtype, check_output_dtype
+from headrace.engines.text.pooling import Pooling, pooling_of
 from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.tokenizing import Takes, TextTokens, TooLong, tokens_for
 from headrace.engines.vision.images import MAX_PIXELS, images_for
@@ -39,6 +39,7 @@ _LOADING = (
 # Outputs that are vectors; without one of these, token states are pooled as the folder's files specify.
 _STATES = ("last_hidden_state", "token_embeddings")
 _VECTORS = ("sentence_embedding", "image_embeds", "pooler_output")
+_EXPORT = "export the model with it, as an output named sentence_embedding"
 
 
 class OnnxNetwork:
@@ -107,7 +108,7 @@ class OnnxNetwork:
             raise EngineDeadError("the engine is closed; create a new one")
         rows: Rows = session.run([self._output], dict(arrays))[0].astype(np.float32, copy=False)
         if self._pooling:
-            return self._pooling(rows, np.asarray(arrays["attention_mask"]))
+            return _pooled(self._pooling, rows, np.asarray(arrays["attention_mask"]))
         return rows.reshape(len(rows), -1) if rows.ndim == 4 else rows
 
     def close(self) -> None:
@@ -115,45 +116,21 @@ class OnnxNetwork:
         self._session = None
 
 
-class Pooling:
-    """Pools token states as a sentence-transformers folder specifies; the default is their mean.
+_POOLING = ("mean", "cls", "max")
 
-    Raises:
-        EngineError: the folder needs unsupported layers.
-    """
 
-    def __init__(self, folder: Path) -> None:
-        modules = json.loads(_read(folder / "modules.json") or "[]")
-        kinds = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
-        if unknown := kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
-            raise EngineError(
-                f"the model in {folder} has a layer {min(unknown)} outside its ONNX file; export the model with it, "
-                "as an output named sentence_embedding"
-            )
-        found = json.loads(_read(kinds["Pooling"] / "config.json") or "{}") if "Pooling" in kinds else {}
-        old = [name.removeprefix("pooling_mode_") for name, on in found.items() if on is True and "mode_" in name]
-        mode = found.get("pooling_mode") or "+".join(old) or "mean"
-        self._mode = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}.get(mode, mode)
-        if self._mode not in ("mean", "cls", "max"):
-            raise EngineError(f"the model in {folder} pools by {self._mode!r}; with ONNX it must be mean, cls or max")
-        self._normalize = "Normalize" in kinds
-
-    def describe(self) -> str:
-        """The pooling mode and normalisation."""
-        return self._mode + (", normalised" if self._normalize else "")
-
-    def __call__(self, states: Rows, mask: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Rows:
-        """Vectors of shape (texts, components)."""
-        real = mask[..., None].astype(np.float32)
-        if self._mode == "cls":
-            vectors = states[:, 0]
-        elif self._mode == "max":
-            vectors = np.where(real > 0, states, -np.inf).max(axis=1)
-        else:
-            vectors = (states * real).sum(axis=1) / np.maximum(real.sum(axis=1), 1e-9)
-        if self._normalize:
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return np.asarray(vectors, dtype=np.float32)
+def _pooled(pooling: Pooling, states: Rows, mask: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Rows:
+    """Vectors of shape (texts, components)."""
+    real = mask[..., None].astype(np.float32)
+    if pooling.mode == "cls":
+        vectors = states[:, 0]
+    elif pooling.mode == "max":
+        vectors = np.where(real > 0, states, -np.inf).max(axis=1)
+    else:
+        vectors = (states * real).sum(axis=1) / np.maximum(real.sum(axis=1), 1e-9)
+    if pooling.normalize:
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return np.asarray(vectors, dtype=np.float32)
 
 
 def embed(
@@ -179,7 +156,8 @@ def embed(
     """
     check_output_dtype(output_dtype)
     folder = named_folder(model, ONNX_WEIGHTS)
-    network = OnnxNetwork(folder, providers, _VECTORS[:1], Pooling(folder))
+    pooling = pooling_of(folder, _POOLING, "the engine onnx", way_out=_EXPORT)
+    network = OnnxNetwork(folder, providers, _VECTORS[:1], pooling)
     tokens = _tokens(folder, "text", max_model_len, on_too_long)
     facts = {"engine": "embedding"} | ({} if output_dtype == "float32" else {"output_dtype": output_dtype})
     return TextEngine(network, tokens, VectorHead(None, output_dtype=output_dtype), facts)
@@ -280,7 +258,3 @@ def _loaded(load: Callable[..., T], folder: Path) -> T:
         return load(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"the model in {folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None

@@ -32,22 +32,24 @@ class TextRows:
     keeps the first padding that does not change the outputs. The right side is tried first, then the left.
 
     Args:
-        network: returns one row per text.
+        network: returns one row per text, or per token.
         tokens: converts texts to arrays.
+        per_token: whether the network returns one row per token of each text.
 
     Raises:
         EngineError: the network cannot run a text at all.
     """
 
-    def __init__(self, network: Network, tokens: TextTokens) -> None:
+    def __init__(self, network: Network, tokens: TextTokens, *, per_token: bool = False) -> None:
         self._network = network
+        self._per_token = per_token
         self._tokens = tokens
         self.padding = self._choose_padding()
         if self.padding in _SLOWER:
             logger.warning(_SLOWER[self.padding])
 
     def __call__(self, batch: Sequence[Tokens]) -> Rows:
-        """One row per text, in order.
+        """One row per text, or per token, in order.
 
         Raises:
             EngineOutOfMemoryError: the batch does not fit on the device.
@@ -66,7 +68,9 @@ class TextRows:
         for place, tokens in enumerate(batch):
             groups.setdefault(place if padding == "one at a time" else tokens.shape[1], []).append(place)
         rows = np.concatenate([self._run([batch[place] for place in group], "right") for group in groups.values()])
-        return rows[np.argsort([place for group in groups.values() for place in group])]
+        places = [place for group in groups.values() for place in group]
+        counts = [batch[place].shape[1] if self._per_token else 1 for place in places]
+        return rows[np.argsort(np.repeat(places, counts), kind="stable")]
 
     def _choose_padding(self) -> Padding:
         samples = self._tokens.samples()

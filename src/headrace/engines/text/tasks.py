@@ -34,16 +34,25 @@ class TextEngine:
     """One output per text, or per pair of texts.
 
     Args:
-        network: returns one row per text.
+        network: returns one row per text, or per token.
         tokens: converts texts to the network's input.
         head: converts rows to outputs.
         facts: further facts that determine the output, such as the engine's name and parameters.
+        per_token: whether the network returns one row per token; a subclass then makes the outputs.
     """
 
-    def __init__(self, network: Network, tokens: TextTokens, head: Head, facts: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        tokens: TextTokens,
+        head: Head,
+        facts: Mapping[str, object],
+        *,
+        per_token: bool = False,
+    ) -> None:
         self.network = network
         self.tokens = tokens
-        self._rows = TextRows(network, tokens)
+        self._rows = TextRows(network, tokens, per_token=per_token)
         self._head = head
         self._facts = facts
         budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
@@ -94,9 +103,10 @@ class TextEngine:
             EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the engine is closed.
         """
-        if not batch:
-            return []
-        return self._head(self._rows(batch))
+        return self._outputs(batch, self._rows(batch)) if batch else []
+
+    def _outputs(self, batch: list[Tokens], rows: Rows) -> Sequence[object]:  # noqa: ARG002 - for subclasses
+        return self._head(rows)
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
@@ -232,18 +242,33 @@ class Candidates:
 
 def classifier(network: Network, tokens: TextTokens, config: ModelConfig, top_labels: int | None = None) -> TextEngine:
     """Create a classifier of texts or text pairs."""
-    names = label_names(config)
-    function = label_function(config, len(names))
-    return TextEngine(
-        network,
-        tokens,
-        LabelHead(names, function, top_labels),
-        {"engine": "classification", "labels": names, "scores": function, "top_labels": top_labels},
-    )
+    return TextEngine(network, tokens, *label_head(config, top_labels))
 
 
 def scorer(network: Network, tokens: TextTokens, config: ModelConfig) -> TextEngine:
     """Create a cross-encoder: one score per pair.
+
+    Raises:
+        ConfigError: as `score_head`.
+    """
+    return TextEngine(network, tokens, *score_head(config))
+
+
+def label_head(config: ModelConfig, top_labels: int | None) -> tuple[Head, dict[str, object]]:
+    """The head of a classifier, by its config.json, and the facts that determine its output."""
+    names = label_names(config)
+    function = label_function(config, len(names))
+    facts: dict[str, object] = {
+        "engine": "classification",
+        "labels": names,
+        "scores": function,
+        "top_labels": top_labels,
+    }
+    return LabelHead(names, function, top_labels), facts
+
+
+def score_head(config: ModelConfig) -> tuple[Head, dict[str, object]]:
+    """The head of a cross-encoder, by its config.json, and the facts that determine its output.
 
     Raises:
         ConfigError: the model has more than one output, or an unknown activation.
@@ -256,7 +281,7 @@ def scorer(network: Network, tokens: TextTokens, config: ModelConfig) -> TextEng
     function = _ACTIVATIONS.get(name.rpartition(".")[2])
     if function is None:
         raise ConfigError(f"the model's activation {name} is unknown; known: {', '.join(_ACTIVATIONS)}")
-    return TextEngine(network, tokens, ScoreHead(function), {"engine": "score", "scores": function})
+    return ScoreHead(function), {"engine": "score", "scores": function}
 
 
 def _entailment_columns(config: ModelConfig) -> tuple[int, int]:

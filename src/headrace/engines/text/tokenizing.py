@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Tokens: TypeAlias = NDArray[np.int32]
-"""One tokenized text: row 0 has the token ids, row 1 the token types if the model uses them."""
+"""One tokenized text: row 0 has the token ids, row 1 the token types if the model uses them. See also `expanded`."""
+
+TOKEN_MASK = "token_mask"
+"""The input array that marks the tokens of a text, also those that nothing attends to."""
 
 TooLong: TypeAlias = Literal["truncate", "error"]
 
@@ -99,6 +102,8 @@ class TextTokens:
         )
         self._cutter = TextTruncator(self._tokenizer, tokenizer.truncation_side)
         self._side = tokenizer.truncation_side
+        self.inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
+        """Names of the model's input arrays."""
         if pad_id is None or pad_id < 0:
             pad_id = tokenizer.pad_token_id
         self._pad_id: int = pad_id or 0
@@ -160,6 +165,16 @@ class TextTokens:
         """See `TokenizingEngine.token_strings`."""
         return token_strings(self._tokenizer, ids)
 
+    def expanded(self, tokens: Tokens, ids: Sequence[int], attended: bool) -> Tokens:
+        """More tokens after those of a text, and a last row that says which tokens are attended to."""
+        more = np.zeros((len(tokens) + 1, len(ids)), dtype=np.int32)
+        more[0], more[-1] = ids, attended
+        return np.concatenate([np.vstack([tokens, np.ones_like(tokens[:1])]), more], axis=1)
+
+    def is_expanded(self, tokens: Tokens) -> bool:
+        """Whether they come from `expanded`."""
+        return len(tokens) > 1 + self._typed
+
     def samples(self) -> list[Tokens]:
         """Test texts or pairs of different lengths, longest first; the longest exceeds usual attention windows."""
         texts = [" ".join(_WORDS[place * 7 % len(_WORDS)] for place in range(count)) for count in (160, 7, 23, 1)]
@@ -174,14 +189,17 @@ class TextTokens:
         ids = np.full((len(batch), longest), self._pad_id, dtype=np.int64)
         mask = np.zeros((len(batch), longest), dtype=np.int64)
         types = np.zeros((len(batch), longest), dtype=np.int64)
+        real_tokens = np.zeros((len(batch), longest), dtype=np.int64)
         for row, tokens in enumerate(batch):
             length = tokens.shape[1]
             real = slice(0, length) if side == "right" else slice(longest - length, longest)
             ids[row, real] = tokens[0]
-            mask[row, real] = 1
+            mask[row, real] = real_tokens[row, real] = 1
             if self._typed:
                 types[row, real] = tokens[1]
-        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+            if self.is_expanded(tokens):
+                mask[row, real] = tokens[-1]
+        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types, TOKEN_MASK: real_tokens}
         return {name: array for name, array in arrays.items() if name in names}
 
     def _ready(self, value: str | Sequence[str] | PromptedText | TokenIds) -> Prepared[Tokens] | RecordError | None:
@@ -270,6 +288,7 @@ def tokens_for(
     takes: Takes,
     max_model_len: int | None,
     on_too_long: TooLong,
+    prompts: Prompts | None = None,
 ) -> TextTokens:
     """Create the tokenization of a plain transformers model from its tokenizer and config.json.
 
@@ -282,7 +301,8 @@ def tokens_for(
     own = config.get("sentence_transformers") or {}
     limits = [tokenizer.model_max_length, own.get("max_seq_length")]
     length = choose_length(limits, usable_positions(config), smallest, max_model_len)
-    return TextTokens(tokenizer, length, on_too_long, takes=takes, pad_id=config.get("pad_token_id"))
+    pad_id = config.get("pad_token_id")
+    return TextTokens(tokenizer, length, on_too_long, takes=takes, prompts=prompts, pad_id=pad_id)
 
 
 def usable_positions(config: ModelConfig) -> int | None:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+_INTEGERS = (("int16", range(128)), ("int8", range(-128, 128)), ("uint8", range(256)))
+"""Types for vectors of integers by the numbers of the first part; the first fits both others."""
+
+
 class LanceTable:
     """Rows by `id`: `merge_insert`, one version of the table for each part.
 
@@ -96,10 +100,10 @@ def _encoded(rows: Sequence[Row], schema: pa.Schema | None) -> pa.Table:
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     if schema is not None and pa.types.is_string(schema.field("id").type):
         columns["id"] = [str(one) if type(one) is int else one for one in columns["id"]]
-    arrays = {}
+    arrays, last = {}, list(columns)[-1]
     for name, values in columns.items():
         try:
-            kind = _type_of(values) if schema is None else schema.field(name).type
+            kind = _type_of(values, is_output=name == last) if schema is None else schema.field(name).type
             if pa.types.is_integer(kind) and any(type(value) is float for value in values):
                 raise TypeError(f"the column is {kind}, and a value is a float")  # which pyarrow would truncate
             arrays[name] = pa.array(values, kind)
@@ -108,12 +112,18 @@ def _encoded(rows: Sequence[Row], schema: pa.Schema | None) -> pa.Table:
     return pa.table(arrays)
 
 
-def _type_of(values: list[Any]) -> pa.DataType:
+def _type_of(values: list[Any], *, is_output: bool) -> pa.DataType:
     import pyarrow as pa
 
     vector = next((value for value in values if is_vector(value)), None)
     if vector is not None:
         return pa.list_(pa.float32(), len(vector))
+    lists = [value for value in values if isinstance(value, list) and value] if is_output else []
+    if lists and all(type(number) is int for value in lists for number in value):
+        low, high = min(map(min, lists)), max(map(max, lists))
+        kind = next((kind for kind, numbers in _INTEGERS if low in numbers and high in numbers), None)
+        if kind is not None and len({len(value) for value in lists}) == 1:
+            return pa.list_(getattr(pa, kind)(), len(lists[0]))
     found = pa.infer_type(values)
     return pa.string() if pa.types.is_null(found) else found
 

@@ -52,7 +52,7 @@ class JsonlWriter:
         self._column = column
         self._compression = compression
         self.suffix = f".jsonl{compression}"
-        self._json = StrictJson(_plain, on_nan)
+        self._json = StrictJson(plain, on_nan)
 
     @property
     def nulled(self) -> int:
@@ -114,7 +114,12 @@ class JsonlWriter:
         target.write(compress(self._compression, content) if self._compression else content)
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """A value that JSON takes, of one that it does not.
+
+    Raises:
+        TypeError: there is none.
+    """
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, (date, time)):

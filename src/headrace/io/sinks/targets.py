@@ -11,6 +11,7 @@ from pathlib import Path
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter
 from headrace.io.databases.names import Address, is_database, parse_table
+from headrace.io.formats.csv_writer import DELIMITERS, CsvWriter
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.formats.openai_batch import OpenAIWriter
 from headrace.io.formats.parquet import ParquetWriter
@@ -18,7 +19,9 @@ from headrace.io.formats.strict_json import OnNan
 from headrace.io.storage import compression
 from headrace.io.storage.locations import can_write, is_remote, locate
 
-FORMATS = ("jsonl", "parquet")
+_TEXTS = ("jsonl", *DELIMITERS)
+"""Formats that may be compressed as a whole."""
+FORMATS = (*_TEXTS, "parquet")
 TABLE = "table"
 """The format of an output that is a table."""
 
@@ -54,18 +57,20 @@ class Target:
         if self.is_folder:
             return []
         stem = _split(self.place.name)[0]
-        endings = [("jsonl", packing) for packing in ("", *compression.SUFFIXES)] + [("parquet", "")]
+        endings = [(kind, packing) for kind in _TEXTS for packing in ("", *compression.SUFFIXES)] + [("parquet", "")]
         others = [Target(self.place.with_name(f"{stem}.{kind}{end}"), False, kind, end) for kind, end in endings]
         return [other for other in others if other.place.name != self.place.name]
 
-    def writer(self, column: str, on_nan: OnNan = "null") -> PartWriter:
-        """The writer of this format, with the output in `column`.
+    def writer(self, column: str, on_nan: OnNan = "null", keep: Sequence[str] = ()) -> PartWriter:
+        """The writer of this format, with the output in `column` and the columns to `keep`.
 
         Raises:
             MissingExtraError: a dependency of the format is not installed.
         """
         if self.format == "parquet":
             return ParquetWriter(column, on_nan, self.place if self.is_folder else None)
+        if self.format in DELIMITERS:
+            return CsvWriter(column, keep, self.format, self.compression, on_nan)
         return JsonlWriter(column, self.compression, on_nan)
 
     def __str__(self) -> str:
@@ -80,7 +85,7 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
     Args:
         name: a path or a URL; its suffix determines the format. A folder without a suffix gets JSON Lines. Or the
             address of a table (`headrace.io.databases.names`).
-        format: "jsonl" or "parquet"; overrides the suffix.
+        format: one of `FORMATS`; overrides the suffix.
 
     Raises:
         ConfigError: the format is unknown (the message lists the known ones), or the location is read-only.
@@ -100,12 +105,12 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
     chosen = format or found or ("jsonl" if is_folder else "")
     if not chosen:
         raise ConfigError(
-            f"cannot tell the format of output {name}: it must end in {' or '.join(f'.{known}' for known in FORMATS)}, "
-            "or in / for a folder of parts; or say --output-format"
+            f"cannot tell the format of output {name}: it must end in {', '.join(f'.{text}' for text in _TEXTS)} or "
+            ".parquet, or in / for a folder of parts; or say --output-format"
         )
     if chosen not in FORMATS:
         raise ConfigError(f"unknown output format {chosen!r}; known: {', '.join(FORMATS)}")
-    if packing and chosen != "jsonl":
+    if packing and chosen not in _TEXTS:
         raise ConfigError(f"cannot write {name}: {chosen} is compressed by its own means; leave {packing} away")
     return Target(place, is_folder, chosen, packing)
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from headrace.errors import JobError, text_of
 from headrace.io.base import Chunk, Source
@@ -116,8 +116,8 @@ class _Outputs:
         self._failed = 0
         """Dead letters before the position that was asked for last."""
         self._wanted = 0
-        self._numbers: str | None = None
-        """Type of the numbers in the step's vectors, if it wrote vectors."""
+        self._numbers: _Numbers = {}
+        """Types of the numbers in the vectors that the step wrote."""
         self._rows = self._read()
 
     def at(self, record: Record) -> object:
@@ -143,31 +143,47 @@ class _Outputs:
 
     def _value(self, row: Mapping[str, object]) -> object:
         value = row.get(self._step.column)
-        if self._numbers is not None and isinstance(value, list):
-            import numpy
-
-            return numpy.asarray(value, self._numbers)
-        return value
+        if isinstance(value, dict):
+            return {name: _vector(inner, self._numbers.get(name)) for name, inner in value.items()}
+        return _vector(value, self._numbers.get(""))
 
     def _read(self) -> Iterator[tuple[int, Mapping[str, object]]]:
         step = self._step
         if not exists(step.file):
             raise JobError(f"{step.file}, the output of step {step.name!r}, is missing; run again to compute it again")
-        self._numbers = _numbers(step) if step.format == "parquet" else None
+        self._numbers = _numbers(step) if step.format == "parquet" else {}
         for chunk in open_source(step.file, step.format).chunks(lambda position: max(position, self._wanted)):
             for record in chunk.records:
                 yield record.position, record.data
 
 
-def _numbers(step: StepOutput) -> str | None:
+_Numbers: TypeAlias = Mapping[str, str]
+"""Types of numbers of a vector (by ""), or of the vectors in an object, by their names."""
+
+
+def _numbers(step: StepOutput) -> _Numbers:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     with step.file.open("rb") as stream:
         kind = pq.read_schema(stream).field(step.column).type
-    if not (pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)):
-        return None
-    return {"float": "float32", "int8": "int8", "uint8": "uint8"}.get(str(kind.value_type))
+    found = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {"": kind}
+    vectors = {
+        name: kind for name, kind in found.items() if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+    }
+    return {name: known for name, kind in vectors.items() if (known := _NUMBERS.get(str(kind.value_type))) is not None}
+
+
+_NUMBERS = {"float": "float32", "int32": "int32", "int8": "int8", "uint8": "uint8"}
+
+
+def _vector(value: object, numbers: str | None) -> object:
+    """A vector as the step made it; other values as they are."""
+    if numbers is None or not isinstance(value, list):
+        return value
+    import numpy
+
+    return numpy.asarray(value, numbers)
 
 
 def _letters(errors: Path) -> Iterator[dict[str, Any]]:

@@ -84,10 +84,14 @@ def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
                 held.append(rest)
 
 
-def rearranged(runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
-    """Lines of several runs of files as new texts: see `PartWriter.rearrange`."""
+def rearranged(
+    runs: Sequence[Sequence[Path]],
+    takes: Iterable[Take],
+    rows_of: Callable[[Sequence[Path]], Iterator[bytes]] = lines_of,
+) -> Iterator[bytes]:
+    """Lines, or other rows, of several runs of files as new texts: see `PartWriter.rearrange`."""
     # Each file is read whole and closed: there may be more runs than a process may open files.
-    readers = [itertools.chain.from_iterable(list(lines_of([path])) for path in paths) for paths in runs]
+    readers = [itertools.chain.from_iterable(list(rows_of([path])) for path in paths) for paths in runs]
     for counts, orders in takes:
         lines = [line for run, count in zip(readers, counts, strict=True) for line in itertools.islice(run, count)]
         for order in orders:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 LEAST_SHARED = 64
 """Shorter common beginnings, in characters, do not count: an engine shares whole pages of 16 tokens or more."""
@@ -71,7 +72,7 @@ def prefix_order(prompts: Sequence[str]) -> list[int]:
     order = sorted(range(len(prompts)), key=prompts.__getitem__)
     groups: list[list[int]] = []
     for number in order:
-        if not groups or common_length(prompts[groups[-1][-1]], prompts[number]) < LEAST_SHARED:
+        if not groups or not _begin_alike(prompts[groups[-1][-1]], prompts[number]):
             groups.append([])
         groups[-1].append(number)
     groups.sort(key=lambda group: -max(len(prompts[number]) for number in group))
@@ -96,8 +97,11 @@ def sharing(prompts: Sequence[str], order: Sequence[int]) -> Sharing:
 
 def _shared(prompts: Sequence[str]) -> list[int]:
     """The length of the beginning that each prompt shares with the next."""
-    lengths = (common_length(prompts[number - 1], prompts[number]) for number in range(1, len(prompts)))
-    return [length if length >= LEAST_SHARED else 0 for length in lengths]
+    return [common_length(one, other) if _begin_alike(one, other) else 0 for one, other in pairwise(prompts)]
+
+
+def _begin_alike(one: str, other: str) -> bool:
+    return len(one) >= LEAST_SHARED and one[:LEAST_SHARED] == other[:LEAST_SHARED]
 
 
 def common_length(one: str, other: str) -> int:

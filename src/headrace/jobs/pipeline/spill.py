@@ -19,8 +19,8 @@ from headrace.records import Failed, Record
 
 Row: TypeAlias = Record | Failed
 
-_BLOCK_ROWS = 64
-"""Rows that are read at once from each sorted run."""
+_BLOCK_BYTES = 64 * 1024
+"""Size of the rows that are read at once from each sorted run."""
 _LENGTH_BYTES = 8
 
 
@@ -74,7 +74,8 @@ class Spill:
         try:
             self._file.seek(start)
             rows = (_packed(row) for _, row in self._held)
-            while block := list(itertools.islice(rows, _BLOCK_ROWS)):
+            count = max(1, _BLOCK_BYTES * len(self._held) // max(1, self._size))
+            while block := list(itertools.islice(rows, count)):
                 self._write(pickle.dumps(block, pickle.HIGHEST_PROTOCOL))
             self._file.flush()
         except OSError as error:

@@ -20,6 +20,8 @@ from headrace.jobs.state.ledger import Ledger
 ORDER = "order"
 """The file of a window's positions."""
 PART_ROWS = 4096
+_PART_BYTES = 16 * 1024 * 1024
+"""Size of the parts that windows are merged into."""
 _RUN_BYTES = 256 * 1024
 """Size of the parts that wait for other windows: of each window, one is in memory while all are put together."""
 _MAGIC = b"headrace order 1\n"
@@ -66,9 +68,9 @@ class Window:
         """Whether all its records are finished there."""
         return all(ledger.next_todo(position) != position for position in self._sorted)
 
-    def overlaps(self, interval: Interval) -> bool:
-        """Whether one of its records is in the interval."""
-        return bisect_left(self._sorted, interval.start) < bisect_left(self._sorted, interval.end)
+    def beside(self, parts: Sequence[Interval]) -> list[Interval]:
+        """The parts with none of its records."""
+        return _beside(self._sorted, parts)
 
     def letters(self) -> Iterator[tuple[int, bytes]]:
         """The dead letters with their positions, part by part."""
@@ -96,8 +98,7 @@ class Window:
         done = self.done
         write_order(folder / ORDER, array("Q", done))
         parts = PartFolder(folder, writer.suffix)
-        size = sum(self.parts.part_path(interval).stat().st_size for interval in self.committed)
-        most = min(PART_ROWS, len(done) * _RUN_BYTES // max(1, size) + 1)
+        most = _rows_of(_RUN_BYTES, [self])
         pieces = [done[start : start + most] for start in range(0, len(done), most)]
         for number, (rows, failures) in enumerate(self.rearranged(writer, pieces)):
             start = number * most
@@ -133,10 +134,9 @@ class SortedWindow:
             positions.frombytes(block)
             yield from positions
 
-    def overlaps(self, interval: Interval) -> bool:
-        """Whether one of its records is in the interval."""
-        positions = read_order(self.path / ORDER)
-        return bisect_left(positions, interval.start) < bisect_left(positions, interval.end)
+    def beside(self, parts: Sequence[Interval]) -> list[Interval]:
+        """The parts with none of its records."""
+        return _beside(read_order(self.path / ORDER), parts)
 
     def rows(self) -> list[Path]:
         """The parts, in input order."""
@@ -150,7 +150,7 @@ class SortedWindow:
 def collated(
     windows: Sequence[SortedWindow], writer: PartWriter, joins: Callable[[int, int], bool]
 ) -> Iterator[tuple[Interval, bytes, bytes]]:
-    """The rows and the dead letters of all these windows in input order, as parts of at most 4,096 records.
+    """The rows and the dead letters of all these windows in input order, as parts of about 16 MiB at most.
 
     A part's interval is from its first position to its last. Memory is bounded: it holds one part, and one part of each
     window.
@@ -182,11 +182,19 @@ def collated(
         yield interval, rows, failures
 
 
+def _rows_of(size: int, windows: Sequence[Window | SortedWindow]) -> int:
+    """How many rows of these windows have about this size; at most those of a part."""
+    paths = [window.parts.part_path(interval) for window in windows for interval in window.committed]
+    rows = sum(window.finished for window in windows)
+    return min(PART_ROWS, rows * size // max(1, sum(path.stat().st_size for path in paths)) + 1)
+
+
 def _parts(windows: Sequence[SortedWindow], joins: Callable[[int, int], bool]) -> Iterator[list[tuple[int, int]]]:
     """The positions of all windows, ascending, each with the number of its window, cut into parts."""
     part: list[tuple[int, int]] = []
+    most = _rows_of(_PART_BYTES, windows)
     for one in heapq.merge(*(zip(w.done, itertools.repeat(number)) for number, w in enumerate(windows))):
-        if part and (len(part) == PART_ROWS or not joins(part[-1][0], one[0])):
+        if part and (len(part) == most or not joins(part[-1][0], one[0])):
             yield part
             part = []
         part.append(one)
@@ -201,6 +209,10 @@ def stretches(positions: Sequence[int], most: int) -> Iterator[range]:
         if end == len(positions) or positions[end] != positions[end - 1] + 1 or end - start == most:
             yield range(positions[start], positions[end - 1] + 1)
             start = end
+
+
+def _beside(positions: array[int], parts: Sequence[Interval]) -> list[Interval]:
+    return [part for part in parts if bisect_left(positions, part.start) == bisect_left(positions, part.end)]
 
 
 def _letters(parts: PartFolder, committed: Sequence[Interval]) -> Iterator[tuple[int, bytes]]:

@@ -121,7 +121,7 @@ class Windows:
         """The parts of the output with no record of a window: the others are being put in order."""
         left = list(committed)
         for window in self.all if left else ():
-            left = [part for part in left if not window.overlaps(part)]
+            left = window.beside(left)
         return left
 
     def check(self, *, read: bool) -> list[Damage]:

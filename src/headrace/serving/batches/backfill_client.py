@@ -56,9 +56,13 @@ class BackfillClient:
     ) -> None:
         self.stop()
 
-    def stop(self) -> None:
-        """Cancel unanswered records. Thread-safe."""
+    def refuse(self) -> None:
+        """Take no more records. Thread-safe."""
         self._stopped = True
+
+    def stop(self) -> None:
+        """Take no more records, and cancel unanswered ones. Thread-safe."""
+        self.refuse()
         for future in list(self._open):
             future.cancel()
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from headrace.serving.batches.files import FileStore
 from headrace.serving.batches.validation import ValidatedFile
+
+T = TypeVar("T")
+
+
+class OnThread(Protocol):
+    """Calls a function that blocks on a thread."""
+
+    def __call__(self, call: Callable[[], T], /) -> Awaitable[T]:
+        """What the function returns."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +34,18 @@ class BatchEnd:
 class BatchRun(Protocol):
     """One run of a batch. It continues earlier runs."""
 
-    completed: int
-    """Requests answered, including earlier runs."""
-    failed: int
+    @property
+    def completed(self) -> int:
+        """Requests answered, including earlier runs."""
+        ...
 
-    def run(self) -> BatchEnd:
-        """Run to the end, or until stopped. Blocks.
+    @property
+    def failed(self) -> int:
+        """Requests that failed, including earlier runs."""
+        ...
+
+    async def run(self, on_thread: OnThread, /) -> BatchEnd:
+        """Run to the end, or until stopped.
 
         Raises:
             HeadraceError: the run cannot start or continue. Finished records are kept.
@@ -37,7 +53,7 @@ class BatchRun(Protocol):
         ...
 
     def stop(self) -> None:
-        """Stop the run early. Thread-safe."""
+        """Stop the run early. Called on the event loop."""
         ...
 
     def salvage(self) -> BatchEnd:
@@ -53,7 +69,7 @@ class BatchServices:
     """Holds input and output files."""
     endpoints: tuple[str, ...]
     """Endpoints that the model supports."""
-    validate: Callable[[Path, str, Callable[[], bool]], ValidatedFile]
-    """Validate an input file for an endpoint; ends early when the function returns true. Blocks."""
+    validate: Callable[[Path, str, str | None, Callable[[], bool]], ValidatedFile]
+    """Validate an input file for endpoint and owner; ends early when the function returns true. Blocks."""
     make_run: Callable[[Path, Path, str, str | None], BatchRun]
     """Create a run from input file, working folder, endpoint and owner."""

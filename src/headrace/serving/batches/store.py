@@ -278,7 +278,7 @@ class Batches:
         def stopped() -> bool:
             return self._stopping or self._batches[batch.id].status is not BatchStatus.VALIDATING
 
-        found = await self._thread(partial(self._services.validate, source, batch.endpoint, stopped))
+        found = await self._thread(partial(self._services.validate, source, batch.endpoint, batch.owner, stopped))
         if stopped():
             return
         if found.errors:
@@ -311,7 +311,7 @@ class Batches:
 
     async def _run(self, batch: Batch, run: BatchRun) -> BatchEnd:
         """Run to the end, or until the batch is cancelled or expires."""
-        working = asyncio.get_running_loop().create_task(self._thread(run.run), name="headrace-batch-run")
+        working = asyncio.get_running_loop().create_task(run.run(self._thread), name="headrace-batch-run")
         while True:
             done, _ = await asyncio.wait({working}, timeout=_POLL_S)
             self._count(batch.id, run)

@@ -29,9 +29,13 @@ class LineRules:
     url: str
     """The batch's endpoint."""
     models: Sequence[str]
-    """The names of the served model. A line may omit it."""
+    """The names of the models that have the endpoint."""
     max_line_bytes: int
     """The same limit as for an HTTP request body."""
+    forbidden: frozenset[str] = frozenset()
+    """Those that the batch's key may not use."""
+    named: bool = False
+    """Whether each line must name its model."""
 
 
 @dataclass(slots=True)
@@ -118,9 +122,19 @@ def _problem(row: Mapping[str, object], rules: LineRules) -> tuple[str, str, str
         return "mismatched_url", f"url is {row.get('url')!r:.80}: the batch's endpoint is {rules.url}", "url"
     if not isinstance(body, dict):
         return "invalid_body", f"body is of type {type(body).__name__}: it must be an object", "body"
-    model = body.get("model")
-    if model is not None and model not in rules.models:
+    return _problem_of_model(body.get("model"), rules)
+
+
+def _problem_of_model(model: object, rules: LineRules) -> tuple[str, str, str] | None:
+    if model is None:
+        if not rules.named:
+            return None
+        known = ", ".join(map(repr, rules.models))
+        return "missing_model", f"model is missing; {rules.url} has {known}", "body.model"
+    if model not in rules.models:
         return "model_not_found", no_such_model(model, rules.models), "body.model"
+    if model in rules.forbidden:
+        return "model_not_allowed", f"this API key may not use model {model!r}", "body.model"
     return None
 
 

@@ -1,0 +1,156 @@
+"""CSV and TSV output: a header line, then one row per record."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from headrace.errors import JobError
+from headrace.io.base import Take
+from headrace.io.formats.dead_letters import encode_failures
+from headrace.io.formats.jsonl import plain
+from headrace.io.formats.strict_json import OnNan, StrictJson
+from headrace.io.storage.compression import compress
+from headrace.io.storage.lines import interleaved, lines_of, rearranged
+from headrace.records import Failed, Ok
+
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+_WRITTEN_BYTES = 4 * 1024 * 1024
+
+
+class CsvWriter:
+    """The columns `id`, those kept, and `column`.
+
+    Numbers and booleans are as in JSON; vectors, lists and dicts are JSON in one cell. A null is an empty cell, and an
+    empty text a quoted one. Each part begins with the header line.
+
+    Args:
+        column: the name of the output.
+        keep: the columns to copy.
+        format: "csv" or "tsv".
+        compression: a suffix, ".gz" or ".zst": each part is one compressed stream.
+        on_nan: what NaN and infinities become.
+    """
+
+    def __init__(
+        self,
+        column: str,
+        keep: Sequence[str],
+        format: str = "csv",  # noqa: A002 - the flag's own word
+        compression: str = "",
+        on_nan: OnNan = "null",
+    ) -> None:
+        self._names = tuple(dict.fromkeys(("id", *keep, column)))
+        self._delimiter = DELIMITERS[format]
+        self._quoted = frozenset('"\r\n' + self._delimiter)
+        self._compression = compression
+        self.suffix = f".{format}{compression}"
+        self._json = StrictJson(plain, on_nan)
+        self._header = self._line(self._names)
+
+    @property
+    def nulled(self) -> int:
+        """Numbers written as null so far."""
+        return self._json.nulled
+
+    def encode(self, outcomes: Sequence[Ok]) -> bytes:
+        """The header line and the rows of one part.
+
+        Raises:
+            Exception: a row cannot be written.
+        """
+        return self._packed([self._header, *map(self._row, outcomes)])
+
+    def _row(self, ok: Ok) -> bytes:
+        kept: Mapping[str, object] = ok.record.data or {}
+        row = {"id": ok.record.id, **kept, self._names[-1]: ok.output}
+        return self._line(row.get(name) for name in self._names)
+
+    def _line(self, values: Iterable[object]) -> bytes:
+        return (self._delimiter.join(map(self._cell, values)) + "\n").encode()
+
+    def _cell(self, value: object) -> str:
+        if value is None:
+            return ""
+        if isinstance(value, str):
+            text = str(value)
+        else:
+            text = self._json.dump(value)
+            if text == "null":
+                return ""
+            if text.startswith('"'):  # a date, say
+                text = json.loads(text)
+        if not text or text[0] == " " or text[-1] == " " or not self._quoted.isdisjoint(text):
+            return '"' + text.replace('"', '""') + '"'
+        return text
+
+    def encode_failures(self, failures: Sequence[Failed]) -> bytes:
+        """Dead letters are JSON lines for every format."""
+        return encode_failures(failures)
+
+    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
+        """Write one header line and the rows of all parts."""
+        self._write(itertools.chain([self._header_of(parts)], self._rows(parts)), target)
+
+    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
+        """Alternate rows of both."""
+        rows = interleaved(self._rows([base]), self._rows(more), turns)
+        header = self._header_of([base, *more])
+        self._write(itertools.chain([header], itertools.chain.from_iterable(rows)), target)
+
+    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
+        """Rows in another order."""
+        header = self._header_of([part for parts in runs for part in parts])
+        for content in rearranged(runs, takes, self._rows):
+            yield self._packed([header, content])
+
+    def _rows(self, parts: Sequence[Path]) -> Iterator[bytes]:
+        """The rows of all parts without their header lines."""
+        for part in parts:
+            yield from itertools.islice(_rows_of(part), 1, None)
+
+    def _header_of(self, parts: Sequence[Path]) -> bytes:
+        """The header line of the parts.
+
+        Raises:
+            JobError: they have different columns.
+        """
+        headers = {next(_rows_of(part), self._header): part for part in parts}
+        if len(headers) > 1:
+            first, second = list(headers.values())[:2]
+            raise JobError(
+                f"{first.name} and {second.name} have different columns, which one file cannot hold: start again with "
+                "--overwrite"
+            )
+        return next(iter(headers), self._header)
+
+    def _write(self, rows: Iterable[bytes], target: BinaryIO) -> None:
+        held: list[bytes] = []
+        size = 0
+        for row in rows:
+            held.append(row)
+            size += len(row)
+            if size >= _WRITTEN_BYTES:
+                target.write(self._packed(held))
+                held, size = [], 0
+        if held:
+            target.write(self._packed(held))
+
+    def _packed(self, rows: Sequence[bytes]) -> bytes:
+        content = b"".join(rows)
+        return compress(self._compression, content) if self._compression else content
+
+
+def _rows_of(part: Path) -> Iterator[bytes]:
+    """The rows of a part, as bytes: a row goes on while a quote is open."""
+    held: list[bytes] = []
+    quotes = 0
+    for line in lines_of([part]):
+        held.append(line)
+        quotes += line.count(b'"')
+        if quotes % 2 == 0:
+            yield held[0] if len(held) == 1 else b"".join(held)
+            held, quotes = [], 0
