@@ -33,7 +33,8 @@ class EngineFlags(FlagGroup):
     task: Annotated[
         str | None,
         typer.Option(
-            help=f"Task of the model: {', '.join(known_tasks())}. Default: that of an OpenAI batch file, else embed."
+            help=f"Task of the model: {', '.join(known_tasks())}. Default: embed; in a job, that of an OpenAI batch "
+            "file."
         ),
     ] = None
     model: Annotated[
@@ -61,14 +62,14 @@ class EngineFlags(FlagGroup):
         ),
     ] = None
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Maximum records in a batch. Default: set by the engine.")
+        int | None, typer.Option(min=1, help="Maximum texts, images or prompts in a batch. Default: set by the engine.")
     ] = None
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Maximum tokens in a text. Default: the model's limit.")
     ] = None
     on_too_long: Annotated[
         Literal["truncate", "error"] | None,
-        typer.Option(help="Cut a text that is too long, or fail its record. Default: truncate."),
+        typer.Option(help="Cut a text that is too long, or fail its record or request. Default: truncate."),
     ] = None
     device: Annotated[
         str | None, typer.Option(help="Device: auto (a GPU if there is one), cpu, cuda or cuda:N. Default: auto.")
@@ -82,8 +83,8 @@ class EngineFlags(FlagGroup):
     quantize: Annotated[
         Literal["int8"] | None,
         typer.Option(
-            help="For text encoders: 8-bit integers in linear layers, if the outputs of a sample of the records pass a "
-            "check. Default: none."
+            help="For text encoders: 8-bit integers in linear layers, if the outputs of a sample pass a check. "
+            "Default: none."
         ),
     ] = None
     truncate_dim: Annotated[
@@ -125,14 +126,15 @@ class EngineFlags(FlagGroup):
         bool,
         typer.Option(
             "--engine-process",
-            help="Run a batch engine in its own process, so that a crash fails only the record that caused it.",
+            help="Run a batch engine in its own process, so that a crash fails only the record or request that "
+            "caused it.",
         ),
     ] = False
     engine_timeout: Annotated[
         float | None,
         typer.Option(
-            help="Maximum seconds for a batch, step or request, and for a --map or --finish call in a process; see "
-            "docs/jobs.md. Default: no limit."
+            help="Maximum seconds for a batch, step or request; in a job, also for a --map or --finish call in a "
+            "process, see docs/jobs.md. Default: no limit."
         ),
     ] = None
 

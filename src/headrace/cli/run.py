@@ -18,6 +18,7 @@ from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import Command, FlagGroup, with_groups
 from headrace.cli.forecasts import print_forecast, print_survey
+from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import conclude, guarded, say
 from headrace.cli.report import check_file, check_place, reported
 from headrace.cli.report_flags import ReportFlags
@@ -240,6 +241,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
     estimate: ReportFlags,
     cluster: ClusterFlags,
     several: StepFlags,
+    messages: LogFlags,
 ) -> None:
     """Run a bulk job. Run the same command again to continue a job that was stopped.
 
@@ -249,6 +251,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 
     A record that fails for a transient reason (a connection, a time-out) is retried after growing waits.
     """
+    messages.apply()
     estimate.check()
     on_cluster = cluster.run()
     if on_cluster is not None and estimate.dry_run:

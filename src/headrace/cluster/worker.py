@@ -149,7 +149,7 @@ class WorkerActor:
     def _on_event(self, event: Event) -> None:
         match event:
             case BatchDone() | StepDone():
-                self._busy.add(event.at, event.duration_s)
+                self._busy.add(event.at, event.computed_s)
             case BatchFormed():
                 self._batches += 1
             case BatchSplit():

@@ -113,7 +113,7 @@ class Meter:
         self._ok += ok
         if self._counts_tokens:  # then cost is in tokens
             self._tokens += cost
-        self._busy.add(event.at, event.duration_s)
+        self._busy.add(event.at, event.computed_s)
         if not self._samples or event.at - self._samples[-1].at >= _SAMPLE_S:
             self._samples.append(self._sample(event.at))
 

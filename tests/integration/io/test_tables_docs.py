@@ -70,12 +70,17 @@ def test_the_console_block_says_what_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nbformat: Any = pytest.importorskip("nbformat")
     nbclient: Any = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     notebook = nbformat.read(ROOT / "examples" / "table.ipynb", as_version=4)
+    progress = f"headrace.run(['a', 'b'], sink={str(tmp_path / 'out.jsonl')!r}, engine=lambda texts: texts)"
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(f"import headrace\n{progress}"))
     nbclient.NotebookClient(notebook, timeout=100).execute()
+    (shown,) = [output for output in notebook.cells[0].outputs if output["output_type"] == "display_data"]
+    assert "<progress" in shown["data"]["text/html"]
+    assert ">records</td>" in notebook.cells[0].outputs[-1]["data"]["text/html"]  # the report shows itself
     *_, last = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert last.outputs[0]["data"]["text/plain"].splitlines()[1].split()[1] == "Mills"

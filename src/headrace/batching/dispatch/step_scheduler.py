@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 from headrace.batching.dispatch.isolation import is_out_of_memory, should_split
-from headrace.batching.dispatch.offload import CapturedError, WorkerThread
+from headrace.batching.dispatch.offload import CallTimer, CapturedError, WorkerThread
 from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.pending import QueueEntry, fail, resolve
 from headrace.batching.policy.slots import SlotEntry, Slots
@@ -170,7 +170,8 @@ class StepScheduler:
         self._count_in_flight()
         self._meter.step_began(began, size, self._slots.held)
         starved = began - self._idle_since
-        failure = await self._call(step_call)
+        timer = CallTimer()
+        failure = await self._call(step_call, timer)
         now = self._idle_since = self._clock()
         if self._ended:
             return
@@ -184,22 +185,22 @@ class StepScheduler:
         self._meter.completed += completed
         self._meter.failed += failed
         self._count_in_flight()
-        self._emit(
-            StepDone(number, size, len(new), completed + failed, failed, evicted, cost, now - began, starved, now)
-        )
+        left, took = completed + failed, now - began
+        facts = number, size, len(new), left, failed, evicted, cost, took, starved, now, timer.handed_s(took)
+        self._emit(StepDone(*facts))
 
     async def _remove_only(self, step_call: StepCall) -> None:
         """Remove records without taking a step."""
-        failure = await self._call(step_call)
+        failure = await self._call(step_call, CallTimer())
         if failure is not None:
             logger.error("%s: the engine failed to remove a record", self._options.name, exc_info=failure)
 
-    async def _call(self, step_call: StepCall) -> BaseException | None:
+    async def _call(self, step_call: StepCall, timer: CallTimer) -> BaseException | None:
         """Run the call on the engine's thread; returns what it raised."""
         loop = asyncio.get_running_loop()
         if self._worker is None:
             self._worker = WorkerThread(f"{self._options.name}-engine")
-        running = self._worker.run(loop, lambda *_: step_call.run(self._model))
+        running = self._worker.run(loop, lambda *_: timer.time(lambda: step_call.run(self._model)))
         timeout = self._options.process_timeout_s
         late: ProcessTimeoutError | None = None
         while timeout is not None and not (await asyncio.wait({running}, timeout=timeout))[0]:

@@ -64,6 +64,11 @@ _COUNT_FROM_PADDING = frozenset(
 """Model types whose positions start after the id of the padding token."""
 
 
+def longest_of(batch: Sequence[Tokens]) -> int:
+    """The tokens of the longest text."""
+    return max(int(tokens.shape[1]) for tokens in batch)
+
+
 class TextTokens:
     """Tokenizes texts for a model. Thread-safe.
 
@@ -182,10 +187,14 @@ class TextTokens:
         return [self._arrays(self._tokenizer.encode(self._prompts.before(text), *second)) for text in texts]
 
     def collate(
-        self, batch: Sequence[Tokens], names: frozenset[str], side: Literal["right", "left"] = "right"
+        self,
+        batch: Sequence[Tokens],
+        names: frozenset[str],
+        side: Literal["right", "left"] = "right",
+        longest: int | None = None,
     ) -> dict[str, NDArray[np.int64]]:
         """The input arrays listed in `names`, of shape (texts, longest), padded on `side`."""
-        longest = max(tokens.shape[1] for tokens in batch)
+        longest = longest or longest_of(batch)
         ids = np.full((len(batch), longest), self._pad_id, dtype=np.int64)
         mask = np.zeros((len(batch), longest), dtype=np.int64)
         types = np.zeros((len(batch), longest), dtype=np.int64)

@@ -100,7 +100,7 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     finished = state["finished"]
     retry = PartFolder(target.work / "retry", f".{target.format}{target.compression}")
     again = sum(end - start for start, end in retry.committed())
-    holder = holder_of(target)
+    holder = job_holder(target)
     if finished:
         records, dead_letters = finished["records"], [target.errors]
     else:
@@ -157,9 +157,13 @@ def _reasons(dead_letters: Iterable[Path]) -> Counter[str]:
     return reasons
 
 
-def holder_of(target: Target) -> str | None:
+def job_holder(target: Target) -> str | None:
     """The process that runs the job of an output, or the holder of its lease in a store; None if it is free."""
-    lock = target.work / "lock"
+    return holder_of(target.work / "lock")
+
+
+def holder_of(lock: Path) -> str | None:
+    """The process that holds a lock file, or the holder of a lease in a store; None if it is free."""
     try:
         if is_remote(lock):
             return holder_in(as_os_errors(lock.read_text)(encoding="utf-8"))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import ConfigError, MissingExtraError
 from headrace.observe.figures import JobFigures, figures
 from headrace.observe.page.charts import CONFIG, charts
-from headrace.observe.summary import RunSummary, device_of
-from headrace.observe.table import device_rows
+from headrace.observe.summary import RunSummary, device_of, savings_of
+from headrace.observe.table import device_rows, savings_rows
 from headrace.observe.timeline import CAUSES, COMPUTING, LABELS, Cause
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def _job(number: int, job: ReportedJob, price: float | None) -> dict[str, Any]:
         "truncated": sum(run.figures["truncated"] for run in job.runs),
         "skipped": last.figures["skipped"],
         "device": device_rows(device_of(last.figures)),
+        "savings": savings_rows(*savings_of(last.figures)),
         "lanes": last.figures["lanes"],
         "settings": last.settings,
         "versions": last.versions,
