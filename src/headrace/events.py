@@ -382,30 +382,9 @@ class WorkUnitSent:
 
 
 Event: TypeAlias = (
-    BatchFormed
-    | BatchDone
-    | BatchSplit
-    | StepDone
-    | RecordFailed
-    | InputLeftOut
-    | StageDone
-    | PipelineWaited
-    | RunDescribed
-    | JobStarted
-    | PartCommitted
-    | PartDamaged
-    | OrderChosen
-    | DuplicatesFound
-    | PrecisionChosen
-    | BudgetChanged
-    | MemoryUsed
-    | DeviceUsed
-    | PrefixCacheUsed
-    | JobDone
-    | WorkUnitDone
-    | WorkerLost
-    | RequestDone
-    | ModelLoaded
-    | WorkUnitSent
-)
+    BatchFormed | BatchDone | BatchSplit | StepDone | RecordFailed | InputLeftOut | StageDone | PipelineWaited |
+    RunDescribed | JobStarted | PartCommitted | PartDamaged | OrderChosen | DuplicatesFound | PrecisionChosen |
+    BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | JobDone | WorkUnitDone | WorkerLost | RequestDone
+    | ModelLoaded | WorkUnitSent
+)  # fmt: skip
 Listener: TypeAlias = Callable[[Event], None]
