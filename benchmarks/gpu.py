@@ -350,13 +350,14 @@ def main() -> None:
             f"Medians of {1 if given.tiny else ROUNDS} rounds, the variants in turn, after one that is not counted.",
         ],
     )
-    report(
-        None if given.tiny else "gpu-jobs",
-        f"A whole job as it comes on {where}",
-        ["model", "tokens/s", "budget found", "of the memory", "memory of", "device computed", "MFU", "limit"],
-        jobs,
-        ["headrace.run with nothing set but the dtype: the budget follows throughput and memory while it runs."],
-    )
+    if jobs:
+        report(
+            None if given.tiny else "gpu-jobs",
+            f"A whole job as it comes on {where}",
+            ["model", "tokens/s", "budget found", "of the memory", "memory of", "device computed", "MFU", "limit"],
+            jobs,
+            ["headrace.run with nothing set but the dtype: the budget follows throughput and memory while it runs."],
+        )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,11 @@ def test_the_table_names_each_source_and_sink_with_what_it_needs() -> None:
     assert kinds == {"pandas", "polars", "arrow"} and all(map(is_table_kind, kinds))
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {extra for row in quoted for need in row[3] for extra in re.findall(r"headrace\[(\w+)\]", need)}
-    assert extras == {"io", "sql", "duckdb", "qdrant", "lancedb"} <= set(project["optional-dependencies"])
+    assert (
+        extras
+        == {"io", "sql", "duckdb", "qdrant", "lancedb", "delta", "iceberg"}
+        <= set(project["optional-dependencies"])
+    )
 
 
 def test_the_python_block_prints_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

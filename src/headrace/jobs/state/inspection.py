@@ -15,8 +15,8 @@ from headrace.io.databases.names import shown
 from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.locations import as_os_errors, exists, is_remote
 from headrace.io.storage.parts import PartFolder
+from headrace.jobs.state.changed_files import changes
 from headrace.jobs.state.lock import holder_in
-from headrace.jobs.state.output import changes
 from headrace.jobs.state.passes import Finished, JobState
 from headrace.jobs.state.run_time import RunTime, RunTimeLog
 from headrace.jobs.state.state_file import read_state
