@@ -6,7 +6,7 @@ batcher uses its event loop's clock, which is virtual in tests).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -167,6 +167,19 @@ class PipelineWaited:
     records whose next try is not due yet."""
     duration_s: float
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescribed:
+    """A job is about to start: what it is. The first event that a listener of `headrace.run` hears."""
+
+    name: str
+    """The output."""
+    settings: Mapping[str, str]
+    """Without secrets."""
+    versions: Mapping[str, str]
+    at: float
+    """When the run began, before its model was loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,29 +384,9 @@ class WorkUnitSent:
 
 
 Event: TypeAlias = (
-    BatchFormed
-    | BatchDone
-    | BatchSplit
-    | StepDone
-    | RecordFailed
-    | InputLeftOut
-    | StageDone
-    | PipelineWaited
-    | JobStarted
-    | PartCommitted
-    | PartDamaged
-    | OrderChosen
-    | DuplicatesFound
-    | PrecisionChosen
-    | BudgetChanged
-    | MemoryUsed
-    | DeviceUsed
-    | PrefixCacheUsed
-    | JobDone
-    | WorkUnitDone
-    | WorkerLost
-    | RequestDone
-    | ModelLoaded
-    | WorkUnitSent
-)
+    BatchFormed | BatchDone | BatchSplit | StepDone | RecordFailed | InputLeftOut | StageDone | PipelineWaited |
+    RunDescribed | JobStarted | PartCommitted | PartDamaged | OrderChosen | DuplicatesFound | PrecisionChosen |
+    BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | JobDone | WorkUnitDone | WorkerLost | RequestDone
+    | ModelLoaded | WorkUnitSent
+)  # fmt: skip
 Listener: TypeAlias = Callable[[Event], None]

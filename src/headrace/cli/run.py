@@ -6,7 +6,6 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import typer
@@ -265,7 +264,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
     def settings() -> tuple[JobSettings, tuple[list[Step], str | None] | None]:
         one = replace(engine, model=models[:1])  # several are several steps
         config = one.config(context.args, "-i {}? Put a glob in quotes: -i '*.jsonl'")
-        job = _settings(files, config, records, job_limits, estimate.trace)
+        job = _settings(files, config, records, job_limits, estimate)
         return job, steps.steps_of(several, models, job)
 
     def rehearse_job() -> int:
@@ -338,7 +337,7 @@ def _rehearse(settings: JobSettings, gpu_hour_price: float | None) -> int:
 
 
 def _settings(
-    files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits, trace: Path | None
+    files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits, estimate: ReportFlags
 ) -> JobSettings:
     columns = (records.keep_columns or "").split(",")
     return JobSettings(
@@ -362,8 +361,9 @@ def _settings(
         finish=records.finish,
         worker_kind=records.worker_kind,
         dedupe=records.dedupe,
-        trace=trace,
+        trace=estimate.trace,
         order=records.order,
+        listeners=estimate.trackers(),
     )
 
 
