@@ -64,7 +64,7 @@ class Size:
 FULL = Size(documents=64, questions=32, cache=8_192, rounds=1)
 WITH_PEER = Size(documents=32, questions=4, cache=8_192, rounds=1)
 SMALL = Size(documents=16, questions=8, cache=4_096, rounds=1)
-ALL_DIFFERENT = Size(documents=128, questions=1, cache=8_192, rounds=5)
+ALL_DIFFERENT = Size(documents=64, questions=1, cache=8_192, rounds=5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,8 @@ def _alone(engine: Any, prompt: Sequence[int]) -> str:
 def _refused(error: EngineError) -> str:
     """The reason, without the folder's name and the way out."""
     reason = re.sub(r"^transformers cannot batch this model continuously: ", "", str(error))
-    return f"refused: {reason.partition('; use ')[0]}"
+    reason = re.sub(r"^the model in \S+", "the model", reason)
+    return f"refused: {re.split('; (?:use|choose) ', reason)[0]}"
 
 
 _BEGIN = "<!-- written by python -m tests.architectures -->\n\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,29 @@ def family_model(
                 parameter.mul_(4)
     module.save_pretrained(str(folder))
     words.save_pretrained(str(folder))
+    return folder
+
+
+COLBERT_PROMPTS = {"query": "[unused0] ", "document": "the mill: "}
+
+
+def colbert(folder: Path, *, attend: bool = False, strategy: str = "fixed") -> Path:
+    """A late-interaction encoder with 8 components a vector, queries of 12 tokens and documents of 40 at most."""
+    import torch
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Dense, Normalize
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+    from sentence_transformers.sentence_transformer.modules import Transformer
+
+    plain = family_model(folder.parent / f"{folder.name}-plain", "Bert")
+    expansion = {"strategy": strategy, "attend": attend, "length": 12}
+    encoder = Transformer(str(plain), query_expansion=expansion, document_length=40, max_seq_length=64)
+    torch.manual_seed(1)
+    identity = torch.nn.Identity()
+    projection = Dense(32, 8, bias=False, activation_function=identity, module_input_name="token_embeddings")
+    mask = MultiVectorMask(skiplist_words=list(string.punctuation))
+    modules = [encoder, projection, mask, Normalize(module_input_name="token_embeddings")]
+    MultiVectorEncoder(modules=modules, prompts=COLBERT_PROMPTS, device="cpu").save(str(folder))
     return folder
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -112,8 +112,19 @@ def _of_completion(answer: Generation) -> dict[str, object] | None:
     }
 
 
-def usage(answers: Sequence[Generation] | Sequence[Mapping[str, Any]], n: int = 1) -> dict[str, int]:
-    """The total tokens of all answers, `n` in a row for each prompt. A prompt counts once."""
+def usage(answers: Sequence[Generation] | Sequence[Mapping[str, Any]], n: int = 1) -> dict[str, object]:
+    """The total tokens of all answers, `n` in a row for each prompt. A prompt counts once.
+
+    If the engine has a prefix cache, it also says how many tokens of the prompts were in it.
+    """
     prompt = sum(answer["prompt_tokens"] for answer in answers[::n])
     generated = sum(answer["completion_tokens"] for answer in answers)
-    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
+    total: dict[str, object] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+    }
+    cached: list[int] = [cast("Mapping[str, Any]", answer).get("cached_tokens", -1) for answer in answers[::n]]
+    if any(tokens >= 0 for tokens in cached):
+        total["prompt_tokens_details"] = {"cached_tokens": sum(max(tokens, 0) for tokens in cached)}
+    return total

@@ -15,9 +15,9 @@ PACKAGE = Path(headrace.__file__).parent
 ROOMS = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
 PUBLIC = [
     "BatchStats", "Batched", "Batcher", "BlockedLoopWarning", "ContinuousBatcher", "CostEstimator", "CostEstimatorFn",
-    "Done", "DynamicBatcher", "ModelPool", "NoTokenEstimateWarning", "Prompt", "ReusablePool", "StepFunction",
-    "TokenBatcher", "TokenEstimator", "TokenEstimatorFn", "batched", "errors", "map_batches", "map_concurrent",
-    "reusable", "run",
+    "Done", "DynamicBatcher", "MLflowListener", "ModelPool", "NoTokenEstimateWarning", "Prompt", "ReusablePool",
+    "StepFunction", "TokenBatcher", "TokenEstimator", "TokenEstimatorFn", "WandbListener", "batched", "errors",
+    "map_batches", "map_concurrent", "reusable", "run",
 ]  # fmt: skip
 OFFER = re.compile(r"^- `(\w+)\.(\w+)`: ", re.MULTILINE)
 

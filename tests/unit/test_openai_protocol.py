@@ -37,4 +37,7 @@ def test_inputs_that_were_cut_are_marked_and_counted() -> None:
 
 def test_tokens_of_several_answers_add_up() -> None:
     answers = [{"prompt_tokens": 3, "completion_tokens": 2}, {"prompt_tokens": 4, "completion_tokens": 5}]
-    assert usage(answers) == {"prompt_tokens": 7, "completion_tokens": 7, "total_tokens": 14}
+    total = {"prompt_tokens": 7, "completion_tokens": 7, "total_tokens": 14}
+    assert usage(answers) == total
+    cached = [answer | {"cached_tokens": 2} for answer in answers]
+    assert usage(cached) == total | {"prompt_tokens_details": {"cached_tokens": 4}}

@@ -141,6 +141,14 @@ class BudgetListener:
     def _end(self) -> None:
         limit = self._memory.limit
         if self._memory.highest:
-            self._tell(MemoryUsed(self._memory.highest, limit.bytes, limit.source, time.monotonic()))
+            self._tell(
+                MemoryUsed(
+                    self._memory.highest,
+                    limit.bytes,
+                    limit.source,
+                    time.monotonic(),
+                    self._tuner.is_largest if self._tuner.has_compared else None,
+                )
+            )
         if self._tuner.has_compared:
             self._cache.write(self._key, {"budget": self._tuner.best})

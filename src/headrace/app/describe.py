@@ -12,6 +12,7 @@ from headrace.app.plan import Plan
 from headrace.engines.base import AnyEngine
 from headrace.engines.config import EngineConfig
 from headrace.engines.profile import EngineProfile
+from headrace.io.formats.jsonl import JsonlWriter
 from headrace.observe.advice import Host
 from headrace.observe.recorder import Description
 from headrace.observe.server import ServerFacts
@@ -63,9 +64,20 @@ def _of_engine(config: EngineConfig, engine: AnyEngine, profile: EngineProfile) 
 
 
 def host_of(plan: Plan, profile: EngineProfile) -> Host:
-    """What a run has for its host stages, and which flag limits its batches."""
-    flag = "--batch-tokens" if profile.counts_tokens else "--batch-size"
-    return Host(os.cpu_count() or 1, plan.settings.limits.workers, flag)
+    """What a run has for its host stages, and the limits of its batches."""
+    limits = plan.settings.limits
+    return Host(
+        cores=os.cpu_count() or 1,
+        workers=limits.workers,
+        batch_size=profile.batch_size,
+        batch_cost=profile.batch_cost,
+        counts_tokens=profile.counts_tokens,
+        buffer_memory=limits.buffer_memory,
+        slots=profile.max_in_flight if profile.batching == "steps" else 0,
+        maps=plan.user.prepares,
+        finishes=plan.user.finishes,
+        text_output=isinstance(plan.output.writer, JsonlWriter),
+    )
 
 
 def _shown(name: str, value: object) -> str:

@@ -78,6 +78,7 @@ class DeviceWatch:
                 dtype=dtype,
                 energy_j=energy,
                 clock_mhz=last.clock_mhz if last is not None else None,
+                replayed=done.replayed / done.passes,
                 at=at,
             )
         )

@@ -28,7 +28,7 @@ from headrace.batching.batcher import Batcher
 from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import ConfigError, StoppedEarly, text_of
-from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener
+from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
 from headrace.io.sinks.callback_sink import CallbackWriter
 from headrace.io.sinks.table_writer import TableWriter
 from headrace.io.sources.joined import JoinedSource
@@ -123,9 +123,10 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             Progress() if progress else contextlib.nullcontext() as bar,
         ):
             listeners += [listener for listener in (*watches, trace, spans, bar) if listener is not None]
+            described = describe(plan, engine, tuned_profile(plan.settings, engine))
+            broadcast(RunDescribed(described.name, described.settings, described.versions, began))
             if tuned.precision is not None:
                 broadcast(tuned.precision)
-            described = describe(plan, engine, tuned_profile(plan.settings, engine))
             listeners.append(Recorder(report, plan.output.work / REPORT, plan.output.work / LIVE, described))
             for left_out in plan.left_out:
                 broadcast(InputLeftOut(left_out, time.monotonic()))

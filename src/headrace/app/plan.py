@@ -21,13 +21,16 @@ from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
 from headrace.io.sinks.callback_sink import CallbackWriter
+from headrace.io.sinks.hub import HubWriter
 from headrace.io.sinks.table_writer import TableWriter
 from headrace.io.sinks.targets import Target, find_target, openai_writer, refuse_output_in_input
+from headrace.io.sources.hf_datasets import pinned
 from headrace.io.sources.images import ImageSource
 from headrace.io.sources.joined import JoinedSource, StepOutput
-from headrace.io.sources.opening import open_source
+from headrace.io.sources.opening import HUB_OPTIONS, open_source
 from headrace.io.sources.selection import SelectedSource
 from headrace.io.storage.files import FileSource
+from headrace.io.storage.hub_names import is_dataset_address, parse_dataset
 from headrace.jobs.pipeline import columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.forecast import check_room
@@ -35,6 +38,7 @@ from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, StepSettin
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Finished
+from headrace.jobs.state.state_file import read_state
 from headrace.records import LeftOut
 
 logger = logging.getLogger("headrace")
@@ -78,6 +82,8 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     """
     check_values(settings)
     target = _target(settings)
+    if is_dataset_address(settings.source):
+        settings = replace(settings, source=_dataset(settings, target))
     if isinstance(settings.source, (str, Path)):
         refuse_output_in_input(settings.source, target)
     source = open_source(settings.source, settings.input_format, settings.sql)
@@ -148,7 +154,7 @@ def _check_output(settings: JobSettings, output: JobOutput) -> None:
         raise ConfigError(f"cannot write {output.target}: {error.strerror or error}") from error
     if not (settings.overwrite or settings.retry):
         output.refuse_foreign_files()
-    if isinstance(output.writer, TableWriter) and not output.is_finished:
+    if isinstance(output.writer, TableWriter | HubWriter) and not output.is_finished:
         output.writer.check(begun=settings.overwrite or output.has_begun)
 
 
@@ -170,6 +176,23 @@ def _check_kept(source: Source, names: Sequence[str]) -> None:
                 f"cannot keep column {name!r}: a text file cannot hold its values, of type {kinds.pop().__name__}; "
                 "write to a .parquet file, or turn them into text with a function of your own (--map)"
             )
+
+
+def _dataset(settings: JobSettings, target: Target) -> str:
+    """The address of a dataset with its commit. A resume reads the commit that the job was begun with.
+
+    Raises:
+        ConfigError: the hub has no such dataset or revision, or refuses it.
+    """
+    address = parse_dataset(str(settings.source), HUB_OPTIONS)
+    state = None if settings.overwrite else read_state(target.work / "job.json")
+    kept = None if state is None else state.get("settings")
+    begun = str(kept["source"]) if kept else ""
+    if is_dataset_address(begun) and address.commit is None:
+        known = parse_dataset(begun, HUB_OPTIONS)
+        if replace(known, revision=address.revision) == address:
+            return begun
+    return str(pinned(address))
 
 
 def _target(settings: JobSettings) -> Target:

@@ -30,7 +30,7 @@ from headrace.jobs.planning.forecast import Forecast
 from headrace.jobs.planning.survey import Survey
 from headrace.jobs.settings import JobSettings, StepSettings
 from headrace.jobs.state.fingerprint import check_same
-from headrace.jobs.state.inspection import known_target
+from headrace.jobs.state.inspection import holder_of, known_target
 from headrace.jobs.state.lock import exclusive
 from headrace.jobs.state.state_file import read_state
 from headrace.observe.report import Report, StepFigures
@@ -156,6 +156,11 @@ def steps_here(name: str) -> list[StepHere]:
         StepHere(step["name"], output, read_state(known_target(output).work / "job.json") is not None)
         for step, output in zip(found["steps"], outputs, strict=True)
     ]
+
+
+def steps_holder(name: str) -> str | None:
+    """The process that runs the steps of this output; None if none does, or in a store, where each step has a lease."""
+    return holder_of(known_target(name).work / FOLDER / "lock")
 
 
 def _step(settings: JobSettings) -> StepSettings:

@@ -137,7 +137,7 @@ def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EnginePr
     dtype = str(engine.describe().get("dtype", ""))
     why = _settled(plan, engine)
     if why or not dtype:
-        return Tuned(engine, _said(dtype, why, started, engine) if dtype else None)
+        return Tuned(engine, _said(dtype, why, engine) if dtype else None)
 
     batches = [] if survey is None else batches_of(survey.work, profile)
     allowed = None if survey is None else _allowance(engine, batches, survey)
@@ -208,9 +208,10 @@ def is_auto(config: EngineConfig) -> bool:
     return bool(config.engine_options.get("dtype", "auto") == "auto")
 
 
-def _said(dtype: str, why: str, started: float, engine: TunableEngine) -> PrecisionChosen:
-    """A choice that is not Headrace's; warns if it is slow on this device."""
+def _said(dtype: str, why: str, engine: TunableEngine) -> PrecisionChosen:
+    """A choice that is not Headrace's, so that it took no time; warns if it is slow on this device."""
     speed = engine.dtype_speeds().get(dtype, 1.0)
+    started = time.monotonic()
     if speed >= _SLOWER:
         return _chosen(dtype, why, started)
     slow = f"this device computes it at {speed:.2g} times the speed of float32"

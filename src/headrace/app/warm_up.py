@@ -18,6 +18,7 @@ from headrace.engines.config import EngineConfig
 from headrace.engines.loading import load_engine
 from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError, EngineError, EngineOutOfMemoryError
+from headrace.jobs.pipeline.chunks import parts_of
 from headrace.jobs.pipeline.work import Work
 from headrace.records import Record
 
@@ -116,7 +117,8 @@ def _work(engine: AnyBatchEngine) -> list[Work]:
     for inputs in (texts, [(text, text) for text in texts]):
         ready = [one for one in engine.prepare(inputs) if isinstance(one, Prepared)]
         if ready:
-            return [Work(Record(n, str(n), {}), {}, one.payload, one.cost) for n, one in enumerate(ready)]
+            work = [Work(Record(n, str(n), {}), {}, one.payload, one.cost) for n, one in enumerate(ready)]
+            return list(parts_of(work))
     return []
 
 

@@ -18,6 +18,7 @@ import typer
 from headrace.cli.cluster_flags import ray_address
 from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import FlagGroup, with_groups
+from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import guarded, say
 from headrace.engines.resolving import resolve
 from headrace.errors import ConfigError, MissingExtraError
@@ -180,7 +181,12 @@ class ReplicaFlags(FlagGroup):
 
 @with_groups
 def serve(
-    context: typer.Context, engine: EngineFlags, server: ServerFlags, tls: TlsFlags, cluster: ReplicaFlags
+    context: typer.Context,
+    engine: EngineFlags,
+    server: ServerFlags,
+    tls: TlsFlags,
+    cluster: ReplicaFlags,
+    messages: LogFlags,
 ) -> None:
     """Serve a model over HTTP: OpenAI's routes, and /generate, /classify, /score, /rerank, /health, /metrics, /docs.
 
@@ -190,6 +196,8 @@ def serve(
 
     Exit status: 0 after SIGTERM or Ctrl-C, 1 if the model died, 2 if it could not be started.
     """
+
+    messages.apply()
 
     def command() -> int:
         config = engine.config(context.args, "--model {}?")

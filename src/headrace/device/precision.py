@@ -55,7 +55,8 @@ class Deviation:
 def compare(exact: Sequence[Any], other: Sequence[Any]) -> Deviation | None:
     """How far `other` is from `exact`, record by record; None if the outputs cannot be compared.
 
-    An output is a vector, a mapping with `label` and `score`, or a number. Records that failed in float32 do not count.
+    An output is a vector or several, a mapping with `label` and `score`, or a number. Records that failed in
+    float32 do not count.
     """
     pairs = [(a, b) for a, b in zip(exact, other, strict=True) if not isinstance(a, Exception) and _finite(a)]
     kind = _kind(pairs[0][0]) if pairs else None
@@ -86,7 +87,7 @@ def candidates(speeds: Mapping[str, float]) -> list[str]:
 
 
 def _kind(output: Any) -> Kind | None:
-    if getattr(output, "ndim", 0) == 1:
+    if getattr(output, "ndim", 0) in (1, 2):
         return "vectors"
     if isinstance(output, Mapping) and "label" in output and "score" in output:
         return "labels"
@@ -95,7 +96,7 @@ def _kind(output: Any) -> Kind | None:
 
 def _finite(output: Any) -> bool:
     if hasattr(output, "ndim"):
-        return all(map(math.isfinite, output.tolist()))
+        return all(map(math.isfinite, output.ravel().tolist()))
     return not isinstance(output, (float, Mapping)) or math.isfinite(_score(output))
 
 
@@ -104,7 +105,9 @@ def _score(output: Any) -> float:
 
 
 def _cosine(a: Any, b: Any) -> float:
-    """Of two zero vectors 1."""
+    """Of two zero vectors 1; of a record with several vectors, the least."""
+    if a.ndim == 2:
+        return min(map(_cosine, a, b), default=1.0)
     one, other = a.astype("float64"), b.astype("float64")
     lengths = math.sqrt(float(one @ one) * float(other @ other))
     if lengths == 0:

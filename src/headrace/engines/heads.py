@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NotRequired, TypeAlias, TypedDict
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NotRequired, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 import numpy as np
 
@@ -15,7 +16,49 @@ from headrace.errors import ConfigError, RecordError
 Head: TypeAlias = Callable[[Rows], Sequence[object]]
 """Makes one result for each output row of a network."""
 
+ChunkJoin: TypeAlias = Literal["mean", "max"]
+"""How the outputs for the chunks of a long text become one."""
+
+
+@runtime_checkable
+class JoiningHead(Protocol):
+    """A head that can make one result of several rows."""
+
+    joins: ClassVar[tuple[ChunkJoin, ...]]
+    """The ways that it has; the first is the default."""
+
+    def __call__(self, rows: Rows) -> Sequence[object]:
+        """One result for each row."""
+        ...
+
+    def join(self, rows: Rows, weights: Sequence[int], how: ChunkJoin) -> object:
+        """One result for the rows of one text's chunks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowJoin:
+    """Joins the rows of a text's chunks."""
+
+    head: JoiningHead
+    how: ChunkJoin
+
+    def __call__(self, outputs: Sequence[Rows], weights: Sequence[int]) -> object:
+        """One result for the whole text."""
+        return self.head.join(np.stack(outputs), weights, self.how)
+
+
+def _joined(scores: Rows, weights: Sequence[int], how: ChunkJoin) -> Rows:
+    if how == "max":
+        return np.asarray(scores.max(axis=0), dtype=np.float32)
+    return np.average(scores, axis=0, weights=weights).astype(np.float32)
+
+
 Function: TypeAlias = Literal["softmax", "sigmoid", "none"]
+
+
+_UNIT = 1e-3
+"""How far from 1 the length of a normalised vector may be, by rounding."""
 
 
 class Classification(TypedDict):
@@ -38,6 +81,8 @@ class LabelHead:
         top: how many labels to list; None for only the best.
     """
 
+    joins: ClassVar[tuple[ChunkJoin, ...]] = ("mean", "max")
+
     def __init__(self, names: Sequence[str], function: Function, top: int | None = None) -> None:
         if top is not None and not 1 <= top <= len(names):
             raise ConfigError(
@@ -51,6 +96,10 @@ class LabelHead:
         """One classification per row."""
         return [self._ranked(row) for row in apply(self._function, logits)]
 
+    def join(self, rows: Rows, weights: Sequence[int], how: ChunkJoin) -> Classification:
+        """The mean of the scores of each label, or the largest."""
+        return self._ranked(_joined(apply(self._function, rows), weights, how))
+
     def _ranked(self, scores: Rows) -> Classification:
         order = np.argsort(-scores, kind="stable")[: self._top or 1]
         result = Classification(label=self._names[order[0]], score=float(scores[order[0]]))
@@ -63,12 +112,18 @@ class LabelHead:
 class ScoreHead:
     """One number per row."""
 
+    joins: ClassVar[tuple[ChunkJoin, ...]] = ("max", "mean")
+
     def __init__(self, function: Function) -> None:
         self._function = function
 
     def __call__(self, logits: Rows) -> list[float]:
         """The first column."""
         return [float(score) for score in apply(self._function, logits)[:, 0]]
+
+    def join(self, rows: Rows, weights: Sequence[int], how: ChunkJoin) -> float:
+        """The largest score, as of the best passage of a document, or the mean."""
+        return float(_joined(apply(self._function, rows)[:, 0], weights, how))
 
 
 class VectorHead:
@@ -77,6 +132,8 @@ class VectorHead:
     Raises:
         ConfigError: unknown output dtype.
     """
+
+    joins: ClassVar[tuple[ChunkJoin, ...]] = ("mean",)
 
     def __init__(
         self, dimension: int | None, *, normalize: bool = False, output_dtype: OutputDtype = "float32"
@@ -92,6 +149,13 @@ class VectorHead:
         if self._normalize:
             rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
         return quantized(rows, self._output_dtype)
+
+    def join(self, rows: Rows, weights: Sequence[int], how: ChunkJoin) -> Vector | RecordError:
+        """The mean, weighted by tokens; of length 1 if the model scales its vectors to that length."""
+        mean = _joined(rows, weights, how)[None]
+        if np.allclose(np.linalg.norm(rows, axis=1), 1.0, atol=_UNIT):
+            mean /= max(float(np.linalg.norm(mean)), 1e-12)
+        return self(mean)[0]
 
 
 def matryoshka_dimensions(config: ModelConfig, dimension: int) -> Sequence[int]:

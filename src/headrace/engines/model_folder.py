@@ -15,7 +15,7 @@ _OWN = Path(__file__).parent.parent / "models"
 """Small models that ship with Headrace, one folder each."""
 
 # Files that determine a model's output: weights, configuration, tokenizer; not model cards or other runtimes' exports.
-_DECIDING = frozenset({".bin", ".jinja", ".json", ".model", ".pt", ".safetensors", ".txt"})
+_DECIDING = frozenset({".bin", ".jinja", ".json", ".metadata", ".model", ".pt", ".safetensors", ".txt"})
 _OTHER_RUNTIMES = frozenset({"onnx", "openvino"})
 WEIGHTS = frozenset({".bin", ".pt", ".safetensors"})
 ONNX_WEIGHTS = frozenset({".onnx"})

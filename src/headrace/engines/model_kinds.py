@@ -33,7 +33,10 @@ _KINDS: Mapping[str, tuple[str, str]] = {
         "a sparse (SPLADE) encoder, which gives a weight per word and not a dense vector",
         "use the task sparse-embed",
     ),
-    "multi-vector": ("a multi-vector (ColBERT) encoder, which gives a vector per token", _OWN_ENGINE),
+    "multi-vector": (
+        "a multi-vector (ColBERT) encoder, which gives a vector per token",
+        "use the task multi-vector-embed",
+    ),
     "static": ("a model of static embeddings", "use the task embed"),
     "words": ("a table of word vectors, without files of sentence-transformers for its use", _OWN_ENGINE),
     "clip": ("a CLIP model of sentence-transformers", "use the task image-embed with the transformers folder in it"),
@@ -45,6 +48,7 @@ _TEXT_LABELS = frozenset({"classifier", "cross-encoder"})
 _SUITS: Mapping[str, frozenset[str]] = {
     "embed": frozenset({"dense", "static", "masked", "bare", "decoder", "encoder-decoder"}),
     "sparse-embed": frozenset({"sparse", "masked"}),
+    "multi-vector-embed": frozenset({"multi-vector"}),
     "classify": _TEXT_LABELS,
     "score": _TEXT_LABELS,
     "zero-shot": _TEXT_LABELS,
@@ -148,15 +152,20 @@ def warn_unused_head(task: str, model: str | Path | None) -> None:
         )
 
 
-def with_own_settings(folder: Path, config: ModelConfig) -> ModelConfig:
-    """A cross-encoder's config.json with the activation and length from sentence-transformers' own files.
+def with_own_settings(folder: Path, config: ModelConfig, *, prompted: bool = False) -> ModelConfig:
+    """A model's config.json with the activation and length from sentence-transformers' own files.
+
+    Args:
+        folder: the model's folder.
+        config: its config.json.
+        prompted: whether the caller puts the model's prompts before texts.
 
     Raises:
-        ConfigError: the model needs a prompt before its texts, which is not supported.
+        ConfigError: the model needs a prompt before its texts, and the caller does not put it there.
     """
     told = _json(folder / "config_sentence_transformers.json")
     prompt = (told.get("prompts") or {}).get(told.get("default_prompt_name"))
-    if prompt:
+    if prompt and not prompted:
         raise ConfigError(f"the model in {folder} puts the prompt {prompt!r} before its texts, which is not supported")
     own: SentenceTransformersConfig = {**(config.get("sentence_transformers") or {})}
     if activation := told.get("activation_fn"):

@@ -52,6 +52,10 @@ class Network(Protocol):
         """See `TunableEngine.dtype_speeds`."""
         ...
 
+    def length_for(self, texts: int, longest: int) -> int:
+        """The length to pad so many texts to: that of the longest, or a little more for a shape that is faster."""
+        ...
+
     def run(self, arrays: Arrays) -> Rows:
         """One output row per input row, float32, in order.
 

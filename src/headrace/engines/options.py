@@ -55,33 +55,50 @@ INT8 = "int8"
 """The value of `quantize`, and the dtype that an engine so quantised describes."""
 
 
-class LocalOptions(SamplingOptions, VllmOptions, total=False):
+class EncoderOptions(TypedDict, total=False):
+    """Options of every engine for models of sentence-transformers."""
+
+    device: str
+    """"auto" (the default: CUDA if available), "cpu", "cuda" or "cuda:N"."""
+    dtype: str
+    """"auto" (the default: float32 on CPU, the weights' dtype on CUDA; a job may choose, see docs/tuning.md),
+    "float32", "float16" or "bfloat16"."""
+    max_model_len: int | None
+    """In tokens; None for the model's limit."""
+    on_too_long: Literal["truncate", "error", "split"]
+    """Truncate a longer text (the default), fail its record, or split it into chunks."""
+    chunk_overlap: int | None
+    """Tokens that neighbouring chunks have in common; None for none."""
+    chunk_join: Literal["mean", "max"] | None
+    """How the outputs for the chunks become one; None for the default of the task."""
+    prompt_name: str | None
+    """Name of one of the model's prompts, which goes before each text; None for the model's default."""
+    prompt: str | None
+    """The same as text."""
+    trust_remote_code: bool
+    """Whether to run Python code from the model's folder."""
+
+
+class LocalOptions(SamplingOptions, VllmOptions, EncoderOptions, total=False):
     """Options of engines that run a model in this process."""
 
     chat: bool | None
     config: str | Path | None
-    device: str
-    dtype: str
     handler: str | Path
     hypothesis_template: str
     kv_cache_tokens: int | None
     labels: str | Sequence[str]
     max_active_dims: int | None
-    max_model_len: int | None
     max_num_seqs: int
     max_pixels: int
     multi_label: bool
     normalize: bool
-    on_too_long: Literal["truncate", "error"]
-    output_dtype: Literal["float32", "int8", "uint8", "binary", "ubinary"]
-    prompt: str | None
-    prompt_name: str | None
+    output_dtype: Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
     providers: Sequence[str]
     quantize: Literal["int8"] | None
     system_prompt: str | None
     top_labels: int | None
     truncate_dim: int | None
-    trust_remote_code: bool
 
 
 class EngineOptions(LocalOptions, total=False):

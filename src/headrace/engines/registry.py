@@ -7,7 +7,6 @@ import functools
 import importlib
 import importlib.machinery
 import importlib.util
-import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 from headrace.engines.custom import load
 from headrace.engines.model_folder import DEFAULT_MODEL, ONNX_WEIGHTS, WEIGHTS, is_local, named_folder
 from headrace.engines.model_kinds import check_kind, warn_unused_head
-from headrace.engines.options import VLLM_OPTIONS
+from headrace.engines.options import VLLM_OPTIONS, EncoderOptions
 from headrace.engines.requests import Sampling
 from headrace.engines.task_names import unknown_task
 from headrace.errors import ConfigError, MissingExtraError, UnknownOptionError
@@ -36,23 +35,29 @@ class _Entry:
     """The default model."""
     weights: frozenset[str] | None = WEIGHTS
     """Suffixes of the weight files, one of which must be in the model's folder; None if the model is not a folder."""
+    samples: bool = False
+    """Whether its further options are sampling parameters."""
 
 
 _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
     "embed": {
         "torch": _Entry("headrace.engines.text.embedding:EmbeddingEngine", extra="torch", default=DEFAULT_MODEL),
         "onnx": _Entry("headrace.engines.onnx.engine:embed", extra="onnx", weights=ONNX_WEIGHTS),
+        "vllm": _Entry("headrace.engines.vllm.pooling:embed", extra="vllm", default=DEFAULT_MODEL),
         "endpoint": _Entry("headrace.engines.remote.endpoint:embed", extra="client", weights=None),
     },
     "sparse-embed": {"torch": _Entry("headrace.engines.text.sparse:SparseEngine", extra="torch")},
+    "multi-vector-embed": {"torch": _Entry("headrace.engines.text.multi_vector:MultiVectorEngine", extra="torch")},
     "classify": {
         "torch": _Entry("headrace.engines.text.classification:classify", extra="torch"),
         "onnx": _Entry("headrace.engines.onnx.engine:classify", extra="onnx", weights=ONNX_WEIGHTS),
+        "vllm": _Entry("headrace.engines.vllm.pooling:classify", extra="vllm"),
         "endpoint": _Entry("headrace.engines.remote.endpoint:classify", extra="client", weights=None),
     },
     "score": {
         "torch": _Entry("headrace.engines.text.classification:score", extra="torch"),
         "onnx": _Entry("headrace.engines.onnx.engine:score", extra="onnx", weights=ONNX_WEIGHTS),
+        "vllm": _Entry("headrace.engines.vllm.pooling:score", extra="vllm"),
     },
     "zero-shot": {
         "torch": _Entry("headrace.engines.text.classification:zero_shot", extra="torch"),
@@ -67,11 +72,19 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
         "onnx": _Entry("headrace.engines.onnx.engine:image_embed", extra="onnx", weights=ONNX_WEIGHTS),
     },
     "generate": {
-        "torch": _Entry("headrace.engines.generation.continuous:GenerationEngine", extra="torch", default="arithmetic"),
-        "static": _Entry(
-            "headrace.engines.generation.static:StaticGenerationEngine", extra="torch", default="arithmetic"
+        "torch": _Entry(
+            "headrace.engines.generation.continuous:GenerationEngine",
+            extra="torch",
+            default="arithmetic",
+            samples=True,
         ),
-        "vllm": _Entry("headrace.engines.vllm.engine:VllmEngine", extra="vllm", default="arithmetic"),
+        "static": _Entry(
+            "headrace.engines.generation.static:StaticGenerationEngine",
+            extra="torch",
+            default="arithmetic",
+            samples=True,
+        ),
+        "vllm": _Entry("headrace.engines.vllm.engine:VllmEngine", extra="vllm", default="arithmetic", samples=True),
         "endpoint": _Entry("headrace.engines.remote.endpoint:generate", extra="client", weights=None),
     },
     "custom": {
@@ -177,7 +190,8 @@ def create(task: str, model: str | Path | None = None, *, engine: object = None,
     if entry.extra != "client":
         warn_unused_head(task, model)
     factory = _import_known(task, entry)
-    _check_options(task, factory, options)
+    if (known := _known_options(entry)) is not None:
+        _refuse_unknown(task, known, options)
     return factory(model, **options)
 
 
@@ -243,14 +257,6 @@ def _quiet_imports() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _check_options(task: str, factory: Callable[..., object], options: dict[str, object]) -> None:
-    """Reject unknown options and list the known ones."""
-    parameters = list(inspect.signature(factory).parameters.values())
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return  # the factory checks them
-    _refuse_unknown(task, [parameter.name for parameter in parameters[1:]], options)
-
-
 @functools.cache
 def _known_options(entry: _Entry) -> tuple[str, ...] | None:
     """The names of a factory's options, read from its source to avoid slow imports.
@@ -268,7 +274,9 @@ def _known_options(entry: _Entry) -> tuple[str, ...] | None:
     if not isinstance(found, ast.FunctionDef):
         return None
     names = [argument.arg for argument in (*found.args.args, *found.args.kwonlyargs) if argument.arg != "self"][1:]
-    if found.args.kwarg is not None:
+    if found.args.kwarg is not None and "EncoderOptions" in ast.dump(found.args.kwarg):
+        names = [*EncoderOptions.__annotations__, *names]
+    if entry.samples:
         names += Sampling.__slots__
     if found.args.kwarg is not None and entry.extra == "vllm":
         arguments = _vllm_arguments()

@@ -66,6 +66,8 @@ class Generation(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     """The end token included."""
+    cached_tokens: NotRequired[int]
+    """Tokens of the prompt that the prefix cache held, if the caller asks for them: they depend on earlier requests."""
     logprobs: NotRequired[list[TokenChance]]
     """Of each token of the text, if the request asks for them."""
 

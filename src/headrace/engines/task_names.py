@@ -10,6 +10,7 @@ from headrace.errors import ConfigError
 _ALIASES: dict[str, tuple[str, ...]] = {
     "embed": ("embedding", "embeddings", "encode", "feature-extraction", "sentence-similarity", "vectorize"),
     "sparse-embed": ("sparse", "sparse-embedding", "sparse-embeddings", "sparse-encode", "splade"),
+    "multi-vector-embed": ("multi-vector", "multi-embed", "late-interaction", "colbert", "token-embed", "pylate"),
     "classify": ("classification", "text-classification", "sentiment", "sentiment-analysis", "moderation"),
     "score": ("rerank", "reranker", "reranking", "text-ranking", "cross-encoder", "similarity", "nli"),
     "zero-shot": ("zero-shot-classification", "zeroshot"),

@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from headrace.device.cuda_memory import cuda_memory
 from headrace.device.forward import ForwardMeter, NetworkSize
+from headrace.device.graph_runner import cuda_graphs
 from headrace.device.native import gpu_uuid, hardware, speeds
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.device.streams import pipeline_on
@@ -80,6 +81,7 @@ class TorchNetwork:
         self.by_length = by_length
         self._pipeline = pipeline_on(device, self._dtype)
         self.overlaps = self._pipeline.overlaps
+        self.graphs = cuda_graphs(self._pipeline, device, self.tolerance) if device.type == "cuda" else None
         self.meter = ForwardMeter(
             _size(module), gpu_uuid(device), partial(cuda_memory, device) if device.type == "cuda" else None
         )
@@ -97,11 +99,13 @@ class TorchNetwork:
         """See `Network.dtype_speeds`."""
         module = self.module
         size = 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
+        if self._dtype == torch.float16:  # a CPU may be many times slower in it, however small the model is
+            return speeds(self._device, own="float16")
         return speeds(self._device) if size >= LEAST_PARAMETERS else {}
 
     def run(self, arrays: Arrays) -> Rows:
         """See `Network.run`."""
-        call = self.call
+        call, graphs = self.call, self.graphs
         if call is None:
             raise EngineDeadError("the engine is closed; create a new one")
         mask = arrays.get("attention_mask")
@@ -111,13 +115,21 @@ class TorchNetwork:
                 return call(tensors)
 
         with running(self._device, lambda: _describe(arrays)):
-            computed = self._pipeline.run(arrays, with_mask)
-        self.meter.add(computed.seconds, [] if mask is None else mask.sum(axis=1).tolist())
+            if graphs is None or mask is None:
+                computed = self._pipeline.run(arrays, with_mask)
+            else:
+                computed = graphs.run(arrays, with_mask, call)
+        self.meter.add(computed.seconds, [] if mask is None else mask.sum(axis=1).tolist(), computed.replayed)
         return computed.rows
+
+    def length_for(self, texts: int, longest: int) -> int:
+        """See `Network.length_for`."""
+        graphs = self.graphs
+        return longest if graphs is None else graphs.length_for(texts, longest)
 
     def close(self) -> None:
         """See `Network.close`."""
-        self.module = self.call = None
+        self.module = self.call = self.graphs = None
         release(self._device)
 
 

@@ -36,6 +36,7 @@ class Task:
 TASKS = {
     "embed": Task("embedding"),
     "sparse-embed": Task("sparse_embedding"),
+    "multi-vector-embed": Task("multi_vector_embedding"),
     "classify": Task("classification", pairs="perhaps"),
     "score": Task("score", pairs="always"),
     "zero-shot": Task("classification"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from headrace.errors import ConfigError
 
-_SETTINGS = (".jinja", ".json", ".model", ".tiktoken", ".txt")
+_SETTINGS = (".jinja", ".json", ".metadata", ".model", ".tiktoken", ".txt")
 """Suffixes of configuration, tokenizer and chat template files."""
 _TEMPLATES = "additional_chat_templates"
 _NAMED_WEIGHTS = re.compile(r"(model|adapter_model)(-\d+-of-\d+)?\.safetensors")

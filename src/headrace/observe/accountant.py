@@ -12,6 +12,7 @@ from headrace.events import (
     BatchDone,
     BatchFormed,
     BatchSplit,
+    DeviceUsed,
     Event,
     JobDone,
     JobStarted,
@@ -21,7 +22,10 @@ from headrace.events import (
     RequestDone,
     StageDone,
     StepDone,
+    WorkerLost,
+    WorkUnitDone,
 )
+from headrace.observe.batches import CostLine
 from headrace.observe.histogram import Buckets, Histogram
 from headrace.observe.timeline import CAUSES, Cause, DeviceTimeline, Shares, TimeBins, totals
 
@@ -35,7 +39,7 @@ _RECENT = 64
 """Chunks of the sink that may explain why a job waited for it."""
 _TOGETHER = 128
 """Events that are taken in together."""
-_IDLE_OF_THE_END: frozenset[Cause] = frozenset({"other", "finish", "write"})
+_IDLE_OF_THE_END: frozenset[Cause] = frozenset({"other", "finish", "write", "memory"})
 
 _HANDLED: Shares = (("other", 1.0),)
 
@@ -89,35 +93,6 @@ class _Ends(Generic[T]):
 
 
 @dataclass(slots=True)
-class _Line:
-    """A straight line through (cost, duration) of batches, by least squares."""
-
-    count: int = 0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
-
-    def add(self, x: float, y: float) -> None:
-        self.count += 1
-        self.x += x
-        self.y += y
-        self.xx += x * x
-        self.xy += x * y
-
-    def intercept(self) -> float | None:
-        """Where it begins; None if the points are too few or too close together to tell."""
-        if self.count < 10 or not self.x:
-            return None
-        mean = self.x / self.count
-        spread = self.xx / self.count - mean * mean
-        if spread < (0.1 * mean) ** 2:
-            return None
-        slope = (self.xy / self.count - mean * self.y / self.count) / spread
-        return max(self.y / self.count - slope * mean, 0.0)
-
-
-@dataclass(slots=True)
 class _Histograms:
     size: Histogram = field(default_factory=Histogram)
     cost: Histogram = field(default_factory=Histogram)
@@ -161,8 +136,14 @@ class Accountant:
         self._wasted: defaultdict[int, float] = defaultdict(float)
         """Seconds of failed calls of running batches."""
         self._sink: deque[StageDone] = deque(maxlen=_RECENT)
+        self._device_s: float | None = None
+        """What the device itself computed, told at the end."""
+        self._heard: dict[str, float] = {}
+        """When each worker last returned work."""
+        self._dead: dict[str, float] = {}
+        """When workers died that have not been replaced yet."""
         self._histograms = _Histograms()
-        self._line = _Line()
+        self._line = CostLine()
         self._batches: _Ends[BatchBox] = _Ends()
         self._chunks: defaultdict[str, _Ends[StageBox]] = defaultdict(_Ends)
 
@@ -186,6 +167,24 @@ class Accountant:
             self._request(event)
             return
         match event:
+            case BatchFormed() | BatchSplit() | BatchDone() | StepDone():
+                self._engine(event)
+            case StageDone():
+                self._stage(event)
+            case PipelineWaited():
+                self._wait(event)
+            case JobStarted() | JobDone() | ModelLoaded():
+                self._start_or_end(event)
+            case WorkUnitDone() | WorkerLost():
+                self._worker(event)
+            case DeviceUsed():
+                self._device_s = event.computed_s
+            case _:
+                pass
+        self._timeline.extend(event.at)
+
+    def _engine(self, event: BatchFormed | BatchSplit | BatchDone | StepDone) -> None:
+        match event:
             case BatchFormed():
                 self._form(event)
             case BatchSplit():
@@ -194,15 +193,6 @@ class Accountant:
                 self._batch(event)
             case StepDone():
                 self._step(event)
-            case StageDone():
-                self._stage(event)
-            case PipelineWaited():
-                self._wait(event)
-            case JobStarted() | JobDone() | ModelLoaded():
-                self._start_or_end(event)
-            case _:
-                pass
-        self._timeline.extend(event.at)
 
     def memory(self, at: float, held: int) -> None:
         """Note how many bytes the process holds."""
@@ -216,6 +206,8 @@ class Accountant:
             timeline.paint(formed.at, now, _COMPUTING, (("real", 1.0),))
         timeline.extend(now)
         bins = timeline.settled()
+        if self._device_s is not None:
+            bins.reduce(("real", "padding"), self._device_s, "copy")
         return Account(
             timeline.end - self._began,
             totals(bins.sums),
@@ -258,9 +250,13 @@ class Accountant:
     def _step(self, event: StepDone) -> None:
         failed = event.size > 0 and event.failed == event.size
         wasted = self._wasted.pop(event.step, 0.0) > 0
-        self._compute(event.at, event.duration_s, (("retry" if failed or wasted else "real", 1.0),))
+        lock = _lock(event)
+        self._compute(
+            event.at, event.duration_s, (("retry" if failed or wasted else "real", 1.0 - lock), ("lock", lock))
+        )
         self._count(event, event.finished - event.failed, event.failed, event.cost)
         self._record(event.size, event.size, event.duration_s)
+        self._line.add(event.size, event.duration_s)
         start = max(event.at - event.duration_s - self._began, 0.0)
         self._batches.add((start, event.duration_s, event.size, event.cost, event.cost, event.failed, "step"))
 
@@ -297,7 +293,7 @@ class Accountant:
 
     def _wait(self, event: PipelineWaited) -> None:
         start = event.at - event.duration_s
-        shares: Shares = (("retry", 1.0),) if event.on == "retry" else self._sink_shares(start, event.at)
+        shares = self._sink_shares(start, event.at) if event.on == "sink" else ((event.on, 1.0),)
         self._timeline.paint(start, event.at, _WAITING, shares)
 
     def _sink_shares(self, start: float, end: float) -> Shares:
@@ -308,6 +304,18 @@ class Accountant:
         both = spent["finish"] + spent["write"]
         finish = spent["finish"] / both if both > 0 else 0.0
         return ("finish", finish), ("write", 1.0 - finish)
+
+    def _worker(self, event: WorkUnitDone | WorkerLost) -> None:
+        """What a dead worker had begun is lost, and so is the time until its successor returns something.
+
+        While another worker computes, that counts.
+        """
+        if isinstance(event, WorkerLost):
+            since = self._dead.setdefault(event.worker, self._heard.get(event.worker, self._started or self._began))
+        else:
+            self._heard[event.worker] = event.at
+            since = self._dead.pop(event.worker, event.at)
+        self._timeline.paint(since, event.at, _WAITING, (("lost", 1.0),))
 
     def _request(self, event: RequestDone) -> None:
         self._requested += 1
@@ -354,4 +362,11 @@ def _shares(event: BatchDone, wasted_s: float) -> Shares:
     lost = min(wasted_s / event.duration_s, 1.0) if event.duration_s > 0 else 0.0
     lost += (1 - lost) * max(event.failed - event.stopped, 0) / event.size
     padded = max(1 - event.cost / event.padded_cost, 0.0) if event.padded_cost > 0 else 0.0
-    return ("real", (1 - lost) * (1 - padded)), ("padding", (1 - lost) * padded), ("retry", lost)
+    lock = _lock(event)
+    useful = (1 - lock) * (1 - lost)
+    return ("real", useful * (1 - padded)), ("padding", useful * padded), ("retry", (1 - lock) * lost), ("lock", lock)
+
+
+def _lock(event: BatchDone | StepDone) -> float:
+    """The fraction of its time that passed between threads."""
+    return min(event.handed_s / event.duration_s, 1.0) if event.duration_s > 0 else 0.0

@@ -33,6 +33,8 @@ class DeviceFigures:
     """The mean of the run, by NVML; None if unknown."""
     joules_per_record: float | None
     clock_mhz: float | None
+    replayed: float = 0.0
+    """Share of the passes that were replays of captured work (CUDA graphs)."""
 
 
 def device_figures(
@@ -60,6 +62,7 @@ def device_figures(
         watts=None if used.energy_j is None else used.energy_j / wall_s,
         joules_per_record=None if used.energy_j is None else used.energy_j / records,
         clock_mhz=used.clock_mhz,
+        replayed=used.replayed,
     )
 
 

@@ -158,9 +158,12 @@ def _sum(name: str, values: Sequence[float]) -> float:
     return max(values, default=0.0) if name.startswith("max ") else sum(values)
 
 
-def in_json(found: JobFigures, price: float | None) -> dict[str, Any]:
-    """The figures as JSON; with a price also what they cost."""
-    plain = {name: getattr(found, name) for name in JobFigures.__dataclass_fields__}
+def in_json(runs: Sequence[RunSummary], price: float | None) -> dict[str, Any]:
+    """The figures as JSON; with a price also what they cost. The advice is that of the last run."""
+    found = figures(runs)
+    last = runs[-1].figures
+    plain = {"advice": last["advice"], "advices": last["advices"]}
+    plain |= {name: getattr(found, name) for name in JobFigures.__dataclass_fields__}
     if price is None:
         return plain
     money = found.money(price)

@@ -78,7 +78,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._size = InputSize(None, None)
-        self._skipped = self._ok = self._failed = self._bytes = self._loaded = 0
+        self._skipped = self._answers = self._failed = self._bytes = self._loaded = self._prepared = self._inputs = 0
         self._tokens = 0.0
         self._counts_tokens = False
         self._dtype = ""
@@ -98,6 +98,8 @@ class Meter:
                 self._loaded += event.records
             case StageDone(stage="prepare"):
                 self._counts_tokens |= event.tokens > 0
+                self._prepared += event.records
+                self._inputs += event.records + event.chunks - event.split
             case BatchDone():
                 self._ran(event, event.size - event.failed, successful_cost(event))
             case StepDone():
@@ -110,12 +112,17 @@ class Meter:
                 pass
 
     def _ran(self, event: BatchDone | StepDone, ok: int, cost: float) -> None:
-        self._ok += ok
+        self._answers += ok
         if self._counts_tokens:  # then cost is in tokens
             self._tokens += cost
-        self._busy.add(event.at, event.duration_s)
+        self._busy.add(event.at, event.computed_s)
         if not self._samples or event.at - self._samples[-1].at >= _SAMPLE_S:
             self._samples.append(self._sample(event.at))
+
+    @property
+    def _ok(self) -> int:
+        """Records with an answer. The chunks of a long record have one each; these count as their share of it."""
+        return self._answers if self._inputs == self._prepared else self._answers * self._prepared // self._inputs
 
     def snapshot(self, now: float) -> Snapshot:
         """The state at time `now`."""

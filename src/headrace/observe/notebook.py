@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
@@ -12,20 +13,27 @@ from headrace.observe.timeline import CAUSES, LABELS, Cause
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from headrace.events import RecordFailed
     from headrace.observe.accountant import Account
     from headrace.observe.report import Report
+
+logger = logging.getLogger("headrace")
 
 _BATCH_COLUMNS = ("start_s", "duration_s", "records", "cost", "padded_cost", "failed", "close_reason")
 _COLOURS: dict[Cause, str] = {
     "real": "#1f8a5b",
     "padding": "#8fcf9f",
+    "copy": "#5fb0a6",
     "retry": "#c2362f",
+    "lock": "#6f4e37",
+    "lost": "#7a1f1f",
     "starting": "#8a93a3",
     "read": "#2f6fc4",
     "prepare": "#7b5cc9",
     "company": "#d9a514",
     "finish": "#e07b39",
     "write": "#b4487f",
+    "memory": "#c7a17a",
     "draining": "#a9bfd6",
     "idle": "#e6eaf0",
     "other": "#d5dae2",
@@ -59,8 +67,8 @@ def as_html(report: Report) -> str:
     )
 
 
-def batches_table(account: Account | None) -> pa.Table:
-    """The first and the last 300 batches, one a row; times in seconds since the job began.
+def batches_table(account: Account | None, batches: int) -> pa.Table:
+    """The first and the last 300 of so many batches, one a row; times in seconds since the job began.
 
     Raises:
         ModuleNotFoundError: pyarrow is not installed.
@@ -68,12 +76,36 @@ def batches_table(account: Account | None) -> pa.Table:
     import pyarrow as arrow
 
     boxes: Sequence[Sequence[object]] = account.batches if account is not None else ()
+    _tell_left_out(len(boxes), batches, "batches, the first and the last ones")
     columns = list(zip(*boxes, strict=True)) or [()] * len(_BATCH_COLUMNS)
     kinds = (arrow.float64(), arrow.float64(), arrow.int64(), arrow.float64(), arrow.float64(), arrow.int64(),
              arrow.string())  # fmt: skip
     return arrow.table(
         [arrow.array(column, kind) for column, kind in zip(columns, kinds, strict=True)], names=list(_BATCH_COLUMNS)
     )
+
+
+def failures_table(kept: Sequence[RecordFailed], failed: int) -> pa.Table:
+    """Failed records, one a row.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+    """
+    import pyarrow as arrow
+
+    _tell_left_out(len(kept), failed, "failed records, the first ones")
+    return arrow.table(
+        {
+            "position": arrow.array([one.position for one in kept], arrow.int64()),
+            "reason": arrow.array([one.reason for one in kept], arrow.string()),
+            "message": arrow.array([one.message for one in kept], arrow.string()),
+        }
+    )
+
+
+def _tell_left_out(kept: int, of: int, what: str) -> None:
+    if kept < of:
+        logger.warning("headrace: the table holds %s of %s %s", f"{kept:,}", f"{of:,}", what)
 
 
 def over_time_table(account: Account | None) -> pa.Table:

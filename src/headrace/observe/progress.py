@@ -1,4 +1,4 @@
-"""A job's progress while it runs: a bar on a terminal, a line every few seconds elsewhere."""
+"""A job's progress while it runs: a bar on a terminal or in a notebook, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from html import escape
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
 from headrace.events import Event, InputLeftOut, JobDone, JobStarted, PrecisionChosen
 from headrace.observe.meter import Meter, Snapshot
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _LINE_EVERY_S = 5.0
 _BAR_EVERY_S = 0.1
+_HTML_EVERY_S = 0.5
 
 
 class Progress:
@@ -27,11 +29,10 @@ class Progress:
     """
 
     def __init__(self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        stream = stream or sys.stderr
         self._clock = clock
         self._meter = Meter()
         self._lock = threading.Lock()
-        self._display: _Display = _bar_or_lines(stream)
+        self._display: _Display = (in_notebook() if stream is None else None) or _bar_or_lines(stream or sys.stderr)
         self._shown_at: float | None = None
         self._open = False
 
@@ -118,6 +119,42 @@ class _Bar:
         self._bar.stop()
 
 
+class _Html:
+    """A bar below the cell of a notebook."""
+
+    every_s = _HTML_EVERY_S
+
+    def __init__(self, display: Callable[..., Any], html: Callable[[str], object]) -> None:
+        self._display = display
+        self._html = html
+        self._shown: Any = None
+        """What updates it."""
+
+    def open(self) -> None:
+        self._shown = self._display(self._html("headrace: starting"), display_id=True)
+
+    def show(self, snapshot: Snapshot) -> None:
+        done = snapshot.skipped + snapshot.ok + snapshot.failed
+        value = "" if snapshot.fraction is None else f' value="{snapshot.fraction:.4f}"'
+        share = "" if snapshot.fraction is None else f"{snapshot.fraction:.0%}, "
+        bar = f'<progress style="width:20em;vertical-align:middle"{value}></progress>'
+        self._shown.update(self._html(f"<div>{bar} {share}{done:,} records, {escape(describe(snapshot))}</div>"))
+
+    def close(self) -> None:
+        """It stays as it is."""
+
+
+def in_notebook() -> _Display | None:
+    """The display of the notebook that this process runs; None if it runs none."""
+    ipython = sys.modules.get("IPython")  # imported by the notebook itself
+    shell = ipython.get_ipython() if ipython is not None else None
+    if not hasattr(shell, "kernel"):  # IPython on a terminal has none
+        return None
+    from IPython.display import HTML, display
+
+    return _Html(display, HTML)
+
+
 def describe(snapshot: Snapshot) -> str:
     """The rates and the remaining time in one line."""
     parts = [f"{snapshot.records_per_s:,.0f} records/s"]
@@ -137,7 +174,24 @@ def _clock_time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+class _Nothing:
+    """Shows nothing."""
+
+    every_s = 3600.0
+
+    def open(self) -> None:
+        """Nothing to do."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
 def _bar_or_lines(stream: TextIO) -> _Display:
+    if getattr(stream, "quiet", False):
+        return _Nothing()
     if not stream.isatty():
         return _Lines(stream)
     try:

@@ -44,6 +44,8 @@ from headrace.observe.worker_rows import WorkerCount
 from headrace.observe.worker_rows import WorkerRow as WorkerRow
 from headrace.records import LeftOut
 
+_KEPT_FAILURES = 1_000
+
 
 class ReportBuilder:
     """A thread-safe event listener that aggregates a report.
@@ -67,11 +69,24 @@ class ReportBuilder:
         self._damaged: list[PartDamaged] = []
         self._formed: dict[tuple[int, int], CloseReason] = {}
         self._failures: Counter[str] = Counter()
+        self._failed_records: list[RecordFailed] = []
+        """The first ones."""
         self._stages = dict.fromkeys(("load", "prepare", "finish", "write"), 0.0)
         self._passed = dict.fromkeys(("load", "prepare", "finish", "write"), 0)
         """Records that each stage has finished."""
         self._size = InputSize(None, None)
         self._loaded_bytes = 0
+        self._long = self._long_chunks = 0
+        """Records that were split, and the chunks of them."""
+        self._prepare_cpu_s: float | None = None
+        self._chunks = 0
+        self._compared = self._repeated = 0
+        """Records that were compared with earlier ones, and how many are equal to one."""
+        self._split: set[int] = set()
+        """Running batches that have run out of memory."""
+        self._fitted = (0.0, 0.0)
+        """Records and computed cost of the largest batch that fitted."""
+        self._full_steps = 0
         self._prepared_tokens = self._truncated = self._nulled = self._batches = self._batched = self._splits = (
             self._out_of_memory
         ) = 0
@@ -115,19 +130,14 @@ class ReportBuilder:
                 self._skipped, self._skipped_failed = event.records_done, event.failed_done
                 self._size = InputSize(event.total_bytes, event.total_records)
             case StageDone():
-                self._stages[event.stage] += event.duration_s
-                self._passed[event.stage] += event.records
-                self._loaded_bytes += event.bytes if event.stage == "load" else 0
-                self._prepared_tokens += event.tokens
-                self._truncated += event.truncated
-                self._nulled += event.nulled
+                self._add_stage(event)
             case BatchFormed() | BatchDone() | BatchSplit() | StepDone():
                 self._add_engine_event(event)
             case InputLeftOut(left_out=left_out):
                 same = self._left_out.get(left_out.reason)
                 self._left_out[left_out.reason] = left_out if same is None else same.more(left_out)
             case RecordFailed():
-                self._failures[event.reason] += 1
+                self._add_failure(event)
             case PartCommitted() | PartDamaged():
                 self._add_part(event)
             case PrecisionChosen() | BudgetChanged() | MemoryUsed() | DeviceUsed() | PrefixCacheUsed():
@@ -136,6 +146,26 @@ class ReportBuilder:
                 self._add_saving(event)
             case JobDone():
                 self._state = event.state
+
+    def _add_failure(self, event: RecordFailed) -> None:
+        self._failures[event.reason] += 1
+        if len(self._failed_records) < _KEPT_FAILURES:
+            self._failed_records.append(event)
+
+    def _add_stage(self, event: StageDone) -> None:
+        self._stages[event.stage] += event.duration_s
+        self._passed[event.stage] += event.records
+        self._loaded_bytes += event.bytes if event.stage == "load" else 0
+        self._prepared_tokens += event.tokens
+        self._truncated += event.truncated
+        self._long += event.split
+        self._long_chunks += event.chunks
+        self._nulled += event.nulled
+        self._chunks += event.stage == "prepare"
+        self._compared += event.compared
+        self._repeated += event.repeated
+        if event.cpu_s is not None:
+            self._prepare_cpu_s = (self._prepare_cpu_s or 0.0) + event.cpu_s
 
     def _add_saving(self, event: DuplicatesFound | OrderChosen) -> None:
         if isinstance(event, DuplicatesFound):
@@ -175,12 +205,14 @@ class ReportBuilder:
             case BatchSplit():
                 self._splits += 1
                 self._out_of_memory += event.out_of_memory
+                self._split.add(event.batch)
             case StepDone():
                 self._batches += 1
+                self._full_steps += event.size >= self._host.slots
                 self._batched += event.size
                 self._starved += event.starved_s
                 self._done_cost += event.cost
-                self._busy.add(event.at, event.duration_s)
+                self._busy.add(event.at, event.computed_s)
 
     def _add_part(self, event: PartCommitted | PartDamaged) -> None:
         if isinstance(event, PartDamaged):
@@ -191,6 +223,10 @@ class ReportBuilder:
     def _add_batch(self, event: BatchDone) -> None:
         """Count a finished batch. A batch that was stopped before it ran does not count."""
         reason = self._formed.pop((event.batch, event.size), None)
+        if event.batch in self._split:
+            self._split.discard(event.batch)
+        elif event.padded_cost > self._fitted[1] and not event.failed:
+            self._fitted = event.size, event.padded_cost
         if event.stopped == event.size:
             return
         if reason is not None:
@@ -200,7 +236,7 @@ class ReportBuilder:
         self._cost += event.cost
         self._padded_cost += event.padded_cost
         self._done_cost += successful_cost(event)
-        self._busy.add(event.at, event.duration_s)
+        self._busy.add(event.at, event.computed_s)
 
     def build(self) -> Report:
         """The report of all events so far."""
@@ -255,6 +291,8 @@ class ReportBuilder:
             skipped_failed=self._skipped_failed,
             failures=dict(self._failures.most_common()),
             truncated=self._truncated,
+            split=self._long,
+            chunks=self._long_chunks,
             wall_s=wall,
             records_per_s=records / wall if wall > 0 else 0.0,
             tokens=tokens,
@@ -281,6 +319,7 @@ class ReportBuilder:
             device=device_figures(self._device, wall, records, account.fixed_s, self._batches),
             advices=tuple(advices(numbers)),
             account=account,
+            failed_records=tuple(self._failed_records),
         )
 
     @property
@@ -298,9 +337,16 @@ class ReportBuilder:
             host_s=dict(self._stages),
             causes=account.causes,
             fixed_s=account.fixed_s,
-            limited=(self._reasons["full_size"] + self._reasons["full_cost"]) / max(self._reasons.total(), 1),
+            limited_by_size=self._reasons["full_size"] / max(self._reasons.total(), 1),
+            limited_by_cost=self._reasons["full_cost"] / max(self._reasons.total(), 1),
+            mean_cost=self._padded_cost / max(self._batches, 1),
             fill_s=account.fill_s,
             out_of_memory=self._out_of_memory,
+            fitted=self._fitted,
+            chunks=self._chunks,
+            prepare_cpu_s=self._prepare_cpu_s,
+            repeated=self._repeated / max(self._compared, 1),
+            slots_full=self._full_steps / max(self._batches, 1),
             tuning_s=self._precision.duration_s if self._precision is not None else 0.0,
             dtype=self._precision.dtype if self._precision is not None else "",
             dtype_speed=self._precision.speed if self._precision is not None else 1.0,

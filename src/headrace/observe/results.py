@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from headrace.events import CloseReason, MemoryUsed, OrderChosen, PartDamaged, PrecisionChosen, PrefixCacheUsed
+from headrace.events import (
+    CloseReason,
+    MemoryUsed,
+    OrderChosen,
+    PartDamaged,
+    PrecisionChosen,
+    PrefixCacheUsed,
+    RecordFailed,
+)
 from headrace.observe import notebook
 from headrace.observe.accountant import Account
 from headrace.observe.advice import Advice
@@ -66,6 +74,9 @@ class Report:
     failures: Mapping[str, int]
     """Failed records by reason."""
     truncated: int
+    split: int
+    """Records longer than the model's maximum, that were computed in chunks."""
+    chunks: int
     wall_s: float
     records_per_s: float
     """Of this run, including failed records."""
@@ -119,14 +130,26 @@ class Report:
     """For a job of several steps: each of them; all other figures are those of the last one that ran."""
     account: Account | None = field(default=None, repr=False)
     """Where the time went, in detail."""
+    failed_records: tuple[RecordFailed, ...] = field(default=(), repr=False)
+    """The first 1,000 failed records; the errors file has all of them."""
 
     def _repr_html_(self) -> str:
         """How a notebook shows it."""
         return notebook.as_html(self)
 
     def batches_table(self) -> pa.Table:
-        """The first and the last 300 batches as an Arrow table; `.to_pandas()` makes a data frame of it."""
-        return notebook.batches_table(self.account)
+        """The first and the last 300 batches as an Arrow table; `.to_pandas()` makes a data frame of it.
+
+        A log message says how many batches there were, if some are left out.
+        """
+        return notebook.batches_table(self.account, self.batches)
+
+    def failures_table(self) -> pa.Table:
+        """The first 1,000 failed records as an Arrow table: position, reason and message.
+
+        A log message says how many failed, if some are left out; the errors file has each of them.
+        """
+        return notebook.failures_table(self.failed_records, self.failed)
 
     def over_time_table(self) -> pa.Table:
         """Causes, records and cost over time as an Arrow table; `.to_pandas()` makes a data frame of it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError
-from headrace.events import Stage
+from headrace.events import OrderChosen, PrefixCacheUsed, Stage
 from headrace.io.storage.locations import as_os_errors
 from headrace.io.storage.parts import atomic_file
 from headrace.observe.accountant import Account
@@ -45,6 +45,8 @@ _OF_REPORT = (
     "memory",
     "device",
     "prefix_cache",
+    "order",
+    "duplicates",
 )
 
 RunState: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
@@ -173,6 +175,7 @@ def _check_figures(figures: Mapping[str, Any]) -> None:
         _texts([lane["worker"]])
     if figures["memory"] is not None:
         _numbers([figures["memory"]["peak"]])
+    savings_of(figures)
     if figures.get("device") is not None:  # earlier versions did not write it
         device_of(figures)
 
@@ -190,6 +193,22 @@ def device_of(figures: Mapping[str, Any]) -> DeviceFigures | None:
     _texts(texts)
     _numbers([value for name, value in kept.items() if name not in ("dtype", "limit") and value is not None])
     return DeviceFigures(**kept)
+
+
+def savings_of(figures: Mapping[str, Any]) -> tuple[Sequence[OrderChosen], int, PrefixCacheUsed | None]:
+    """What order, equal records and a cache of prefixes have saved, as `figures_of` has written it.
+
+    Raises:
+        ValueError, TypeError: it has another form.
+    """
+    cache = figures.get("prefix_cache")
+    orders, duplicates = figures.get("order", []), figures.get("duplicates", 0)  # earlier versions did not write these
+    used = None if cache is None else PrefixCacheUsed(**cache)
+    chosen = [OrderChosen(**one) for one in orders]
+    _texts([text for one in chosen for text in (one.order, one.reason)])
+    _numbers([duplicates, *(one.records for one in chosen)])
+    _numbers([] if used is None else [used.queries, used.hits, used.computed])
+    return chosen, duplicates, used
 
 
 def _numbers(values: object, count: int | None = None) -> list[float]:

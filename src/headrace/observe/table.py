@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
+from headrace.events import OrderChosen, PrefixCacheUsed
 from headrace.observe.device_limit import DeviceFigures
 
 if TYPE_CHECKING:
@@ -11,13 +13,20 @@ if TYPE_CHECKING:
 
 _PARTS_NAMED = 3
 _MEMORY_ENOUGH = 0.9
+_MEMORY_LITTLE = 0.6
 """Of the limit: with more a job is close to being killed."""
 _ORDERS = {"sorted": "by prompt, sorted on disk", "prefix": "by prompt", "input": "as in the input"}
 _STAGES = ("load", "prepare", "starved", "inference", "finish", "write")
 
 
 def print_report(report: Report, stream: TextIO) -> None:
-    """Write `report` to `stream`, with rich if it is a terminal and rich is installed."""
+    """Write `report` to `stream`, with rich if it is a terminal and rich is installed; nothing to a quiet one."""
+    if getattr(stream, "quiet", False):
+        return
+    if getattr(stream, "as_json", False):
+        said: Any = stream  # it writes objects
+        said.emit("info", _title(report), report=dict(rows(report)), advice=report.advice)
+        return
     if stream.isatty():
         try:
             from rich.console import Console
@@ -50,15 +59,10 @@ def rows(report: Report) -> list[tuple[str, str]]:
     lines += [("left out of input", str(left_out)) for left_out in report.left_out]
     if report.damaged:
         lines.append(("made anew", _damaged(report)))
-    if report.truncated:
-        lines.append(("truncated", f"{report.truncated:,} records cut to the model's maximum length"))
+    lines += _too_long(report)
     if report.nulled:
         lines.append(("written as null", f"{report.nulled:,} numbers that are NaN or infinite"))
-    lines += [
-        ("order of work", f"{_ORDERS[chosen.order]}{_of(chosen.records)}: {chosen.reason}") for chosen in report.order
-    ]
-    if report.duplicates:
-        lines.append(("duplicates", f"{report.duplicates:,} records with the answer of an equal one"))
+    lines += savings_rows(report.order, report.duplicates, report.prefix_cache)
     lines.append(("wall", f"{_seconds(report.wall_s)}   {report.records_per_s:,.1f} records/s"))
     if report.tokens:
         lines.append(("tokens", f"{report.tokens:,}   {report.tokens_per_s:,.0f} tokens/s"))
@@ -90,10 +94,21 @@ def _tuning(report: Report) -> list[tuple[str, str]]:
     if (memory := report.memory) is not None:
         share = memory.peak / memory.limit
         warning = "; set a smaller --batch-tokens or --buffer-memory" if share > _MEMORY_ENOUGH else ""
+        if share < _MEMORY_LITTLE and memory.larger_pay is not None:
+            larger = f"a --batch-tokens above {report.budget or 0:,.0f} may be faster"
+            warning = f"; {larger if memory.larger_pay else 'larger batches were no faster'}"
         lines.append(("memory", f"{memory.peak / 1e9:.1f} GB at most, {share:.0%} of {memory.source}{warning}"))
-    if (used := report.prefix_cache) is not None and used.queries:
-        cached = f"{used.hits:,} from the prefix cache ({used.hits / used.queries:.1%})"
-        lines.append(("prompt tokens", f"{used.queries:,}   {used.computed:,} computed, {cached}"))
+    return lines
+
+
+def savings_rows(order: Sequence[OrderChosen], duplicates: int, cache: PrefixCacheUsed | None) -> list[tuple[str, str]]:
+    """What the order of work, equal records and a cache of prefixes have saved, as labels and values."""
+    lines = [("order of work", f"{_ORDERS[chosen.order]}{_of(chosen.records)}: {chosen.reason}") for chosen in order]
+    if duplicates:
+        lines.append(("duplicates", f"{duplicates:,} records with the answer of an equal one"))
+    if cache is not None and cache.queries:
+        cached = f"{cache.hits:,} from the prefix cache ({cache.hits / cache.queries:.1%})"
+        lines.append(("prompt tokens", f"{cache.queries:,}   {cache.computed:,} computed, {cached}"))
     return lines
 
 
@@ -107,6 +122,8 @@ def device_rows(device: DeviceFigures | None) -> list[tuple[str, str]]:
         work = f"{_flops(device.operations_per_record)} per record, {_flops(device.operations_per_s)}/s"
         mfu = "" if device.mfu is None else f", {device.mfu:.0%} of the measured {device.dtype} peak (MFU)"
         lines.append(("arithmetic", work + mfu))
+    if device.replayed:
+        lines.append(("CUDA graphs", f"{device.replayed:.0%} of the batches were replays of captured ones"))
     if device.watts is not None:
         clock = "" if device.clock_mhz is None else f", {device.clock_mhz:,.0f} MHz at the end"
         lines.append(("power", f"{device.watts:,.0f} W, {device.joules_per_record or 0:.3g} J per record{clock}"))
@@ -147,6 +164,15 @@ def _batches(report: Report) -> list[tuple[str, str]]:
 
 def _title(report: Report) -> str:
     return f"headrace run: {report.state}"
+
+
+def _too_long(report: Report) -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    if report.truncated:
+        lines.append(("truncated", f"{report.truncated:,} records cut to the model's maximum length"))
+    if report.split:
+        lines.append(("split", f"{report.split:,} records longer than the model's maximum: {report.chunks:,} chunks"))
+    return lines
 
 
 def _records(report: Report) -> str:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 Cause: TypeAlias = Literal[
     "real",
     "padding",
+    "copy",
     "retry",
+    "lock",
+    "lost",
     "starting",
     "read",
     "prepare",
     "company",
     "finish",
     "write",
+    "memory",
     "draining",
     "idle",
     "other",
@@ -23,29 +27,38 @@ Cause: TypeAlias = Literal[
 
 real      computing records
 padding   computing what was added to make records equally long
+copy      in the engine, while its device does not compute: data on its way to or from it, or work being launched
 retry     computing what failed, or waiting for the next try of a record
+lock      idle: a batch on its way to the engine's thread, or its results back, waits for Python's lock or a core
+lost      idle: a worker has died; its work, and the time until another has taken its place
 starting  loading the model, warming up, tuning
 read      idle: the next records are being read
 prepare   idle: the next records are being prepared
 company   idle: the batcher holds records back, to let more join them
 finish    idle: results are being finished and encoded faster than they can be
 write     idle: finished results wait for the disk
+memory    idle: as many records as allowed are in memory
 draining  idle: after the last batch
 idle      idle: a server has no request
 other     idle, for no cause that an event tells
 """
 CAUSES: tuple[Cause, ...] = get_args(Cause)
-COMPUTING: tuple[Cause, ...] = ("real", "padding", "retry")
+COMPUTING: tuple[Cause, ...] = ("real", "padding", "copy", "retry")
+"""A batch is in the engine."""
 LABELS: Mapping[Cause, str] = {
     "real": "computing records",
     "padding": "computing padding",
+    "copy": "copies and launches",
     "retry": "retries and failures",
+    "lock": "Python's lock",
+    "lost": "lost workers",
     "starting": "starting (load, tune)",
     "read": "starved by read",
     "prepare": "starved by prepare",
     "company": "waiting for company",
     "finish": "blocked by finish",
     "write": "blocked by write",
+    "memory": "memory limit reached",
     "draining": "draining",
     "idle": "no requests",
     "other": "other",
@@ -98,6 +111,18 @@ class TimeBins:
             left = max(start, self._origin + place * self.width_s)
             right = min(end, self._origin + (place + 1) * self.width_s)
             row[place] += max(right - left, 0.0) * per_s
+
+    def reduce(self, names: Sequence[Cause], to: float, rest: Cause) -> None:
+        """Let the rows together add up to `to` if they are more, evenly; the rest goes to another row."""
+        rows = [self.sums[name] for name in names if name in self.sums]
+        whole = sum(map(sum, rows))
+        if whole <= to:
+            return
+        for row in rows:
+            for place, value in enumerate(row):
+                if value:
+                    self._row(rest, place)[place] += value * (1 - to / whole)
+                    row[place] = value * to / whole
 
     def copy(self) -> TimeBins:
         """An independent copy."""

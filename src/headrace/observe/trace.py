@@ -114,7 +114,7 @@ class TraceWriter:
                 self._batch(event)
             case StepDone():
                 args = {"step": event.step, "records": event.size, "finished": event.finished, "failed": event.failed}
-                self._box("device", "step", event.at, event.duration_s, args)
+                self._box("device", "step", event.at, event.computed_s, args)
 
     def _other(self, event: StageDone | RequestDone | BatchSplit | ModelLoaded | JobStarted) -> None:
         match event:
@@ -145,7 +145,7 @@ class TraceWriter:
         }
         if formed is not None:
             args |= {"closed by": formed.reason, "waited_s": round(formed.waited_s, 6)}
-        self._box("device", "batch", event.at, event.duration_s, args)
+        self._box("device", "batch", event.at, event.computed_s, args)
 
     def _room(self) -> bool:
         if self._file is None:

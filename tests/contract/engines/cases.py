@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.families import family_model
+from tests.families import colbert, family_model
 from tests.small_models import NLI, encoded, picture, text_model, vision_model
 
 from headrace.engines.config import EngineConfig
@@ -159,6 +159,12 @@ def vllm(place: Place) -> Any:
     return create("generate", engine="vllm", chat=False, max_tokens=16, **small)
 
 
+def vllm_embed(place: Place) -> Any:
+    """vLLM's pooling runner, whose attention on CPU needs heads of 32."""
+    folder = family_model(place.folder, "Bert", hidden_size=64)
+    return create("embed", folder, engine="vllm", dtype="float32", enforce_eager=True, max_model_len=128)
+
+
 ZERO_SHOT = {"labels": ["canal", "mill", "water wheel"]}
 
 
@@ -182,6 +188,11 @@ def masked(folder: Path) -> Path:
     return family_model(folder, "Bert", "ForMaskedLM")
 
 
+def late(folder: Path) -> Path:
+    """A model with a vector per token."""
+    return colbert(folder / "colbert")
+
+
 def clip(folder: Path) -> Path:
     """A model of images and texts."""
     return vision_model(folder, "clip")
@@ -196,6 +207,7 @@ CASES: Mapping[str, Case] = {
     "endpoint": Case(endpoint, WORDS, [None, "", 7], "stream"),
     "embed": Case(torch("embed"), TEXTS, NO_TEXTS, placed=True),
     "sparse-embed": Case(torch("sparse-embed", masked), TEXTS, NO_TEXTS, placed=True),
+    "multi-vector-embed": Case(torch("multi-vector-embed", late), TEXTS, NO_TEXTS, placed=True),
     "classify": Case(torch("classify", "docstrings", top_labels=7), TEXTS, NO_TEXTS[:3], placed=True),
     "classify-pairs": Case(torch("classify", text_model), PAIRS, NO_TEXTS[:3], placed=True),
     "score": Case(torch("score", scorer), PAIRS, NO_TEXTS[:3], placed=True),
@@ -211,6 +223,7 @@ CASES: Mapping[str, Case] = {
     "onnx-image-classify": Case(onnx("image-classify", "digits"), IMAGES, NO_IMAGES),
     "onnx-image-embed": Case(onnx("image-embed", clip), IMAGES, NO_IMAGES),
     "vllm": Case(vllm, ASKS, NO_ASKS, "stream", needs="vllm"),
+    "vllm-embed": Case(vllm_embed, TEXTS, NO_TEXTS, "stream", needs="vllm"),
 }
 """One for each engine of `headrace.engines.registry`, and the doubles of `headrace.testing`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import subprocess
@@ -10,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from tests.integration.cluster import engines
 
 from headrace.errors import ConfigError
 
@@ -65,6 +67,27 @@ def test_the_example_s_workers_are_reused_as_its_task_specifications_say() -> No
     assert questions_flyte.app in questions_flyte.env.depends_on
 
 
+env = flyte.TaskEnvironment(name="several", reusable=flyte.ReusePolicy(replicas=1, concurrency=8))
+
+
+@env.task
+async def measured(texts: list[str]) -> list[list[tuple[str, int, int]]]:
+    return [await engines.first.map(texts), await engines.second.map(texts)]
+
+
+@env.task
+async def fanned_out(chunks: int) -> list[list[list[tuple[str, int, int]]]]:
+    return list(await asyncio.gather(*[measured.aio(["a" * (number + 1), "b"]) for number in range(chunks)]))
+
+
+def test_tasks_of_a_reusable_worker_share_several_models_of_which_one_is_loaded() -> None:
+    flyte.init()
+    found = flyte.with_runcontext(mode="local").run(fanned_out, chunks=4).outputs()[0]
+    engines.models.close()
+    expected = [[[[name, number + 1, 1], [name, 1, 1]] for name in ("first", "second")] for number in range(4)]
+    assert [[[list(row) for row in rows] for rows in task] for task in found] == expected
+
+
 @pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes minutes: scripts/test-cluster runs it")
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.skipif(not REAL, reason="no such file"))])
 @pytest.mark.parametrize(("example", "ways"), [("questions_flyte", 2), ("questions", 1)])
@@ -78,3 +101,44 @@ def test_the_examples_answer_every_question(example: str, ways: int, real: bool,
     assert ended.returncode == 0, ended.stderr
     # The model can do sums; to a real question it says something.
     assert ended.stdout.count("400 answers" if real else "400 of 400 right") == ways, ended.stderr
+
+
+BY_NAME = """
+import flyte, httpx
+from headrace.cluster.flyte_app import app_environment
+
+app = app_environment("vectors", "embed", "acme/encoder")
+env = flyte.TaskEnvironment(name="texts", depends_on=[app])
+
+
+@env.task
+async def embed(url: str) -> str:
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        [model] = (await client.get("/v1/models")).json()["data"]
+        answer = (await client.post("/v1/embeddings", json={"input": "a text"})).json()
+    return f"{model['id']} {model['commit']} {len(answer['data'][0]['embedding'])}"
+
+
+if __name__ == "__main__":
+    flyte.init()
+    with flyte.with_servecontext(mode="local", activate_timeout=120).serve(app).ephemeral_ctx_sync():
+        print(flyte.with_runcontext(mode="local").run(embed, url=app.endpoint).outputs()[0])
+"""
+
+
+@pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes long: scripts/test-cluster runs it")
+@pytest.mark.timeout(300)
+def test_an_app_has_a_model_by_its_name_on_the_hub(tmp_path: Path) -> None:
+    from tests.integration.hub.standin import running_hub
+    from tests.small_models import text_model
+
+    with running_hub() as hub:
+        commit = hub.repository("acme/encoder").commit_folder(text_model(tmp_path / "encoder", head=False))
+        environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+        environment |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url, "HOME": str(tmp_path)}
+        environment |= {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+        (tmp_path / "by_name.py").write_text(BY_NAME)
+        command = [sys.executable, str(tmp_path / "by_name.py")]
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert f"acme/encoder {commit} 32" in ended.stdout

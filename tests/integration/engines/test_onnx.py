@@ -146,7 +146,7 @@ def test_layers_outside_the_onnx_file_are_refused_by_name(tmp_path: Path) -> Non
     (folder / "model.onnx").write_bytes(b"")
     modules = [{"idx": 0, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}]
     (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(EngineError, match="has a layer Dense outside its ONNX file"):
+    with pytest.raises(EngineError, match="has the module Dense, which the engine onnx does not compute; export"):
         create("embed", folder, engine="onnx")
 
 

@@ -22,7 +22,12 @@ def cached(tmp_path: Path, pattern: str = "*.safetensors") -> list[Path]:
     return [path for path in (tmp_path / "hf").rglob(pattern) if path.is_file()]
 
 
-def test_a_download_that_is_cut_goes_on_where_it_was(hub: Hub, encoder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stall_s", [0, 60])
+def test_a_download_that_is_cut_or_stalls_goes_on_where_it_was(
+    hub: Hub, encoder: Path, monkeypatch: pytest.MonkeyPatch, stall_s: float
+) -> None:
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
+    hub.faults.stall_s = stall_s
     hub.repository("acme/encoder").commit_folder(encoder)
     weights = (encoder / "model.safetensors").read_bytes()
     hub.faults.cut_after, hub.faults.cuts = MEGABYTE, 2

@@ -354,3 +354,11 @@ def test_a_damaged_part_there_is_made_anew(
 
 def killed(*_: Any) -> None:
     raise JobError("killed")
+
+
+def test_steps_read_what_earlier_ones_wrote(s3: Any, folder: str) -> None:
+    steps = [{"name": name, "engine": "headrace.testing:FakeEngine"} for name in ("first", "second")]
+    for sink in ("s3://rows/out.jsonl", "s3://rows/out.parquet"):
+        assert headrace.run(folder, sink=sink, steps=steps, progress=False).ok == 1000
+    rows = [json.loads(line) for line in s3.cat("rows/out.jsonl").splitlines()]
+    assert all(row["first"] == row["second"] for row in rows)

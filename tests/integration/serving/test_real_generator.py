@@ -55,3 +55,26 @@ def test_an_answer_counts_for_no_more_than_the_context(server: Running) -> None:
 def test_extreme_numbers_are_answered(server: Running, options: dict[str, Any]) -> None:
     response = server.post("/v1/completions", {"prompt": "12+30=", "max_tokens": 8, **options})
     assert response.status_code == 200, response.text
+
+
+def test_usage_tells_how_many_prompt_tokens_were_in_the_prefix_cache(server: Running) -> None:
+    shared = "1+2=3; " * 15
+    page = 32
+
+    def cached(question: str, **more: Any) -> int:
+        body = {"prompt": shared + question, "max_tokens": 2, **more}
+        usage = server.post("/v1/completions", body).json()["usage"]
+        assert usage["prompt_tokens"] == len(shared + question)
+        found: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return found
+
+    assert cached("4+4=") == 0
+    assert cached("5+5=") == len(shared) // page * page
+    assert cached("6+6=", n=2, temperature=1) == len(shared) // page * page  # a prompt counts once
+    body = {"prompt": shared, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
+    with server.client.stream("POST", "/v1/completions", json=body) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert json.loads(lines[-2])["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    chat = {"messages": [{"role": "user", "content": shared}], "max_tokens": 2}
+    first, second = (server.post("/v1/chat/completions", chat).json()["usage"] for _ in range(2))
+    assert first["prompt_tokens_details"]["cached_tokens"] < second["prompt_tokens_details"]["cached_tokens"]

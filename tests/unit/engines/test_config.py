@@ -57,7 +57,7 @@ def flags(command: str, *more: str, folder: Path) -> tuple[int, str]:
         (
             "embed",
             {"tensor_parallel_size": 2},
-            r"no option 'tensor_parallel_size'; .*option of engine 'torch' \(task 'generate'\) and engine 'vllm'",
+            r"no option 'tensor_parallel_size'; .*option of engine 'vllm' \(task 'embed'\) and engine 'torch'",
         ),
         (
             "generate",
@@ -66,7 +66,7 @@ def flags(command: str, *more: str, folder: Path) -> tuple[int, str]:
         ),
         ("embed", {"device": "cpu", "engine_options": {"device": "cuda"}}, "device is given twice; give it once"),
         ("embed", {"batch_tokens": 0}, "batch_tokens is 0; it must be >= 1"),
-        ("embed", {"engine": "onyx"}, "task 'embed' has no engine 'onyx'; known: torch, onnx, endpoint"),
+        ("embed", {"engine": "onyx"}, "task 'embed' has no engine 'onyx'; known: torch, onnx, vllm, endpoint"),
         ("embedd", {}, "unknown task 'embedd': use 'embed'"),
     ],
 )
@@ -86,7 +86,7 @@ def test_every_door_refuses_it_in_the_same_words(
         (("--batch_sizee", "3"), "did you mean --batch-size?"),
         (
             ("--tensor-parallel-size", "2"),
-            "tensor_parallel_size is an option of engine 'torch' (task 'generate') and engine 'vllm' (task 'generate')",
+            "tensor_parallel_size is an option of engine 'vllm' (task 'embed') and engine 'torch' (task 'generate')",
         ),
         (("--device", "cpu", "--device", "cuda"), "--device is given twice; give it once"),
         (("--task", "generate", "--seed", "1", "--seed", "2"), "--seed is given twice; give it once"),

@@ -13,14 +13,16 @@ from headrace.errors import ConfigError, MissingExtraError
 
 
 def test_an_unknown_task_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="unknown task 'paint'; known: embed, sparse-embed, classify, score"):
+    with pytest.raises(
+        ConfigError, match="unknown task 'paint'; known: embed, sparse-embed, multi-vector-embed, classify, score"
+    ):
         create("paint")
     assert known_tasks()[0] == "embed"
 
 
 def test_an_unknown_engine_lists_those_of_the_task() -> None:
     with pytest.raises(
-        ConfigError, match=r"task 'embed' has no engine 'cuda'; known: torch, onnx, endpoint, or module:name"
+        ConfigError, match=r"task 'embed' has no engine 'cuda'; known: torch, onnx, vllm, endpoint, or module:name"
     ):
         create("embed", engine="cuda")
     with pytest.raises(ConfigError, match="task custom needs an engine"):

@@ -51,7 +51,7 @@ def test_a_summary_is_read_as_it_was_written(tmp_path: Path, run: RunSummary) ->
     (found,) = summary.read(written(tmp_path / "report.json", run))
     assert (found.state, found.settings) == (run.state, run.settings)
     assert found.account.causes == run.account.causes
-    assert json.dumps(in_json(figures([found]), 2.0)) == json.dumps(in_json(figures([run]), 2.0))
+    assert json.dumps(in_json([found], 2.0)) == json.dumps(in_json([run], 2.0))
 
 
 def test_only_the_last_runs_are_kept(tmp_path: Path, run: RunSummary) -> None:
@@ -115,7 +115,7 @@ def test_a_damaged_file_is_named_or_does_no_harm(tmp_path: Path, wrong: object) 
             refused += 1
         else:
             found = figures(runs)
-            json.dumps([in_json(found, 1.0), charts(runs, found)])
+            json.dumps([in_json(runs, 1.0), charts(runs, found)])
             _job(0, ReportedJob("a", "finished", runs), 1.0)
     assert refused > 30
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -238,6 +239,10 @@ def test_the_numbers_and_the_budget_are_told_with_their_reasons() -> None:
     assert "4,096 tokens, found while the job ran" in text
     held = report_of(*JOB, MemoryUsed(930_000_000, 1_000_000_000, "the machine", at=1.0))
     assert "0.9 GB at most, 93% of the machine; set a smaller --batch-tokens" in as_text(held)
+    little = MemoryUsed(100, 1_000, "the machine", at=1.0, larger_pay=False)
+    assert "10% of the machine; larger batches were no faster" in as_text(report_of(*JOB, little))
+    grown = (BudgetChanged(4096, at=1.5), replace(little, larger_pay=True))
+    assert "a --batch-tokens above 4,096 may be faster" in as_text(report_of(*JOB, *grown))
     assert "batch budget" not in as_text(report_of(*JOB))
 
 

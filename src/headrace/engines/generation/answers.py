@@ -16,6 +16,8 @@ class Answer:
     sampler: TokenSampler
     before: tuple[int, ...]
     """Generated before the request was removed and resumed."""
+    cached: int | None = None
+    """Tokens of the prompt that the prefix cache held when it began; None before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +27,4 @@ class Resumed:
     ask: TokenizedRequest
     sampler: TokenSampler
     generated: tuple[int, ...]
+    cached: int | None

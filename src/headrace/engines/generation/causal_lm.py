@@ -41,6 +41,8 @@ class TokenizedRequest:
     """Called with the partial answer whenever it grows."""
     logprobs: int | None = None
     """How many alternatives to list for each token, with log probabilities; None for no log probabilities."""
+    counts_cached: bool = False
+    """Whether the answer has `cached_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)

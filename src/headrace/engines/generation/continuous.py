@@ -19,6 +19,7 @@ from headrace.device.placement import running
 from headrace.engines.base import PrefixCacheStats, Prepared
 from headrace.engines.generation.answers import Answer, Resumed
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
+from headrace.engines.generation.pageable import cannot_batch, check_pageable
 from headrace.engines.generation.ragged_attention import use_ragged_attention
 from headrace.engines.generation.sampling import BatchSampler
 from headrace.engines.generation.scheduler import PageScheduler
@@ -144,7 +145,7 @@ class GenerationEngine:
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise _cannot_batch(f"its first step fails: {reason}") from error
+            raise cannot_batch(f"its first step fails: {reason}") from error
         if isinstance(ended[0][1], Exception):
             raise ended[0][1]
         if self._scheduler is not None:
@@ -166,9 +167,7 @@ class GenerationEngine:
             **({"disable_nccl_graph_mixing": False} if self._is_split else {}),
         )
         ends = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=self._lm.pad_token)
-        if not getattr(self._lm.model, "_supports_attention_backend", False):
-            # transformers would only warn, and generate answers that do not attend to earlier tokens.
-            raise _cannot_batch("its attention does not support a paged cache")
+        check_pageable(self._lm.model)
         try:
             manager = self._lm.model.init_continuous_batching(ends, config)
             manager.logit_processor = self._sampler
@@ -179,7 +178,7 @@ class GenerationEngine:
                 "max_num_seqs or max_model_len"
             ) from error
         except (ValueError, NotImplementedError) as error:  # how transformers refuses an attention or a cache
-            raise _cannot_batch(str(error).strip().splitlines()[0]) from error
+            raise cannot_batch(str(error).strip().splitlines()[0]) from error
         return manager, processor
 
     def _share_pages(self, wanted: bool | None, slots: int) -> PageScheduler | None:
@@ -201,6 +200,7 @@ class GenerationEngine:
         if ragged:
             processor.inputs_and_outputs.attention_mask = None  # filling it would take longer than the attention
         scheduler = PageScheduler(processor.cache, slots, share=wanted is not False, indexed=not ragged)
+        scheduler.on_start = self._note_cached
         processor.scheduler = processor.offloading_manager.scheduler = scheduler
         return scheduler
 
@@ -229,14 +229,22 @@ class GenerationEngine:
         ask = record.ask if isinstance(record, Resumed) else record
         return len(ask.prompt) + 1, len(ask.prompt) + ask.sampling.max_tokens
 
+    def group(self, record: TokenizedRequest | Resumed) -> int:
+        """The first page of the prompt, which requests of one kind have in common."""
+        return hash((record.ask if isinstance(record, Resumed) else record).prompt[:_PAGE])
+
     def follow(self, payload: TokenizedRequest, listener: Callable[[str], None]) -> TokenizedRequest:
         """The same request, with `listener` called with the partial answer."""
         return replace(payload, listener=listener)
 
+    def count_cached(self, payload: TokenizedRequest) -> TokenizedRequest:
+        """See `PrefixCachingEngine.count_cached`."""
+        return replace(payload, counts_cached=True)
+
     def add(self, key: int, record: TokenizedRequest | Resumed) -> None:
         """Add a request to the next step."""
         if isinstance(record, Resumed):
-            answer = Answer(record.ask, record.sampler, record.generated)
+            answer = Answer(record.ask, record.sampler, record.generated, record.cached)
         else:
             answer = Answer(record, self._lm.sampler(record), ())
         ends = self._lm.ends_of(answer.ask)
@@ -257,13 +265,12 @@ class GenerationEngine:
         """
         if self._lm.model is None:
             raise EngineDeadError("the generation engine is closed; create a new one")
-        if self._ranks is None:
+        with self._ranks.step() if self._ranks is not None else contextlib.nullcontext():
             self._run_step()
-        else:
-            with self._ranks.step():
-                self._run_step()
         finished = [*self._ended(), *self._stopped()]
-        self._call_listeners()
+        for key, answer in self._answers.items():
+            if answer.ask.listener is not None:
+                answer.ask.listener(self._lm.grown(answer.ask, self._generated(key)))
         return finished
 
     def _run_step(self) -> None:
@@ -278,12 +285,6 @@ class GenerationEngine:
         """Run rank 0's step on another rank of a split model."""
         self._run_step()
         self._ended()
-
-    def _call_listeners(self) -> None:
-        """Call the listeners with the partial answers."""
-        for key, answer in self._answers.items():
-            if answer.ask.listener is not None:
-                answer.ask.listener(self._lm.grown(answer.ask, self._generated(key)))
 
     def _ended(self) -> list[tuple[int, Generation | Exception]]:
         """The answers that transformers has ended: by an end token, by `max_tokens`, or by an error."""
@@ -300,9 +301,7 @@ class GenerationEngine:
             if output.error is not None:
                 ended.append((key, EngineError(f"transformers failed at the request: {output.error}")))
             else:
-                ended.append(
-                    (key, self._lm.answer(answer.ask, (*answer.before, *output.generated_tokens), answer.sampler))
-                )
+                ended.append((key, self._generation(answer, (*answer.before, *output.generated_tokens))))
 
     def _stopped(self) -> list[tuple[int, Generation | Exception]]:
         """The answers that contain a stop string."""
@@ -312,9 +311,18 @@ class GenerationEngine:
                 continue
             generated = self._generated(key)
             if self._lm.stopped(answer.ask, generated):
-                stopped.append((key, self._lm.answer(answer.ask, generated, answer.sampler)))
+                stopped.append((key, self._generation(answer, generated)))
                 self.remove(key)
         return stopped
+
+    def _generation(self, answer: Answer, generated: Sequence[int]) -> Generation:
+        result = self._lm.answer(answer.ask, generated, answer.sampler)
+        return {**result, "cached_tokens": answer.cached or 0} if answer.ask.counts_cached else result
+
+    def _note_cached(self, request_id: str, found: int) -> None:
+        answer = self._answers.get(int(request_id))
+        if answer is not None and answer.cached is None:  # it may begin again, with its own pages
+            answer.cached = found
 
     def needs(self, key: int) -> float:
         """Tokens of the prompt and the answer, including the next token."""
@@ -348,13 +356,12 @@ class GenerationEngine:
             if self._ranks is not None:
                 self._ranks.cancel(str(key))
             self.cancel(str(key))
-        return Resumed(answer.ask, answer.sampler, generated)
+        return Resumed(answer.ask, answer.sampler, generated, answer.cached)
 
     def cancel(self, request_id: str) -> None:
         """Remove a request that is scheduled, on this rank alone."""
-        scheduler = self._processor.scheduler
-        scheduler.set_request_cancellation(request_id)
-        scheduler.clear_cancelled_requests()
+        self._processor.scheduler.set_request_cancellation(request_id)
+        self._processor.scheduler.clear_cancelled_requests()
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""
@@ -390,7 +397,3 @@ class GenerationEngine:
             token = sampler.next_token(scores[row], self._generated(key))
             scores[row] = -torch.inf
             scores[row, token] = 0.0
-
-
-def _cannot_batch(reason: str) -> EngineError:
-    return EngineError(f"transformers cannot batch this model continuously: {reason}; use the engine static, or vllm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -57,6 +58,8 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
         self._allocator.block_table = self.pages.tables
         self._indexed = indexed
         self._parts: list[FutureRequestState] = []
+        self.on_start: Callable[[str, int], None] | None = None
+        """Called with each request that becomes active and how many of its tokens are stored."""
         self._queries = self._hits = self._computed = 0
 
     def reset_stats(self) -> None:
@@ -96,6 +99,8 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
             return False
         self._queries += len(state.initial_tokens)
         self._hits += found
+        if self.on_start is not None:
+            self.on_start(state.request_id, found)
         del self.waiting_requests[state.request_id]
         self.waiting_requests_order.remove(state.request_id)
         self.active_requests[state.request_id] = state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -13,14 +12,16 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 from transformers import AutoConfig, AutoTokenizer
 
 from headrace.device.forward import ForwardMeter
-from headrace.engines.heads import VectorHead
+from headrace.engines.heads import ChunkJoin, VectorHead
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
 from headrace.engines.model_kinds import with_own_settings
 from headrace.engines.network import Arrays, Rows
 from headrace.engines.quantizing import OutputDtype, check_output_dtype
+from headrace.engines.text.pooling import Pooling, pooling_of
+from headrace.engines.text.splitting import LongTexts, TooLong, not_split
 from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
-from headrace.engines.text.tokenizing import Takes, TextTokens, TooLong, tokens_for
+from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for
 from headrace.engines.vision.images import MAX_PIXELS, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
 from headrace.errors import ConfigError, EngineDeadError, EngineError
@@ -39,6 +40,7 @@ _LOADING = (
 # Outputs that are vectors; without one of these, token states are pooled as the folder's files specify.
 _STATES = ("last_hidden_state", "token_embeddings")
 _VECTORS = ("sentence_embedding", "image_embeds", "pooler_output")
+_EXPORT = "export the model with it, as an output named sentence_embedding"
 
 
 class OnnxNetwork:
@@ -100,6 +102,10 @@ class OnnxNetwork:
         """None: the file fixes the dtype."""
         return {}
 
+    def length_for(self, texts: int, longest: int) -> int:  # noqa: ARG002  # no shape is faster
+        """See `Network.length_for`."""
+        return longest
+
     def run(self, arrays: Arrays) -> Rows:
         """See `Network.run`. onnxruntime has no error type for device failures, so they count as the batch's."""
         session = self._session
@@ -107,7 +113,7 @@ class OnnxNetwork:
             raise EngineDeadError("the engine is closed; create a new one")
         rows: Rows = session.run([self._output], dict(arrays))[0].astype(np.float32, copy=False)
         if self._pooling:
-            return self._pooling(rows, np.asarray(arrays["attention_mask"]))
+            return _pooled(self._pooling, rows, np.asarray(arrays["attention_mask"]))
         return rows.reshape(len(rows), -1) if rows.ndim == 4 else rows
 
     def close(self) -> None:
@@ -115,53 +121,31 @@ class OnnxNetwork:
         self._session = None
 
 
-class Pooling:
-    """Pools token states as a sentence-transformers folder specifies; the default is their mean.
-
-    Raises:
-        EngineError: the folder needs unsupported layers.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        modules = json.loads(_read(folder / "modules.json") or "[]")
-        kinds = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
-        if unknown := kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
-            raise EngineError(
-                f"the model in {folder} has a layer {min(unknown)} outside its ONNX file; export the model with it, "
-                "as an output named sentence_embedding"
-            )
-        found = json.loads(_read(kinds["Pooling"] / "config.json") or "{}") if "Pooling" in kinds else {}
-        old = [name.removeprefix("pooling_mode_") for name, on in found.items() if on is True and "mode_" in name]
-        mode = found.get("pooling_mode") or "+".join(old) or "mean"
-        self._mode = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}.get(mode, mode)
-        if self._mode not in ("mean", "cls", "max"):
-            raise EngineError(f"the model in {folder} pools by {self._mode!r}; with ONNX it must be mean, cls or max")
-        self._normalize = "Normalize" in kinds
-
-    def describe(self) -> str:
-        """The pooling mode and normalisation."""
-        return self._mode + (", normalised" if self._normalize else "")
-
-    def __call__(self, states: Rows, mask: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Rows:
-        """Vectors of shape (texts, components)."""
-        real = mask[..., None].astype(np.float32)
-        if self._mode == "cls":
-            vectors = states[:, 0]
-        elif self._mode == "max":
-            vectors = np.where(real > 0, states, -np.inf).max(axis=1)
-        else:
-            vectors = (states * real).sum(axis=1) / np.maximum(real.sum(axis=1), 1e-9)
-        if self._normalize:
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return np.asarray(vectors, dtype=np.float32)
+_POOLING = ("mean", "cls", "max")
 
 
-def embed(
+def _pooled(pooling: Pooling, states: Rows, mask: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Rows:
+    """Vectors of shape (texts, components)."""
+    real = mask[..., None].astype(np.float32)
+    if pooling.mode == "cls":
+        vectors = states[:, 0]
+    elif pooling.mode == "max":
+        vectors = np.where(real > 0, states, -np.inf).max(axis=1)
+    else:
+        vectors = (states * real).sum(axis=1) / np.maximum(real.sum(axis=1), 1e-9)
+    if pooling.normalize:
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return np.asarray(vectors, dtype=np.float32)
+
+
+def embed(  # noqa: PLR0913 - one parameter per setting of the user
     model: str | Path | None = None,
     *,
     providers: Sequence[str] = (),
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
+    chunk_overlap: int | None = None,
+    chunk_join: ChunkJoin | None = None,
     output_dtype: OutputDtype = "float32",
 ) -> TextEngine:
     """Embed texts: the model's output `sentence_embedding`, else its pooled token states.
@@ -170,7 +154,9 @@ def embed(
         model: a folder with an ONNX model, its config.json and tokenizer.
         providers: onnxruntime's execution providers, in order; empty for all available ones.
         max_model_len: in tokens; None for the model's limit.
-        on_too_long: truncate a longer text, or fail its record.
+        on_too_long: truncate a longer text, fail its record, or split it into chunks.
+        chunk_overlap: tokens that neighbouring chunks have in common; None for none.
+        chunk_join: how the outputs for the chunks become one; None for the default of the task.
         output_dtype: as of `EmbeddingEngine`.
 
     Raises:
@@ -178,25 +164,30 @@ def embed(
         EngineError: the files cannot be loaded.
     """
     check_output_dtype(output_dtype)
+    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
     folder = named_folder(model, ONNX_WEIGHTS)
-    network = OnnxNetwork(folder, providers, _VECTORS[:1], Pooling(folder))
-    tokens = _tokens(folder, "text", max_model_len, on_too_long)
+    pooling = pooling_of(folder, _POOLING, "the engine onnx", way_out=_EXPORT)
+    network = OnnxNetwork(folder, providers, _VECTORS[:1], pooling)
+    tokens = _tokens(folder, "text", max_model_len, long_texts)
     facts = {"engine": "embedding"} | ({} if output_dtype == "float32" else {"output_dtype": output_dtype})
     return TextEngine(network, tokens, VectorHead(None, output_dtype=output_dtype), facts)
 
 
-def classify(
+def classify(  # noqa: PLR0913 - as above
     model: str | Path | None = None,
     *,
     providers: Sequence[str] = (),
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
+    chunk_overlap: int | None = None,
+    chunk_join: ChunkJoin | None = None,
     top_labels: int | None = None,
 ) -> TextEngine:
     """Classify texts or text pairs; `top_labels` is the number of labels to list. Other parameters as `embed`."""
+    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
     folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
-    return classifier(network, _tokens(folder, "either", max_model_len, on_too_long), _config(folder), top_labels)
+    return classifier(network, _tokens(folder, "either", max_model_len, long_texts), _config(folder), top_labels)
 
 
 def score(
@@ -205,11 +196,14 @@ def score(
     providers: Sequence[str] = (),
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
+    chunk_overlap: int | None = None,
+    chunk_join: ChunkJoin | None = None,
 ) -> TextEngine:
     """Create a cross-encoder: one score per text pair. Parameters and errors as `embed`."""
+    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
     folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
-    return scorer(network, _tokens(folder, "pair", max_model_len, on_too_long), _config(folder))
+    return scorer(network, _tokens(folder, "pair", max_model_len, long_texts), _config(folder))
 
 
 def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
@@ -226,7 +220,7 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     candidates = Candidates(labels, hypothesis_template, multi_label)
     folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
-    tokens = _tokens(folder, "premise", max_model_len, on_too_long)
+    tokens = _tokens(folder, "premise", max_model_len, not_split(on_too_long))
     return ZeroShotEngine(network, tokens, candidates, _config(folder))
 
 
@@ -264,11 +258,9 @@ def _model_file(folder: Path) -> Path:
     return found[0]
 
 
-def _tokens(folder: Path, takes: Takes, max_model_len: int | None, on_too_long: TooLong) -> TextTokens:
+def _tokens(folder: Path, takes: Takes, max_model_len: int | None, long_texts: LongTexts) -> TextTokens:
     check_tokenizer(folder)
-    return tokens_for(
-        _loaded(AutoTokenizer.from_pretrained, folder), _config(folder), takes, max_model_len, on_too_long
-    )
+    return tokens_for(_loaded(AutoTokenizer.from_pretrained, folder), _config(folder), takes, max_model_len, long_texts)
 
 
 def _config(folder: Path) -> ModelConfig:
@@ -280,7 +272,3 @@ def _loaded(load: Callable[..., T], folder: Path) -> T:
         return load(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"the model in {folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None

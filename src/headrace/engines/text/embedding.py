@@ -5,30 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Unpack
 
 import torch
-from sentence_transformers import SentenceTransformer, SparseEncoder
-from sentence_transformers.sentence_transformer.modules import StaticEmbedding, Transformer
+from sentence_transformers import SentenceTransformer
 
-from headrace.device.placement import choose_device, choose_dtype
 from headrace.engines.heads import VectorHead, matryoshka_dimensions
-from headrace.engines.model_config import ModelConfig
-from headrace.engines.model_folder import check_tokenizer, find_folder
+from headrace.engines.options import EncoderOptions
 from headrace.engines.quantizing import OutputDtype, check_output_dtype, length_of
 from headrace.engines.text import static
-from headrace.engines.text.encoders import by_length, tune
-from headrace.engines.text.prompts import Prompts, chosen_prompt
+from headrace.engines.text.modules import open_encoder
 from headrace.engines.text.quantizing import Quantize, check_quantize, to_int8
 from headrace.engines.text.tasks import TextEngine
-from headrace.engines.text.tokenizing import TextTokens, TooLong, choose_length, usable_positions
-from headrace.engines.torch_network import TorchNetwork, loading
-from headrace.errors import ConfigError, EngineError
-
-ModuleT = TypeVar("ModuleT", SentenceTransformer, SparseEncoder)
-
-_UNSUPPORTED = frozenset({"Asym", "BoW", "CNN", "LSTM", "Router", "WordEmbeddings", "WordWeights"})
-"""Modules of sentence-transformers that choose by input, or depend on the words beside a text."""
+from headrace.errors import ConfigError
 
 
 class EmbeddingEngine(TextEngine):
@@ -36,89 +25,52 @@ class EmbeddingEngine(TextEngine):
 
     Args:
         model: a local folder; None for all-MiniLM-L6-v2.
-        device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N".
-        dtype: "auto" (float32 on CPU, the weights' dtype on CUDA; a job may choose, see docs/tuning.md), "float32",
-            "float16" or "bfloat16".
         quantize: "int8" to multiply 8-bit integers in the encoder's linear layers (needs the extra quantize).
-        max_model_len: in tokens; None for the model's limit.
-        on_too_long: truncate a longer text, or fail its record.
         truncate_dim: number of leading components to keep (Matryoshka models); only normalised again with `normalize`.
         normalize: scale each vector to length 1. A model may do that by itself.
         output_dtype: "float32", "int8", "uint8", "binary" or "ubinary"; see `quantizing.quantized`.
-        prompt_name: name of one of the model's prompts, which goes before each text; None for the model's default.
-        prompt: the same as text.
-        trust_remote_code: run Python code from the model's folder.
+        options: those of every engine for models of sentence-transformers.
 
     Raises:
         ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded.
     """
 
-    def __init__(  # noqa: PLR0913  # keyword-only options, each with a flag
+    def __init__(
         self,
         model: str | Path | None = None,
         *,
-        device: str = "auto",
-        dtype: str = "auto",
         quantize: Quantize = None,
-        max_model_len: int | None = None,
-        on_too_long: TooLong = "truncate",
         truncate_dim: int | None = None,
         normalize: bool = False,
         output_dtype: OutputDtype = "float32",
-        prompt_name: str | None = None,
-        prompt: str | None = None,
-        trust_remote_code: bool = False,
+        **options: Unpack[EncoderOptions],
     ) -> None:
         check_output_dtype(output_dtype)  # before the model is loaded
-        folder = find_folder(model)
-        check_tokenizer(folder)
-        place = choose_device(device)
-        int8 = check_quantize(quantize, dtype)
-        module = load(folder, place, dtype, kind=SentenceTransformer, trust_remote_code=trust_remote_code)
+        int8 = check_quantize(quantize, options.get("dtype", "auto"))
+        encoder = open_encoder(model, SentenceTransformer, options)
+        module = encoder.module
         dimension = _choose_dimension(module, truncate_dim)
-        is_static = isinstance(module[0], StaticEmbedding)
-        if int8 and is_static:
+        if int8 and encoder.is_static:
             raise ConfigError("quantize: this model has no layers to quantize, only a table of vectors; leave it out")
         if int8:
             to_int8(module[0].model)
-        tokenizer = static.tokenizer_of(module[0]) if is_static else module.tokenizer
-        config: ModelConfig = {} if is_static else module[0].config.to_dict()
-        length = choose_length(
-            [static.LONGEST if is_static else module.max_seq_length],
-            usable_positions(config),
-            tokenizer.num_special_tokens_to_add() + 1,
-            max_model_len,
-        )
-        prompts = prompts_of(module, prompt_name, prompt)
-        tokens = TextTokens(tokenizer, length, on_too_long, prompts=prompts, pad_id=config.get("pad_token_id"))
-        inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
-        facts: dict[str, object] = {"engine": "embedding", "dimension": dimension}
+        facts: dict[str, object] = {"engine": "embedding", "dimension": dimension, **encoder.facts}
         # Left out at their defaults, as before these options existed: an older output can be continued.
         if normalize:
             facts["normalize"] = True
         if output_dtype != "float32":
             facts["output_dtype"] = output_dtype
-        if prompt is not None or prompt_name is not None:
-            facts["prompt"] = prompts.default
-        network = _network(folder, module, place, inputs, tokens.prompt_length)
         head = VectorHead(dimension, normalize=normalize, output_dtype=output_dtype)
+        tokens = encoder.tokens()
+        network = encoder.network(_Pooled(module, tokens.prompt_length), tokens.inputs)
         super().__init__(network, tokens, head, facts)
         self.profile = replace(
-            static.profile(self.profile, max_model_len) if is_static else self.profile,
+            static.profile(self.profile, options.get("max_model_len")) if encoder.is_static else self.profile,
             dimension=length_of(dimension, output_dtype),
-            matryoshka=matryoshka_dimensions(config, dimension) if output_dtype == "float32" else (),
-            prompt_names=tuple(prompts.named),
+            matryoshka=matryoshka_dimensions(encoder.config, dimension) if output_dtype == "float32" else (),
+            prompt_names=tuple(encoder.prompts.named),
         )
-
-
-def _network(
-    folder: Path, module: SentenceTransformer, place: torch.device, inputs: frozenset[str], prompt_length: int
-) -> TorchNetwork:
-    call = _Pooled(module, prompt_length)
-    if isinstance(module[0], StaticEmbedding):
-        return TorchNetwork(folder, module, place, static.bagged(call), inputs)
-    return TorchNetwork(folder, module, place, call, inputs, by_length(module[0].model))
 
 
 class _Pooled:
@@ -144,60 +96,6 @@ class _Pooled:
             features = part(features)
         vectors: torch.Tensor = features["sentence_embedding"]
         return vectors
-
-
-def load(folder: Path, device: torch.device, dtype: str, *, kind: type[ModuleT], trust_remote_code: bool) -> ModuleT:
-    """Load a model of sentence-transformers of this kind.
-
-    Raises:
-        EngineError: the files cannot be loaded, or it has modules that are not supported.
-    """
-    torch_dtype = choose_dtype(dtype, device)
-    with loading(folder):
-        module = kind(
-            str(folder),
-            device=str(device),
-            local_files_only=True,
-            trust_remote_code=trust_remote_code,
-            model_kwargs={"dtype": torch_dtype},
-        )
-    unsupported = next((part for part in module if type(part).__name__ in _UNSUPPORTED), None)
-    if unsupported is not None or not isinstance(module[0], (Transformer, StaticEmbedding)):
-        name = type(unsupported or module[0]).__name__
-        raise EngineError(
-            f"the model in {folder} has the module {name} of sentence-transformers, which is not supported"
-        )
-    if isinstance(module[0], StaticEmbedding):
-        static.check_dtype(dtype)
-        return module.float().eval()
-    if not getattr(module.tokenizer, "is_fast", False):
-        raise EngineError(f"the model in {folder} has no fast tokenizer (tokenizer.json)")
-    random = _not_loaded(module[0].model)
-    if random:
-        raise EngineError(f"the model in {folder} holds no weights for {', '.join(random[:3])}; copy the whole folder")
-    module.eval()
-    tune(module[0].model)
-    return module
-
-
-def _not_loaded(network: torch.nn.Module) -> list[str]:
-    """Parameters that are missing in the model's files, which transformers has initialised with random numbers.
-
-    sentence-transformers does not report them, so this reads the mark that transformers sets on loaded parameters. The
-    model's pooling layer is ignored: it is not used.
-    """
-    if getattr(network, "_hf_peft_config_loaded", False):
-        return []  # an adapter's parameters are not marked
-    parameters = dict(network.named_parameters())
-    loaded = {name for name, parameter in parameters.items() if getattr(parameter, "_is_hf_initialized", False)}
-    return [name for name in parameters if name not in loaded and not name.startswith("pooler.")] if loaded else []
-
-
-def prompts_of(module: SentenceTransformer | SparseEncoder, prompt_name: str | None, prompt: str | None) -> Prompts:
-    """The prompts of a model. If its pooling leaves out the prompt, it must be the same for all texts."""
-    default = chosen_prompt(module.prompts, module.default_prompt_name, prompt_name, prompt)
-    in_pooling = all(getattr(part, "include_prompt", True) for part in module)
-    return Prompts(default, dict(module.prompts) if in_pooling else {})
 
 
 def _choose_dimension(module: SentenceTransformer, wanted: int | None) -> int:

@@ -136,6 +136,12 @@ def _pack(base: PreTrainedModel) -> bool:
     return True
 
 
+def keep_padding(model: torch.nn.Module) -> None:
+    """Undo the part of `tune` that leaves out padding, for inputs that hold tokens which nothing attends to."""
+    if isinstance(model, PreTrainedModel):
+        _pad(model.base_model)
+
+
 def _pad(base: PreTrainedModel) -> None:
     for name in _ENCODERS:
         encoder = getattr(base, name, None)

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from headrace.engines.network import Network, Rows
-from headrace.engines.text.tokenizing import TextTokens, Tokens
+from headrace.engines.text.tokenizing import TextTokens, Tokens, longest_of
 from headrace.errors import EngineDeadError, EngineError, EngineOutOfMemoryError
 
 Padding: TypeAlias = Literal["right", "left", "equal lengths", "one at a time"]
@@ -32,27 +32,32 @@ class TextRows:
     keeps the first padding that does not change the outputs. The right side is tried first, then the left.
 
     Args:
-        network: returns one row per text.
+        network: returns one row per text, or per token.
         tokens: converts texts to arrays.
+        per_token: whether the network returns one row per token of each text.
 
     Raises:
         EngineError: the network cannot run a text at all.
     """
 
-    def __init__(self, network: Network, tokens: TextTokens) -> None:
+    def __init__(self, network: Network, tokens: TextTokens, *, per_token: bool = False) -> None:
         self._network = network
+        self._per_token = per_token
         self._tokens = tokens
         self.padding = self._choose_padding()
         if self.padding in _SLOWER:
             logger.warning(_SLOWER[self.padding])
 
     def __call__(self, batch: Sequence[Tokens]) -> Rows:
-        """One row per text, in order.
+        """One row per text, or per token, in order.
 
         Raises:
             EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the network is closed.
         """
+        if self.padding == "right" or self.padding == "left":
+            length = self._network.length_for(len(batch), longest_of(batch))
+            return self._padded(batch, self.padding, min(length, self._tokens.max_model_len))
         return self._run(batch, self.padding)
 
     def describe(self) -> dict[str, object]:
@@ -61,12 +66,17 @@ class TextRows:
 
     def _run(self, batch: Sequence[Tokens], padding: Padding) -> Rows:
         if padding == "right" or padding == "left":
-            return self._network.run(self._tokens.collate(batch, self._network.inputs, padding))
+            return self._padded(batch, padding, longest_of(batch))
         groups: dict[int, list[int]] = {}
         for place, tokens in enumerate(batch):
             groups.setdefault(place if padding == "one at a time" else tokens.shape[1], []).append(place)
         rows = np.concatenate([self._run([batch[place] for place in group], "right") for group in groups.values()])
-        return rows[np.argsort([place for group in groups.values() for place in group])]
+        places = [place for group in groups.values() for place in group]
+        counts = [batch[place].shape[1] if self._per_token else 1 for place in places]
+        return rows[np.argsort(np.repeat(places, counts), kind="stable")]
+
+    def _padded(self, batch: Sequence[Tokens], side: Literal["right", "left"], length: int) -> Rows:
+        return self._network.run(self._tokens.collate(batch, self._network.inputs, side, length))
 
     def _choose_padding(self) -> Padding:
         samples = self._tokens.samples()

@@ -1,4 +1,5 @@
-"""Language models on vLLM.
+"""Models on vLLM, which does its own batching.
 
-- `engine.VllmEngine`: vLLM as an engine that does its own batching
+- `engine.VllmEngine`: language models
+- `pooling.embed`, `pooling.classify`, `pooling.score`: vectors, labels and scores
 """

@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import hashlib
-import os
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, fields, replace
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-# vLLM logs to standard error, where the job's progress bar is. Set before its import, for its processes too.
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+from headrace.engines.vllm.core import VllmCore, deciding, line  # before vLLM: it sets vLLM's log level
 
+# isort: split
 import vllm
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.renderers import ChatParams, renderer_from_config
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
-from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import PrefixCacheStats, Prepared
 from headrace.engines.chat import TEXT_ONLY, with_known_roles
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests import Generation, Request, Sampling, default_sampling, parse
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, check_unicode, sampling_params
-from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError, TransientError
+from headrace.errors import EngineError, RecordError, TransientError
 
 _SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"seed"}  # --seed is the engine's
-
-# Engine arguments that do not affect answers: a job may be resumed with different ones.
-_RESOURCES = frozenset({
-    "block_size", "data_parallel_size", "distributed_executor_backend", "enable_chunked_prefill",
-    "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes",
-    "max_num_batched_tokens", "max_num_seqs", "max_parallel_loading_workers", "pipeline_parallel_size",
-    "tensor_parallel_size",
-})  # fmt: skip
-
-_FEWEST_AHEAD = 16
-"""Minimum number of requests queued inside vLLM, so that requests that end together are replaced within a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +40,8 @@ class _Payload:
     params: SamplingParams
     listener: Callable[[str], None] | None = None
     """Called with the partial text."""
+    counts_cached: bool = False
+    """Whether the answer has `cached_tokens`."""
 
 
 class VllmEngine:
@@ -93,13 +77,11 @@ class VllmEngine:
         self._defaults = default_sampling({name: options.pop(name) for name in sorted(_SAMPLING & options.keys())})
         self._system_prompt, self._seed = system_prompt, seed
         self._engine_args = options if seed is None else {"seed": seed, **options}
-        self._engine: AsyncLLM | None = _start(self._folder, self._engine_args)
-        config = self._engine.vllm_config
-        self.max_model_len = int(config.model_config.max_model_len)
-        slots = int(config.scheduler_config.max_num_seqs)
+        self._core = VllmCore(self._folder, self._engine_args)
+        config, self.max_model_len = self._core.config, self._core.max_model_len
         self.profile = EngineProfile(
             batching="own",
-            max_in_flight=slots + max(slots // 4, _FEWEST_AHEAD),
+            max_in_flight=self._core.max_in_flight,
             max_model_len=self.max_model_len,
             followable=True,
             caches_prefixes=bool(config.cache_config.enable_prefix_caching),
@@ -114,9 +96,6 @@ class VllmEngine:
         self._template = getattr(self._renderer.tokenizer, "chat_template", None)
         self._chat = self._template is not None if chat is None else chat
         self._parts = TEXT_ONLY | MULTIMODAL if config.model_config.is_multimodal_model else TEXT_ONLY
-        self._numbers = count()
-        # vLLM's tasks need a single event loop; callers use different ones.
-        self._loop = LoopThread("headrace-vllm")
 
     def describe(self) -> Mapping[str, object]:
         """The vLLM version, the model digest and all options that affect answers."""
@@ -131,7 +110,7 @@ class VllmEngine:
             "sampling": sampling,
             "chat": self._chat,
             "system_prompt": self._system_prompt,
-            "options": {name: value for name, value in self._engine_args.items() if name not in _RESOURCES},
+            "options": deciding(self._engine_args),
         }
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[_Payload] | Exception]:
@@ -156,10 +135,10 @@ class VllmEngine:
         except RecordError as error:
             return error
         except VLLMClientError as error:
-            return RecordError(_line(error))
+            return RecordError(line(error))
         except (ValueError, TypeError) as error:  # vLLM's message may not name the field
             about = ", ".join(request.extra) if request is not None and request.extra else "the request"
-            return RecordError(f"vLLM refuses {about}: {_line(error)}")
+            return RecordError(f"vLLM refuses {about}: {line(error)}")
         tokens = prompt["prompt_token_ids"]
         if self._seed is not None and params.seed is None and params.temperature > 0:
             params.seed = _own_seed(self._seed, tokens)
@@ -188,6 +167,10 @@ class VllmEngine:
         params.output_kind = RequestOutputKind.CUMULATIVE
         return replace(payload, params=params, listener=listener)
 
+    def count_cached(self, payload: _Payload) -> _Payload:
+        """See `PrefixCachingEngine.count_cached`."""
+        return replace(payload, counts_cached=True)
+
     async def infer(self, payload: _Payload) -> Generation:
         """The answer to one request.
 
@@ -197,33 +180,19 @@ class VllmEngine:
             EngineError: vLLM failed at this request, but is still running.
             EngineDeadError: vLLM's core process ended.
         """
-        engine, task = self._engine, asyncio.current_task()
-        if engine is None:
-            raise EngineDeadError("the vLLM engine is closed; create a new one")
-        try:
-            return await asyncio.wrap_future(self._loop.submit(self._generate(engine, payload)))
-        except asyncio.CancelledError:
-            if self._engine is None and task is not None and not task.cancelling():
-                raise EngineDeadError("the vLLM engine was closed before it had answered") from None
-            raise
+        return await self._core.run(partial(self._generate, payload))
 
-    async def _generate(self, engine: AsyncLLM, payload: _Payload) -> Generation:
-        """Runs on the engine's loop; cancelling it aborts the request."""
-        try:
-            async with aclosing(engine.generate(payload.prompt, payload.params, str(next(self._numbers)))) as outputs:
-                async for output in outputs:
-                    if payload.listener is not None and output.outputs[0].text:
-                        payload.listener(output.outputs[0].text)
-                    if output.finished:
-                        self._prompt_tokens += len(output.prompt_token_ids or ())
-                        self._cached_tokens += max(output.num_cached_tokens or 0, 0)
-                        return _generation(output)
-        except VllmDeadError as error:
-            raise EngineDeadError("vLLM's core process is gone; its last words are above") from error
-        except _REFUSALS as error:
-            raise RecordError(_line(error)) from error
-        except vllm.exceptions.VLLMServerError as error:
-            raise EngineError(f"vLLM failed at this request: {_line(error.__cause__ or error)}") from error
+    async def _generate(self, payload: _Payload, engine: AsyncLLM, number: str) -> Generation:
+        async with aclosing(engine.generate(payload.prompt, payload.params, number)) as outputs:
+            async for output in outputs:
+                if payload.listener is not None and output.outputs[0].text:
+                    payload.listener(output.outputs[0].text)
+                if output.finished:
+                    self._prompt_tokens += len(output.prompt_token_ids or ())
+                    cached = max(output.num_cached_tokens or 0, 0)
+                    self._cached_tokens += cached
+                    generation = _generation(output)
+                    return {**generation, "cached_tokens": cached} if payload.counts_cached else generation
         raise EngineError("vLLM ended the request without an answer")
 
     def prefix_cache_stats(self) -> PrefixCacheStats:
@@ -233,47 +202,8 @@ class VllmEngine:
 
     def close(self) -> None:
         """End vLLM's processes. Safe to call twice."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            # Includes vLLM's own task, which would report the intended end of the core process as an error.
-            self._loop.cancel_all()
-            engine.shutdown()
-            self._loop.close()
-            self._renderer.shutdown()
-
-
-# Errors that vLLM raises for an invalid request: its own type or a built-in one.
-_REFUSALS = (VLLMClientError, ValueError, TypeError)
-
-
-def _start(folder: Path, options: Mapping[str, object]) -> AsyncLLM:
-    known = {field.name for field in fields(AsyncEngineArgs)} - {"model"}
-    unknown = sorted(options.keys() - known)
-    if unknown:
-        raise ConfigError(f"engine vllm has no option {unknown[0]!r}: vLLM {vllm.__version__} has no such argument")
-    quiet = {"disable_log_stats": True, "enable_log_requests": False, "use_tqdm_on_load": False}
-    try:
-        # On a separate thread: on a running event loop, vLLM would attach its tasks to that loop and lose answers.
-        with _no_interrupts(), ThreadPoolExecutor(1) as thread:
-            args = AsyncEngineArgs(model=str(folder), **{**quiet, **options})
-            return thread.submit(AsyncLLM.from_engine_args, args).result()
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"vLLM refuses its options: {_line(error)}") from error
-    except (OSError, RuntimeError, ImportError) as error:
-        raise EngineError(f"vLLM cannot start with the model in {folder}: {_line(error)}") from error
-
-
-@contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Child processes started in this context ignore Ctrl-C.
-
-    A terminal sends Ctrl-C to them too, and vLLM's core would drop requests in flight, which must be finished.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._core.close()
+        self._renderer.shutdown()
 
 
 def _own_seed(seed: int, tokens: Sequence[int]) -> int:
@@ -294,7 +224,3 @@ def _generation(output: vllm.RequestOutput) -> Generation:
         prompt_tokens=len(output.prompt_token_ids),
         completion_tokens=len(answer.token_ids),
     )
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

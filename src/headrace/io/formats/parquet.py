@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import io
-import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ from headrace.io.base import Take
 from headrace.io.formats.arrow_types import settled
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.row_groups import RowGroups, row_bytes
-from headrace.io.formats.strict_json import OnNan, StrictJson, depth
+from headrace.io.formats.strict_json import OnNan, StrictJson, depth, own_text
+from headrace.io.formats.vectors import MATRIX_KINDS, VECTOR_KINDS, is_vector, matrix_array, vector_array
 from headrace.io.storage.locations import file_names
 from headrace.records import Failed, Ok
 
@@ -44,8 +44,8 @@ class ParquetWriter:
 
     A column's type is found from its values, part by part, and settled when the parts are merged: numbers widen, and
     where nothing else holds all of them (ids that are integers here and text there, dicts without a key) values become
-    text, an integer in its decimal form and anything else as JSON. Once the output of some record was a vector, one
-    that is none fails its record.
+    text: numbers, dicts and lists as JSON, others such as dates as their own text. Once the output of some record was a
+    vector, one that is none fails its record.
 
     In a folder, where parts stay, the first part with rows fixes the columns and their types for the job: a column
     without a value in it is text, decimals have the most digits there are. A value of a later part that does not fit
@@ -73,7 +73,7 @@ class ParquetWriter:
         self._pa: Any = pyarrow
         self._pq: Any = pyarrow.parquet
         self._column = column
-        self._json = StrictJson(str, on_nan, compact=False)
+        self._json = StrictJson(own_text, on_nan, compact=False)
         self._refused_in: set[str] | None = set() if on_nan == "error" else None
         """Columns written as text when NaN fails its record: NaN then also fails a record that is encoded alone."""
         self._folder = folder
@@ -154,22 +154,13 @@ class ParquetWriter:
 
     def _outputs(self, outcomes: Sequence[Ok]) -> pa.Array:
         """The outputs as a column; vectors of equal length as a fixed-size list."""
-        self._vectors = self._vectors or any(_is_vector(ok.output) for ok in outcomes)
+        self._vectors = self._vectors or any(is_vector(ok.output) for ok in outcomes)
         outputs = [ok.output for ok in outcomes]
         if not self._vectors:
             return self._array(self._column, outputs)
         if others := [one for one in outputs if not isinstance(one, (list, tuple)) and not hasattr(one, "tolist")]:
             raise TypeError(f"the output is of type {type(others[0]).__name__}, and that of others is a vector")
-        return self._vector_array(outputs)
-
-    def _vector_array(self, vectors: Sequence[object]) -> pa.Array:
-        kinds = {str(getattr(vector, "dtype", "")) for vector in vectors}
-        kind = getattr(self._pa, kinds.pop())() if kinds in ({"int8"}, {"uint8"}) else self._pa.float32()
-        flat = [self._pa.array(vector, kind) for vector in vectors]
-        values, lengths = self._pa.concat_arrays(flat), [len(vector) for vector in flat]
-        if len(set(lengths)) == 1:
-            return self._pa.FixedSizeListArray.from_arrays(values, lengths[0])
-        return self._pa.ListArray.from_arrays(list(itertools.accumulate(lengths, initial=0)), values)
+        return vector_array(outputs)
 
     def _array(self, name: str, values: list[object]) -> pa.Array:
         """A column of the values' common type, or text if they have none or Parquet does not support it.
@@ -179,8 +170,10 @@ class ParquetWriter:
         """
         pa = self._pa
         kinds = {str(getattr(value, "dtype", "")) for value in values}
-        if kinds in _VECTOR_KINDS and all(map(_is_vector, values)):
-            return self._vector_array(values)
+        if kinds in VECTOR_KINDS and all(map(is_vector, values)):
+            return vector_array(values)
+        if kinds in MATRIX_KINDS and all(getattr(value, "ndim", 0) == 2 for value in values):
+            return matrix_array(values)
         if all(type(value) is int for value in values):
             fits = all(value in _INT64 for value in values)
             return pa.array(values, pa.int64()) if fits else pa.array([str(value) for value in values])
@@ -205,8 +198,7 @@ class ParquetWriter:
         return self._as_texts(values, self._json)
 
     def _as_texts(self, values: list[object], encoder: StrictJson) -> pa.Array:
-        texts = [value if value is None or isinstance(value, str) else encoder.dump(value) for value in values]
-        return self._pa.array(texts, self._pa.string())
+        return self._pa.array([encoder.text(value) for value in values], self._pa.string())
 
     def _problem(self, kind: pa.DataType) -> str:
         """Why a column of this type cannot be written and read; empty if it can. Tested once per type."""
@@ -387,13 +379,3 @@ class _Rows:
             taken = batch.slice(0, rows)
             rows -= taken.num_rows
             yield taken
-
-
-_VECTOR_KINDS = ({"float32"}, {"int8"}, {"uint8"})
-"""Types of the numbers in a column of vectors that are kept as they are."""
-
-
-def _is_vector(output: Any) -> bool:
-    if isinstance(output, (list, tuple)):
-        return bool(output) and type(output[0]) is float
-    return getattr(output, "ndim", 0) == 1 and any(kind in str(output.dtype) for kind in ("float", "int"))

@@ -220,6 +220,7 @@ class GenerateRequest(TextsRequest):
 
     prompts: RaggedBatch
     task_id: str | None = None
+    prompt_name: Annotated[str | None, Field(description="One of the model's prompts, to put before each text.")] = None
 
 
 class ClassifyRequest(TextsRequest):

@@ -85,12 +85,21 @@ class Classifications(BaseModel):
     model: str
 
 
+class PromptTokensDetails(BaseModel):
+    """What prompt tokens cost."""
+
+    cached_tokens: int
+    """Those that the prefix cache held."""
+
+
 class Usage(BaseModel):
     """Token counts."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+    """Only from engines with a prefix cache."""
 
 
 class CompletionChoice(BaseModel):

@@ -7,7 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -31,6 +31,7 @@ class GeneratedText(TypedDict):
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: NotRequired[int]
 
 
 class Chunks(abc.ABC):

@@ -15,6 +15,7 @@ from headrace.serving.protocol.requests import (
     EmbeddingRequest,
     EmbedRequest,
     GenerateRequest,
+    prompted,
     texts_of,
 )
 from headrace.serving.protocol.responses import JsonReply
@@ -31,7 +32,7 @@ def generate_router(state: ServerState) -> APIRouter:
     @router.post("/generate", response_model=GenerateResponse)
     async def generate(body: GenerateRequest, request: Request) -> Response:
         """Run the model on each prompt; returns the outputs in order."""
-        answers = await _infer(state, body, texts_of(body.prompts), request, "prompts")
+        answers = await _infer(state, body, prompted(texts_of(body.prompts), body.prompt_name), request, "prompts")
         results = [
             output["text"] if isinstance(output, dict) and "text" in output else output for output in answers.outputs
         ]

@@ -1,0 +1,33 @@
+"""Which models can be batched continuously: those whose keys and values a paged cache can hold."""
+
+from __future__ import annotations
+
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION, SLIDING_ATTENTION
+
+from headrace.errors import EngineError
+
+
+def cannot_batch(reason: str) -> EngineError:
+    """The error for a model that cannot be batched continuously."""
+    return EngineError(f"transformers cannot batch this model continuously: {reason}; use the engine static, or vllm")
+
+
+def check_pageable(model: PreTrainedModel) -> None:
+    """Check the model, as far as it tells.
+
+    Raises:
+        EngineError: a paged cache cannot hold what it stores.
+    """
+    if not getattr(model, "_supports_attention_backend", False):
+        # transformers would only warn, and generate answers that do not attend to earlier tokens.
+        raise cannot_batch("its attention does not support a paged cache")
+    if reason := _unpageable(model.config):
+        raise cannot_batch(reason)
+
+
+def _unpageable(config: PretrainedConfig) -> str | None:
+    if getattr(config, "kv_lora_rank", None):
+        return "its keys and values have different sizes (multi-head latent attention)"
+    other = set(getattr(config, "layer_types", None) or ()) - {FULL_ATTENTION, SLIDING_ATTENTION}
+    return f"it has layers of type {min(other)}, which a paged cache does not support" if other else None

@@ -1,0 +1,153 @@
+"""Load models of sentence-transformers with their tokens, for engines of dense, sparse and multi-vector embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding, Transformer
+
+from headrace.device.placement import choose_device, choose_dtype
+from headrace.engines.model_config import ModelConfig
+from headrace.engines.model_folder import check_tokenizer, find_folder
+from headrace.engines.options import EncoderOptions
+from headrace.engines.text import static
+from headrace.engines.text.encoders import by_length, tune
+from headrace.engines.text.prompts import Prompts, chosen_prompt
+from headrace.engines.text.splitting import LongTexts
+from headrace.engines.text.tokenizing import TextTokens, choose_length, usable_positions
+from headrace.engines.torch_network import TorchNetwork, loading
+from headrace.errors import EngineError
+
+ModuleT = TypeVar("ModuleT", SentenceTransformer, SparseEncoder, MultiVectorEncoder)
+
+_UNSUPPORTED = frozenset({"Asym", "BoW", "CNN", "LSTM", "Router", "WordEmbeddings", "WordWeights"})
+"""Modules of sentence-transformers that choose by input, or depend on the words beside a text."""
+
+_SOME_LENGTHS = {
+    "canine": "computes no text of fewer than 4 characters",
+    "nystromformer": "computes only texts of its longest length",
+}
+"""Architectures that fail at texts of some lengths, by model type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder(Generic[ModuleT]):
+    """A loaded model, and how it reads texts."""
+
+    folder: Path
+    device: torch.device
+    module: ModuleT
+    config: ModelConfig
+    """Its config.json; empty for static embeddings."""
+    prompts: Prompts
+    options: EncoderOptions
+
+    @property
+    def is_static(self) -> bool:
+        """Whether its vectors are a table."""
+        return isinstance(self.module[0], StaticEmbedding)
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """The prompt, which determines an output. Left out at its default, as before it could be chosen: an older
+        output can be continued."""
+        asked = {"prompt", "prompt_name"} & {name for name, value in self.options.items() if value is not None}
+        return {"prompt": self.prompts.default} if asked else {}
+
+    def tokens(self, prompts: Prompts | None = None, limit: int | None = None) -> TextTokens:
+        """The tokenization of texts with these prompts (None for `self.prompts`), cut to `limit` or the model's length.
+
+        Raises:
+            ConfigError: the option `max_model_len` is out of range.
+        """
+        own = static.LONGEST if self.is_static else self.module.max_seq_length
+        tokenizer = static.tokenizer_of(self.module[0]) if self.is_static else self.module.tokenizer
+        shortest = tokenizer.num_special_tokens_to_add() + 1
+        wanted = self.options.get("max_model_len")
+        length = choose_length([limit or own], usable_positions(self.config), shortest, wanted)
+        options = self.options
+        too_long = LongTexts(
+            options.get("on_too_long", "truncate"), options.get("chunk_overlap"), options.get("chunk_join")
+        )
+        pad_id = self.config.get("pad_token_id")
+        return TextTokens(tokenizer, length, too_long, prompts=prompts or self.prompts, pad_id=pad_id)
+
+    def network(
+        self, call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor], inputs: frozenset[str]
+    ) -> TorchNetwork:
+        """The network that runs `call` with these inputs."""
+        if self.is_static:
+            return TorchNetwork(self.folder, self.module, self.device, static.bagged(call), inputs)
+        return TorchNetwork(self.folder, self.module, self.device, call, inputs, by_length(self.module[0].model))
+
+
+def open_encoder(model: str | Path | None, kind: type[ModuleT], options: EncoderOptions) -> Encoder[ModuleT]:
+    """Load a model of this kind; None for all-MiniLM-L6-v2.
+
+    Raises:
+        ConfigError: no such folder, or an option that the model does not support.
+        EngineError: the files cannot be loaded, or it has modules that are not supported.
+    """
+    folder = find_folder(model)
+    check_tokenizer(folder)
+    device = choose_device(options.get("device", "auto"))
+    module = _load(folder, device, options.get("dtype", "auto"), kind, options.get("trust_remote_code", False))
+    prompts = _prompts(module, options.get("prompt_name"), options.get("prompt"))
+    config: ModelConfig = {} if isinstance(module[0], StaticEmbedding) else module[0].config.to_dict()
+    return Encoder(folder, device, module, config, prompts, options)
+
+
+def _load(folder: Path, device: torch.device, dtype: str, kind: type[ModuleT], trust_remote_code: bool) -> ModuleT:
+    torch_dtype = choose_dtype(dtype, device)
+    with loading(folder):
+        module = kind(
+            str(folder),
+            device=str(device),
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            model_kwargs={"dtype": torch_dtype},
+        )
+    unsupported = next((part for part in module if type(part).__name__ in _UNSUPPORTED), None)
+    if unsupported is not None or not isinstance(module[0], (Transformer, StaticEmbedding)):
+        name = type(unsupported or module[0]).__name__
+        raise EngineError(
+            f"the model in {folder} has the module {name} of sentence-transformers, which is not supported"
+        )
+    if isinstance(module[0], StaticEmbedding):
+        static.check_dtype(dtype)
+        return module.float().eval()
+    if not getattr(module.tokenizer, "is_fast", False):
+        raise EngineError(f"the model in {folder} has no fast tokenizer (tokenizer.json)")
+    if reason := _SOME_LENGTHS.get(module[0].model.config.model_type):
+        raise EngineError(f"the model in {folder} {reason}, and texts have other lengths; choose another model")
+    random = _not_loaded(module[0].model)
+    if random:
+        raise EngineError(f"the model in {folder} holds no weights for {', '.join(random[:3])}; copy the whole folder")
+    module.eval()
+    tune(module[0].model)
+    return module
+
+
+def _not_loaded(network: torch.nn.Module) -> list[str]:
+    """Parameters that are missing in the model's files, which transformers has initialised with random numbers.
+
+    sentence-transformers does not report them, so this reads the mark that transformers sets on loaded parameters. The
+    model's pooling layer is ignored: it is not used.
+    """
+    if getattr(network, "_hf_peft_config_loaded", False):
+        return []  # an adapter's parameters are not marked
+    parameters = dict(network.named_parameters())
+    loaded = {name for name, parameter in parameters.items() if getattr(parameter, "_is_hf_initialized", False)}
+    return [name for name in parameters if name not in loaded and not name.startswith("pooler.")] if loaded else []
+
+
+def _prompts(module: ModuleT, prompt_name: str | None, prompt: str | None) -> Prompts:
+    """The prompts of a model. If its pooling leaves out the prompt, it must be the same for all texts."""
+    default = chosen_prompt(module.prompts, module.default_prompt_name, prompt_name, prompt)
+    in_pooling = all(getattr(part, "include_prompt", True) for part in module)
+    return Prompts(default, dict(module.prompts) if in_pooling else {})

@@ -1,0 +1,189 @@
+"""Multi-vector embeddings with late-interaction encoders (ColBERT) of sentence-transformers: a vector per token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypeAlias, Unpack, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+
+from headrace.engines.base import Chunks, Prepared, PromptedText
+from headrace.engines.model_folder import named_folder
+from headrace.engines.network import Rows
+from headrace.engines.options import EncoderOptions
+from headrace.engines.text.encoders import keep_padding
+from headrace.engines.text.modules import Encoder, open_encoder
+from headrace.engines.text.tasks import TextEngine
+from headrace.engines.text.tokenizing import TOKEN_MASK, Tokens
+from headrace.errors import ConfigError, EngineError, RecordError
+
+TokenVectorDtype: TypeAlias = Literal["float32", "float16"]
+TokenVectors: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
+"""Of shape (tokens, components)."""
+
+_QUERY, _DOCUMENT = "query", "document"
+_MODULES = frozenset({"Transformer", "Dense", "MultiVectorMask", "Normalize"})
+
+
+class MultiVectorEngine(TextEngine):
+    """One vector for each token of a text that takes part in late interaction.
+
+    A text is a document, unless its prompt is the one named "query". A document has no vectors for the words in the
+    model's skip list. A query has vectors for the model's expansion tokens too.
+
+    Args:
+        model: a local folder.
+        output_dtype: "float32" or "float16".
+        options: those of every engine for models of sentence-transformers. `prompt_name` is "document" by default.
+
+    Raises:
+        ConfigError: no such folder, or a parameter that the model does not support.
+        EngineError: the files cannot be loaded, or the model is not a multi-vector encoder of texts.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        output_dtype: TokenVectorDtype = "float32",
+        **options: Unpack[EncoderOptions],
+    ) -> None:
+        if output_dtype not in get_args(TokenVectorDtype):
+            raise ConfigError(f"output_dtype is {output_dtype!r}; it must be {' or '.join(get_args(TokenVectorDtype))}")
+        if options.get("prompt_name") is None and options.get("prompt") is None:
+            options = {**options, "prompt_name": _DOCUMENT}
+        encoder = open_encoder(named_folder(model), MultiVectorEncoder, options)
+        mask = _mask_of(encoder)
+        keep_padding(encoder.module[0].model)  # expansion tokens must stay, though nothing attends to them
+        named = encoder.prompts.named
+        self._asks = options.get("prompt_name") == _QUERY
+        self._expansion = encoder.module[0].query_expansion
+        self._expansion_id = _expansion_id(encoder)
+        self._queries = encoder.tokens(replace(encoder.prompts, default=named.get(_QUERY, "")), _query_length(encoder))
+        documents = encoder.tokens(limit=encoder.module[0].document_length)
+        self._skipped = [] if mask._skiplist_ids is None else mask._skiplist_ids.tolist()
+        self._skips_queries = _QUERY in mask.skiplist_tasks
+        self._skips_documents = _DOCUMENT in mask.skiplist_tasks
+        self._dtype = np.dtype(output_dtype)
+        facts: dict[str, object] = {
+            "engine": "multi-vector-embedding",
+            "output_dtype": output_dtype,
+            "prompt": encoder.prompts.default,
+            "query": self._asks,
+        }
+        network = encoder.network(_Caller(encoder.module), documents.inputs | {TOKEN_MASK})
+        super().__init__(network, documents, list, facts, per_token=True)
+        self.profile = replace(self.profile, prompt_names=tuple(named))
+
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception]:
+        """Tokens of each query and document; a RecordError if the input is not text."""
+        are_queries = [self._is_query(value) for value in inputs]
+        queries = iter(self._queries.prepare(_where(inputs, are_queries)))
+        documents = iter(self.tokens.prepare(_where(inputs, [not one for one in are_queries])))
+        return [self._expanded(next(queries)) if is_query else next(documents) for is_query in are_queries]
+
+    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
+        """See `TokenizingEngine.tokenize`. Without expansion tokens."""
+        return (self._queries if self._asks else self.tokens).tokenize(value, add_special_tokens)
+
+    def _is_query(self, value: object) -> bool:
+        return value.prompt_name == _QUERY if isinstance(value, PromptedText) else self._asks
+
+    def _expanded(
+        self, query: Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception
+    ) -> Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception:
+        if isinstance(query, Exception) or isinstance(query.payload, Chunks):  # no text is split
+            return query
+        missing, attended = 0, False
+        if self._expansion is not None:
+            missing, attended = max(self._expansion["length"] - query.cost, 0), bool(self._expansion["attend"])
+        tokens = self._queries.expanded(query.payload, [self._expansion_id] * missing, attended)
+        return Prepared(tokens, tokens.shape[1], query.truncated)
+
+    def _outputs(self, batch: list[Tokens], rows: Rows) -> list[TokenVectors | RecordError]:
+        ends = np.cumsum([tokens.shape[1] for tokens in batch])
+        return [self._kept(tokens, part) for tokens, part in zip(batch, np.split(rows, ends[:-1]), strict=True)]
+
+    def _kept(self, tokens: Tokens, rows: Rows) -> TokenVectors | RecordError:
+        """The vectors of the tokens that take part."""
+        if self._skips_queries if self.tokens.is_expanded(tokens) else self._skips_documents:
+            rows = rows[~np.isin(tokens[0], self._skipped)]
+        with np.errstate(over="ignore"):
+            vectors: TokenVectors = rows.astype(self._dtype, copy=False)
+        if self._dtype != np.float32 and not np.isfinite(vectors).all():
+            return RecordError(f"the vectors hold NaN or a number that {self._dtype} cannot hold")
+        return vectors
+
+
+class _Caller:
+    """Runs the encoder and the modules after it, in float32; returns the vectors of all texts' tokens in a row."""
+
+    def __init__(self, module: MultiVectorEncoder) -> None:
+        self._encoder, *rest = (part for part in module)
+        self._rest = [part.float() for part in rest if not isinstance(part, MultiVectorMask)]
+
+    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        features = {name: tensor for name, tensor in tensors.items() if name != TOKEN_MASK}
+        features = self._encoder(features)
+        features["token_embeddings"] = features["token_embeddings"].float()
+        for part in self._rest:
+            features = part(features)
+        vectors: torch.Tensor = features["token_embeddings"][tensors[TOKEN_MASK].bool()]
+        return vectors
+
+
+def _where(inputs: Sequence[object], wanted: Sequence[bool]) -> list[object]:
+    return [value for value, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
+
+
+def _mask_of(encoder: Encoder[MultiVectorEncoder]) -> MultiVectorMask:
+    """The module that says which tokens take part.
+
+    Raises:
+        EngineError: the model has others than the usual modules, reads more than texts, or is not trained.
+    """
+    module, named = encoder.module, f"the model in {encoder.folder}"
+    other = next((type(part).__name__ for part in module if type(part).__name__ not in _MODULES), None)
+    if other is not None:
+        raise EngineError(f"{named} has the module {other} of sentence-transformers, which is not supported")
+    if set(module[0].modality_config) != {"text"}:
+        raise EngineError(f"{named} reads {', '.join(sorted(module[0].modality_config))}; only texts are supported")
+    if not (encoder.folder / "modules.json").is_file() and "HF_ColBERT" not in (
+        encoder.config.get("architectures") or ()
+    ):
+        raise EngineError(f"{named} is not a multi-vector (ColBERT) encoder: it has no projection of token vectors")
+    masks = [part for part in module if isinstance(part, MultiVectorMask)]
+    if len(masks) != 1 or masks[0].keep_only_token_ids:
+        raise EngineError(
+            f"{named} has {len(masks)} MultiVectorMask modules, or one for images; one for texts is supported"
+        )
+    return masks[0]
+
+
+def _query_length(encoder: Encoder[MultiVectorEncoder]) -> int | None:
+    """The most tokens of a query; None for the model's own length."""
+    expansion = encoder.module[0].query_expansion
+    length = expansion["length"] if expansion and expansion["strategy"] == "fixed" else encoder.module[0].query_length
+    return None if length is None else int(length)
+
+
+def _expansion_id(encoder: Encoder[MultiVectorEncoder]) -> int:
+    """The token that fills a query up.
+
+    Raises:
+        EngineError: it would be put before the query.
+    """
+    expansion, tokenizer = encoder.module[0].query_expansion, encoder.module.tokenizer
+    if expansion is None:
+        return 0
+    if tokenizer.padding_side != "right":
+        raise EngineError(f"the model in {encoder.folder} puts expansion tokens before a query, which is not supported")
+    if expansion["token"] is not None:
+        return int(tokenizer.convert_tokens_to_ids(expansion["token"]))
+    return int(tokenizer.eos_token_id if tokenizer.mask_token_id is None else tokenizer.mask_token_id)

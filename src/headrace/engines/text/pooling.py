@@ -1,0 +1,92 @@
+"""How a sentence-transformers folder makes one vector of a text's token states, for runtimes other than its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.engines.text.prompts import Prompts, chosen_prompt
+from headrace.errors import ConfigError, EngineError
+
+_NAMES = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max", "lasttoken": "last"}
+_BEFORE = frozenset({"Transformer", "Pooling", "Normalize"})
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """The modules after the encoder."""
+
+    mode: str
+    """ "mean" if the folder names none."""
+    normalize: bool
+    dense: Sequence[Mapping[str, object]]
+    """The configurations of dense layers after the pooling."""
+    include_prompt: bool
+    """Whether the tokens of a prompt are pooled too."""
+
+    def describe(self) -> str:
+        """The mode and normalisation."""
+        return self.mode + (", normalised" if self.normalize else "")
+
+
+def pooling_of(
+    folder: Path, modes: Sequence[str], runtime: str, *, dense: bool = False, way_out: str = "use engine torch"
+) -> Pooling:
+    """Read it from the folder's files.
+
+    Args:
+        folder: the model's folder.
+        modes: those that the runtime has.
+        runtime: its name, for errors.
+        dense: whether it computes dense layers.
+        way_out: what to do about a module that it lacks.
+
+    Raises:
+        EngineError: the runtime lacks a module or the mode.
+    """
+    modules = _json(folder / "modules.json") or []
+    kinds = [(str(module["type"]).rpartition(".")[2], folder / str(module["path"])) for module in modules]
+    if unknown := {kind for kind, _ in kinds} - _BEFORE - ({"Dense"} if dense else set()):
+        raise EngineError(
+            f"the model in {folder} has the module {min(unknown)}, which {runtime} does not compute; {way_out}"
+        )
+    found = next((_json(path / "config.json") for kind, path in kinds if kind == "Pooling"), None) or {}
+    flags = [name.removeprefix("pooling_mode_") for name, on in found.items() if on is True and "mode_" in name]
+    mode = str(found.get("pooling_mode") or "+".join(flags) or "mean")
+    mode = _NAMES.get(mode, mode)
+    if mode not in modes:
+        raise EngineError(
+            f"the model in {folder} pools by {mode!r}; with {runtime} it must be {', '.join(modes[:-1])} or {modes[-1]}"
+        )
+    layers = [_json(path / "config.json") or {} for kind, path in kinds if kind == "Dense"]
+    normalize = any(kind == "Normalize" for kind, _ in kinds)
+    return Pooling(mode, normalize, layers, bool(found.get("include_prompt", True)))
+
+
+def prompts_in(folder: Path, prompt_name: str | None, prompt: str | None) -> Prompts:
+    """The prompts in the folder's files.
+
+    Raises:
+        ConfigError: as `chosen_prompt`.
+    """
+    told = _json(folder / "config_sentence_transformers.json") or {}
+    named = {"query": "", "document": ""}  # which sentence-transformers gives every model
+    named |= {str(name): str(text) for name, text in (told.get("prompts") or {}).items()}
+    return Prompts(chosen_prompt(named, told.get("default_prompt_name"), prompt_name, prompt), named)
+
+
+def check_pooled_prompts(pooling: Pooling, prompts: Prompts, runtime: str) -> None:
+    """Check that prompts may be pooled with the text.
+
+    Raises:
+        ConfigError: the model leaves out the tokens of a prompt.
+    """
+    if not pooling.include_prompt and (prompts.default or any(prompts.named.values())):
+        raise ConfigError(f"the model leaves its prompt out of the pooling, which {runtime} does not; use engine torch")
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -1,0 +1,299 @@
+"""Vectors of texts, labels of texts and scores of pairs with vLLM's pooling runner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from headrace.engines.vllm.core import VllmCore, deciding  # before vLLM: it sets vLLM's log level
+
+# isort: split
+import numpy as np
+import vllm
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from vllm import PoolingParams
+from vllm.config.pooler import PoolerConfig
+from vllm.inputs.engine import tokens_input
+from vllm.tasks import PoolingTask
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from headrace.engines.base import Chunks, Prepared
+from headrace.engines.heads import Head, VectorHead, matryoshka_dimensions
+from headrace.engines.model_config import ModelConfig
+from headrace.engines.model_folder import check_tokenizer, digest, find_folder
+from headrace.engines.model_kinds import with_own_settings
+from headrace.engines.network import Rows
+from headrace.engines.profile import EngineProfile
+from headrace.engines.quantizing import OutputDtype, check_output_dtype, length_of
+from headrace.engines.text.pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
+from headrace.engines.text.splitting import TooLong, not_split
+from headrace.engines.text.tasks import label_head, score_head
+from headrace.engines.text.tokenizing import TextTokens, Tokens, tokens_for
+from headrace.errors import ConfigError, EngineError, HeadraceError, RecordError
+
+_MODES = ("mean", "cls", "last")
+_LAYERS = frozenset({"Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"})
+"""Activations of dense layers that vLLM has. With another one, it would leave the layers out."""
+
+
+class PoolingEngine:
+    """One row of numbers per text or pair, from vLLM's asynchronous engine; satisfies `StreamEngine`.
+
+    Args:
+        folder: the model's folder.
+        core: vLLM with this model.
+        kind: what vLLM computes.
+        tokens: converts texts to tokens.
+        head: makes the output of what vLLM gives.
+        facts: the facts that determine an output.
+
+    Raises:
+        EngineError: vLLM fails at a short text.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        core: VllmCore,
+        kind: PoolingTask,
+        tokens: TextTokens,
+        head: Head,
+        facts: Mapping[str, object],
+    ) -> None:
+        self.tokens = tokens
+        self._folder = folder
+        self._core = core
+        self._kind: PoolingTask = kind
+        self._head = head
+        self._facts = facts
+        self.profile = EngineProfile(
+            batching="own", max_in_flight=core.max_in_flight, max_model_len=tokens.max_model_len, tokenizes=True
+        )
+        self._try()  # some attentions load, and fail at the first text
+
+    def _try(self) -> None:
+        try:
+            self._core.run_now(partial(self._row, self.tokens.samples()[-1]))
+        except HeadraceError as error:
+            self._core.close()
+            raise EngineError(
+                f"vLLM cannot run the model in {self._folder}: it fails at the first text: {error}"
+            ) from error
+
+    def describe(self) -> Mapping[str, object]:
+        """The vLLM version, the model digest and all options that affect an output."""
+        return {
+            **self._facts,
+            "runtime": "vllm",
+            "version": vllm.__version__,
+            "model": digest(self._folder),
+            "max_model_len": self.tokens.max_model_len,
+            "on_too_long": self.tokens.long_texts.on_too_long,
+        }
+
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception]:
+        """See `TextTokens.prepare`."""
+        return self.tokens.prepare(inputs)
+
+    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
+        """See `TokenizingEngine.tokenize`."""
+        return self.tokens.tokenize(value, add_special_tokens)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """See `TokenizingEngine.detokenize`."""
+        return self.tokens.detokenize(ids)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """See `TokenizingEngine.token_strings`."""
+        return self.tokens.token_strings(ids)
+
+    async def infer(self, payload: Tokens) -> object:
+        """The output for one text or pair.
+
+        Raises:
+            RecordError: vLLM refuses the text, or its vector cannot be quantized.
+            EngineError: vLLM failed at this text, but is still running.
+            EngineDeadError: vLLM's core process ended, or the engine is closed.
+        """
+        row = await self._core.run(partial(self._row, payload))
+        (output,) = self._head(row[None])
+        if isinstance(output, RecordError):
+            raise output
+        return output
+
+    async def _row(self, payload: Tokens, engine: AsyncLLM, number: str) -> Rows:
+        # Logits and vectors as the network gives them: the head converts them as it does those of other engines.
+        params = PoolingParams(task=self._kind, use_activation=False, extra_kwargs=_types(payload))
+        async with aclosing(engine.encode(tokens_input(payload[0].tolist()), params, number)) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    row: Rows = output.outputs.data.float().numpy().reshape(-1)
+                    return row
+        raise EngineError("vLLM ended the request without an answer")
+
+    def close(self) -> None:
+        """End vLLM's processes. Safe to call twice."""
+        self._core.close()
+
+
+def embed(  # noqa: PLR0913 - one parameter per setting of the user
+    model: str | Path | None = None,
+    *,
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+    truncate_dim: int | None = None,
+    normalize: bool = False,
+    output_dtype: OutputDtype = "float32",
+    prompt_name: str | None = None,
+    prompt: str | None = None,
+    **options: object,
+) -> PoolingEngine:
+    """One vector per text, as `EmbeddingEngine` makes it. Parameters that are not listed here are its own.
+
+    Args:
+        model: a local folder; None for all-MiniLM-L6-v2.
+        options: any argument of vLLM's `EngineArgs` (`tensor_parallel_size`, `dtype`, ...).
+
+    Raises:
+        ConfigError: no such folder, a parameter that the model does not support, or vLLM refuses an option.
+        EngineError: vLLM cannot start, or lacks a part of the model.
+    """
+    check_output_dtype(output_dtype)
+    folder = _folder(model, options)
+    pooling = pooling_of(folder, _MODES, "vLLM", dense=True)
+    _check_dense(folder, pooling)
+    prompts = prompts_in(folder, prompt_name, prompt)
+    check_pooled_prompts(pooling, prompts, "vLLM")
+    config, tokenizer = _files(folder, options)
+    config = with_own_settings(folder, config, prompted=True)
+    tokens = tokens_for(tokenizer, config, "text", max_model_len, not_split(on_too_long), prompts)
+    pooler = PoolerConfig(seq_pooling_type=_TYPES[pooling.mode], use_activation=False)
+    core = _start(folder, tokens, {"convert": "embed", "pooler_config": pooler, **options})
+    full = int(core.config.model_config.embedding_size)
+    if truncate_dim is not None and not 1 <= truncate_dim <= full:
+        core.close()
+        raise ConfigError(f"truncate_dim is {truncate_dim}; this model's vectors have {full} components")
+    dimension = truncate_dim or full
+    facts: dict[str, object] = {
+        "engine": "embedding", "pooling": pooling.describe(), "dimension": dimension, "normalize": normalize,
+        "output_dtype": output_dtype, "prompt": prompts.default, "options": deciding(options),
+    }  # fmt: skip
+    head = _Normalized(pooling.normalize, VectorHead(dimension, normalize=normalize, output_dtype=output_dtype))
+    embedder = PoolingEngine(folder, core, "embed", tokens, head, facts)
+    embedder.profile = replace(
+        embedder.profile,
+        dimension=length_of(dimension, output_dtype),
+        matryoshka=matryoshka_dimensions(config, dimension) if output_dtype == "float32" else (),
+        prompt_names=tuple(prompts.named),
+    )
+    return embedder
+
+
+def classify(
+    model: str | Path | None = None,
+    *,
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+    top_labels: int | None = None,
+    **options: object,
+) -> PoolingEngine:
+    """Labels of texts or pairs; `top_labels` is the number of labels to list. Other parameters as `embed`."""
+    folder = _folder(model, options)
+    config, tokenizer = _files(folder, options)
+    config = with_own_settings(folder, config)
+    head, facts = label_head(config, top_labels)
+    tokens = tokens_for(tokenizer, config, "either", max_model_len, not_split(on_too_long))
+    core = _start(folder, tokens, options)
+    return PoolingEngine(folder, core, "classify", tokens, head, {**facts, "options": deciding(options)})
+
+
+def score(
+    model: str | Path | None = None,
+    *,
+    max_model_len: int | None = None,
+    on_too_long: TooLong = "truncate",
+    **options: object,
+) -> PoolingEngine:
+    """A cross-encoder: one score per pair. Parameters and errors as `embed`."""
+    folder = _folder(model, options)
+    config, tokenizer = _files(folder, options)
+    config = with_own_settings(folder, config)
+    head, facts = score_head(config)
+    tokens = tokens_for(tokenizer, config, "pair", max_model_len, not_split(on_too_long))
+    core = _start(folder, tokens, options)
+    return PoolingEngine(folder, core, "classify", tokens, head, {**facts, "options": deciding(options)})
+
+
+class _Normalized:
+    """A head for the vectors of a model that scales them to length 1, which vLLM does not do here.
+
+    Rows before the normalisation keep all their digits.
+    """
+
+    def __init__(self, on: bool, head: Head) -> None:
+        self._on = on
+        self._head = head
+
+    def __call__(self, rows: Rows) -> Sequence[object]:
+        if self._on:
+            rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+        return self._head(rows)
+
+
+def _types(payload: Tokens) -> dict[str, int] | None:
+    """The place of the first token of the second text, if the model tells two texts apart."""
+    if len(payload) < 2 or not payload[1].any():
+        return None
+    return {"compressed_token_type_ids": int(payload[1].argmax())}
+
+
+_TYPES: Mapping[str, str] = {"mean": "MEAN", "cls": "CLS", "last": "LAST"}
+
+
+def _folder(model: str | Path | None, options: Mapping[str, object]) -> Path:
+    """The model's folder.
+
+    Raises:
+        ConfigError: it does not exist, or an option is one that the task sets.
+    """
+    if taken := sorted({"runner", "convert", "pooler_config"} & options.keys()):
+        raise ConfigError(f"{taken[0]} is set by the task; leave it out")
+    folder = find_folder(model)
+    if "tokenizer" not in options:
+        check_tokenizer(folder)
+    return folder
+
+
+def _files(folder: Path, options: Mapping[str, object]) -> tuple[ModelConfig, PreTrainedTokenizerBase]:
+    """The model's config.json and its tokenizer.
+
+    Raises:
+        EngineError: they cannot be loaded.
+    """
+    trusted = bool(options.get("trust_remote_code"))
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trusted)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(options.get("tokenizer", folder)), local_files_only=True, trust_remote_code=trusted
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(f"the model in {folder} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    return config.to_dict(), tokenizer
+
+
+def _check_dense(folder: Path, pooling: Pooling) -> None:
+    for layer in pooling.dense:
+        name = str(layer.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+        if name not in _LAYERS:
+            raise EngineError(f"the model in {folder} has a dense layer with {name}, which vLLM does not compute")
+
+
+def _start(folder: Path, tokens: TextTokens, options: Mapping[str, object]) -> VllmCore:
+    core = VllmCore(folder, {"runner": "pooling", "max_model_len": tokens.max_model_len, **options})
+    if core.max_model_len < tokens.max_model_len:
+        core.close()
+        raise ConfigError(f"max_model_len is {tokens.max_model_len}; vLLM takes {core.max_model_len} tokens")
+    return core
