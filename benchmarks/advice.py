@@ -22,8 +22,8 @@ from benchmarks.common import report
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.jobs.pipeline.job import Limits
-from headrace.observe import summary
-from headrace.observe.figures import in_json
+from headrace.observe.reporting import summary
+from headrace.observe.reporting.figures import in_json
 
 STEPS = 3
 ENOUGH = 0.9

@@ -29,7 +29,7 @@ from benchmarks.common import ratio, report, rounds, version
 from benchmarks.gpu_models import FLOPS, bert, photographs, prompts, qwen, texts, vit
 from benchmarks.streaming import streamed
 from headrace import ContinuousBatcher
-from headrace.engines import registry
+from headrace.engines.choosing import registry
 from headrace.engines.generation.ragged_attention import NAME
 
 ROUNDS = 3

@@ -18,11 +18,11 @@ import headrace
 from benchmarks.common import quick, ratio, report, rounds
 from benchmarks.jobs import write_input
 from benchmarks.jobs_runs import lengths
-from headrace.app import job
+from headrace.app.jobs import job
 from headrace.jobs.pipeline import prepare
 from headrace.jobs.pipeline.dedupe import RepeatCounter
-from headrace.observe.recorder import Recorder
-from headrace.observe.report import ReportBuilder
+from headrace.observe.live.recorder import Recorder
+from headrace.observe.reporting.report import ReportBuilder
 
 RECORDS = 20_000 if quick() else 300_000
 ROUNDS = 2 if quick() else 7

@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.common import quick, ratio, report, rounds
 from headrace import ModelPool
 from headrace.engines.base import BatchEngine
-from headrace.engines.config import EngineConfig
-from headrace.engines.loading import load_engine
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.loading import load_engine
 
 REQUESTS = 30 if quick() else 120
 MEAN_GAP_S = 0.05

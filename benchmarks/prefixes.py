@@ -29,8 +29,8 @@ from transformers import AutoTokenizer, ContinuousBatchingConfig, GenerationConf
 
 from benchmarks.common import ratio, report, rounds, version
 from headrace import ContinuousBatcher
-from headrace.app import job as jobs
-from headrace.engines.config import EngineConfig
+from headrace.app.jobs import job as jobs
+from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.generation.causal_lm import ARITHMETIC
 from headrace.engines.generation.continuous import GenerationEngine
 from headrace.jobs import run as main_path

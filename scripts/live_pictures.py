@@ -29,8 +29,8 @@ from tests.acceptance.browser import Browser  # noqa: E402
 from tests.acceptance.serving.process import server  # noqa: E402
 
 from headrace.cli.top import job_frame  # noqa: E402
-from headrace.observe.live import wall_clock  # noqa: E402
-from headrace.observe.top import drawn  # noqa: E402
+from headrace.observe.live.frame import wall_clock  # noqa: E402
+from headrace.observe.live.top import drawn  # noqa: E402
 
 MINE = ("--task", "custom", "--engine", "mine:Engine")
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from headrace.concurrency.fanout import map_concurrent
     from headrace.concurrency.map_batches import map_batches
     from headrace.concurrency.reusable import reusable
-    from headrace.observe.mlflow_listener import MLflowListener
-    from headrace.observe.wandb_listener import WandbListener
+    from headrace.observe.exporters.mlflow_listener import MLflowListener
+    from headrace.observe.exporters.wandb_listener import WandbListener
     from headrace.pool.pool import ModelPool
     from headrace.pool.reusable import ReusablePool
 
@@ -63,7 +63,7 @@ _MODULES = {
     "CostEstimatorFn": "batching.policy.cost",
     "Done": "batching.step_model",
     "DynamicBatcher": "batching.dynamic",
-    "MLflowListener": "observe.mlflow_listener",
+    "MLflowListener": "observe.exporters.mlflow_listener",
     "ModelPool": "pool.pool",
     "NoTokenEstimateWarning": "batching.tokens",
     "Prompt": "batching.tokens",
@@ -72,7 +72,7 @@ _MODULES = {
     "TokenBatcher": "batching.tokens",
     "TokenEstimator": "batching.policy.cost",
     "TokenEstimatorFn": "batching.policy.cost",
-    "WandbListener": "observe.wandb_listener",
+    "WandbListener": "observe.exporters.wandb_listener",
     "batched": "batching.decorator",
     "map_batches": "concurrency.map_batches",
     "map_concurrent": "concurrency.fanout",

@@ -16,9 +16,9 @@ from headrace import DynamicBatcher
 from headrace.device.memory import MemoryWatch
 from headrace.device.streams import pipeline_on
 from headrace.engines.base import memory_of
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
+from headrace.engines.networks.pytorch import known_mask
 from headrace.engines.text.packing import PackedEncoder
-from headrace.engines.torch_network import known_mask
 from headrace.errors import EngineError, EngineOutOfMemoryError
 
 WORDS = "the canal feeds the mill wheel so that it never runs dry " * 12

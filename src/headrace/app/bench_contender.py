@@ -38,10 +38,10 @@ def _timed(call: Callable[[Texts, int | None], Sequence[Any]]) -> Run:
 
 def _headrace(request: dict[str, Any], engine_name: str | None = None) -> Run:
     """A job from a list to a list, its model loaded before the clock starts, as for the others."""
-    from headrace.app.job import carry_out
-    from headrace.app.plan import check
-    from headrace.app.tuning import load
-    from headrace.engines.config import EngineConfig
+    from headrace.app.jobs.job import carry_out
+    from headrace.app.jobs.plan import check
+    from headrace.app.jobs.tuning import load
+    from headrace.engines.choosing.config import EngineConfig
     from headrace.jobs.pipeline.job import StopRequest
     from headrace.jobs.settings import JobSettings
 

@@ -14,9 +14,9 @@ from headrace.app.bench import BenchSettings, Comparison, Row, compare, contende
 from headrace.cli.flags import FlagGroup, with_groups
 from headrace.cli.outcome import guarded, say
 from headrace.cli.report import check_file
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.resolving import resolve
 from headrace.engines.model_folder import find_folder
-from headrace.engines.resolving import resolve
 from headrace.errors import ConfigError, nearest
 from headrace.observe.page.bench import render_comparison
 

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 import typer
 
 from headrace.cli.flags import ENGINE_PANEL, FlagGroup
-from headrace.engines.config import EngineConfig, merged_options
-from headrace.engines.registry import known_tasks
+from headrace.engines.choosing.config import EngineConfig, merged_options
+from headrace.engines.choosing.registry import known_tasks
 from headrace.errors import ConfigError, nearest
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.steps import StepHere, steps_here
+from headrace.app.jobs.steps import StepHere, steps_here
 from headrace.cli.outcome import guarded, say
 from headrace.cli.top import job_frame
 from headrace.errors import HeadraceError

@@ -10,7 +10,7 @@ from typing import Literal
 
 import typer
 
-from headrace.app.job import JobSettings
+from headrace.app.jobs.job import JobSettings
 from headrace.cli.engine_flags import as_flag, as_typed, suggestion
 from headrace.cli.logs import LogStream
 from headrace.cli.signals import Stopper
@@ -28,8 +28,8 @@ from headrace.errors import (
 from headrace.io.databases.names import shown
 from headrace.io.sinks.targets import find_target
 from headrace.jobs.pipeline.job import JobEnd
-from headrace.observe.report import Report
-from headrace.observe.table import print_report
+from headrace.observe.reporting.report import Report
+from headrace.observe.reporting.table import print_report
 
 STATUSES = """Exit status:
 

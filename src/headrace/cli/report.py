@@ -11,15 +11,15 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.steps import steps_here
+from headrace.app.jobs.steps import steps_here
 from headrace.cli.outcome import guarded, say
 from headrace.errors import ConfigError
 from headrace.io.databases.names import shown
 from headrace.jobs.state.inspection import job_holder, state_of
 from headrace.jobs.state.output import REPORT
-from headrace.observe import summary
-from headrace.observe.figures import in_json
 from headrace.observe.page.render import ReportedJob, check_installed, write_page
+from headrace.observe.reporting import summary
+from headrace.observe.reporting.figures import in_json
 
 EXAMPLES = """Examples:
 

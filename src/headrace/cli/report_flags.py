@@ -99,7 +99,7 @@ class ReportFlags(FlagGroup):
             yield
             return
         try:
-            from headrace.app.job_dashboard import shown
+            from headrace.app.servers.job_dashboard import shown
         except ModuleNotFoundError as error:
             why = f"--port needs {error.name}, which is not installed"
             raise MissingExtraError(f'{why}: pip install "headrace[serve]"') from error

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.job import execute
-from headrace.app.steps import retried, steps_here
+from headrace.app.jobs.job import execute
+from headrace.app.jobs.steps import retried, steps_here
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineFlags, changed

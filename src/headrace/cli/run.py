@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from headrace.app.job import JobSettings, execute, rehearse
-from headrace.app.step_settings import Step
+from headrace.app.jobs.job import JobSettings, execute, rehearse
+from headrace.app.jobs.step_settings import Step
 from headrace.argument_types import parse_size
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
@@ -24,7 +24,7 @@ from headrace.cli.report import check_file, check_place, reported
 from headrace.cli.report_flags import ReportFlags
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.cli.steps import StepFlags
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io.sinks.targets import FORMATS
 from headrace.io.sources.opening import known_formats

@@ -20,12 +20,12 @@ from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import FlagGroup, with_groups
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import guarded, say
-from headrace.engines.resolving import resolve
+from headrace.engines.choosing.resolving import resolve
 from headrace.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
-    from headrace.app.server import ServerSettings
-    from headrace.engines.config import EngineConfig
+    from headrace.app.servers.server import ServerSettings
+    from headrace.engines.choosing.config import EngineConfig
     from headrace.events import Listener
 
 EXAMPLES = """Examples:
@@ -216,7 +216,7 @@ def serve(
 
 
 def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
-    from headrace.app.server import ServerSettings, checked
+    from headrace.app.servers.server import ServerSettings, checked
     from headrace.serving.auth import read_keys
     from headrace.serving.limits import ServeLimits
 
@@ -241,7 +241,7 @@ def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
     config = resolve(config)
     say(f"loading {config.label or config.engine or 'the default model'} to serve {config.task} ...")
     settings = _settings(config, server)
-    from headrace.app.server import build
+    from headrace.app.servers.server import build
     from headrace.serving.http.server import Server
 
     encrypted = tls.for_uvicorn()
@@ -262,7 +262,7 @@ def _tracing(path: Path | None, name: str) -> Iterator[Sequence[Listener]]:
     if path is None:
         yield ()
         return
-    from headrace.observe.trace import TraceWriter
+    from headrace.observe.exporters.trace import TraceWriter
 
     with TraceWriter(path, time.monotonic(), name) as trace:
         yield (trace,)
@@ -292,7 +292,7 @@ def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsF
     }
     if given := [flag for flag, is_given in refused.items() if is_given]:
         raise ConfigError(f"--config names the models and their settings: leave out {' and '.join(given)}")
-    from headrace.app.pooled_server import build_pooled, read_models
+    from headrace.app.servers.pooled import build_pooled, read_models
     from headrace.serving.http.server import Server
 
     content = read_models(path)

@@ -15,14 +15,14 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.steps import steps_here, steps_holder
+from headrace.app.jobs.steps import steps_here, steps_holder
 from headrace.cli.outcome import guarded, say
 from headrace.cli.report import reported
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io.storage.locations import as_os_errors, is_remote
 from headrace.jobs.state.inspection import NoJobError, job_holder, known_target, state_of
 from headrace.jobs.state.output import LIVE
-from headrace.observe.live import Frame, parsed, wall_clock
+from headrace.observe.live.frame import Frame, parsed, wall_clock
 from headrace.observe.page.dashboard import Page, dashboard
 from headrace.observe.page.render import render
 
@@ -68,7 +68,7 @@ def _top(what: str, interval: float, *, once: bool) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from headrace.observe.top import drawn
+    from headrace.observe.live.top import drawn
 
     console = Console(highlight=False)
     if once or not console.is_terminal:

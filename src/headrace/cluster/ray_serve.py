@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from headrace.app.server import ServerSettings, build_part
+from headrace.app.servers.server import ServerSettings, build_part
 from headrace.cluster.ray_workers import ClusterResources, check_room, connected
 from headrace.errors import ConfigError, EngineError
 from headrace.openai_protocol import error_body

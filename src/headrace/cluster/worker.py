@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import headrace
-from headrace.app import job as jobs
-from headrace.app.prefix_caching import PrefixCacheListener, prefix_cache_listener
+from headrace.app.jobs import job as jobs
+from headrace.app.jobs.prefix_caching import PrefixCacheListener, prefix_cache_listener
 from headrace.batching.batcher import Batcher
 from headrace.cluster.worker_pool import WorkUnitReply
-from headrace.engines.config import EngineConfig
-from headrace.engines.loading import load_engine
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.loading import load_engine
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import BadResultError, ConfigError, EngineError, HeadraceError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
@@ -26,7 +26,7 @@ from headrace.jobs.pipeline.infer import stream_in_order, stream_longest_first
 from headrace.jobs.pipeline.job import Limits, StopRequest
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings
-from headrace.observe.batches import BusyTime
+from headrace.observe.accounting.batches import BusyTime
 from headrace.processes.portable import Portable
 from headrace.records import Record
 

@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Sampling parameters, as in `headrace.engines.requests.Sampling`."""
+    """Sampling parameters, as in `headrace.engines.requests.generation.Sampling`."""
 
     max_tokens: int
     min_tokens: int

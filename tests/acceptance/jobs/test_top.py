@@ -15,7 +15,7 @@ import pytest
 from tests.acceptance.command import FAKE, PROGRAM, ROOT, headrace, start, traced
 from tests.acceptance.serving.process import server
 
-from headrace.observe.live import parsed
+from headrace.observe.live.frame import parsed
 
 pytestmark = pytest.mark.timeout(180)
 SLOW = ("--engine", "tests.acceptance.jobs.engines:slow")

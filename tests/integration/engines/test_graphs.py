@@ -12,7 +12,7 @@ import torch
 
 from headrace.device.graph_runner import GraphRunner
 from headrace.device.graphs import Shape, ShapeBook
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
 
 WORDS = ["canal", "mill", "wheel", "water", "gate", "dry"]
 Call = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]

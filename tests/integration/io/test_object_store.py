@@ -27,8 +27,8 @@ from headrace.io.storage.locations import locate
 from headrace.jobs.pipeline.job import Limits
 from headrace.jobs.state.inspection import inspect
 from headrace.jobs.state.output import JobOutput
-from headrace.observe.figures import figures
-from headrace.observe.report import Report
+from headrace.observe.reporting.figures import figures
+from headrace.observe.reporting.report import Report
 from headrace.testing import FakeEngine
 
 ROWS = [{"id": f"r{n}", "text": f"text {n} " + "word " * (n % 17)} for n in range(1000)]
@@ -243,7 +243,7 @@ def test_who_was_taken_for_dead_writes_no_more(s3: Any, folder: str, monkeypatch
         lease.time.sleep(0.5)
 
     engine = Slow(take_over)
-    monkeypatch.setattr("headrace.engines.registry.create", lambda *args, **options: engine)
+    monkeypatch.setattr("headrace.engines.choosing.registry.create", lambda *args, **options: engine)
     with pytest.raises(JobError, match=r"the lease on .*out\.jsonl was taken over by process 7 on elsewhere"):
         headrace.run(folder, sink="s3://rows/out.jsonl", **FAKE)
     assert [name for name in s3.find("rows/out.jsonl.parts") if "part-" in name] == []

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.acceptance.command import PROGRAM, ROOT
 
-from headrace.app.tables import is_table_kind
+from headrace.app.jobs.tables import is_table_kind
 from headrace.io.databases.names import SINKS, SQL, is_database, parse_database, parse_table
 from headrace.io.sinks.table_writer import _STORES
 

@@ -13,9 +13,9 @@ from tests.integration.serving.running import running
 from tests.small_models import NLI, text_model
 
 import headrace
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
-from headrace.engines.registry import create
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.registry import create
 from headrace.errors import ConfigError
 from headrace.events import BatchDone
 

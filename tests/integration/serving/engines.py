@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.engines.base import Prepared
-from headrace.engines.requests import Generation, Sampling, parse
+from headrace.engines.requests.generation import Generation, Sampling, parse
 from headrace.errors import EngineDeadError, EngineOutOfMemoryError
 from headrace.testing import FakeEngine
 

@@ -18,9 +18,9 @@ import openai
 import pytest
 from tests.integration.serving.running import until
 
-from headrace.app import pooled_server
-from headrace.app.pooled_server import build_pooled, read_models
-from headrace.app.server import ServerSettings
+from headrace.app.servers import pooled as pooled_server
+from headrace.app.servers.pooled import build_pooled, read_models
+from headrace.app.servers.server import ServerSettings
 from headrace.errors import ConfigError
 from headrace.serving.auth import read_keys
 from headrace.serving.http.server import Server

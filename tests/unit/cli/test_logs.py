@@ -14,9 +14,9 @@ import typer
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import say
 from headrace.events import BatchDone, JobStarted
-from headrace.observe.progress import Progress
-from headrace.observe.report import ReportBuilder
-from headrace.observe.table import print_report
+from headrace.observe.live.progress import Progress
+from headrace.observe.reporting.report import ReportBuilder
+from headrace.observe.reporting.table import print_report
 
 Said: TypeAlias = Callable[[], str]
 

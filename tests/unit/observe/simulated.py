@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, JobDone, JobStarted, PipelineWaited, StageDone
 from headrace.events import PartCommitted as Committed
-from headrace.observe.advice import Host
-from headrace.observe.report import Report, ReportBuilder
+from headrace.observe.reporting.advice import Host
+from headrace.observe.reporting.report import Report, ReportBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from headrace.events import (
     WorkerLost,
     WorkUnitDone,
 )
-from headrace.observe.accountant import Account, Accountant
+from headrace.observe.accounting.accountant import Account, Accountant
 
 TIME = st.floats(min_value=-5, max_value=2_000, allow_nan=False)
 DURATION = st.floats(min_value=0, max_value=300, allow_nan=False)

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.observe.simulated import Simulation, changed
 
 from headrace.events import JobDone, JobStarted, PartCommitted, StepDone
-from headrace.observe.advice import AdviceInputs, Host, advise
-from headrace.observe.report import Report, ReportBuilder
+from headrace.observe.reporting.advice import AdviceInputs, Host, advise
+from headrace.observe.reporting.report import Report, ReportBuilder
 
 QUIET = {"load": 0.1, "prepare": 0.1, "finish": 0.1, "write": 0.1}
 GOOD = AdviceInputs(

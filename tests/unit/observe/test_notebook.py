@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.events import BatchDone, BatchFormed, JobStarted, RecordFailed
-from headrace.observe.report import ReportBuilder
+from headrace.observe.reporting.report import ReportBuilder
 
 
 def test_a_report_shows_itself_and_nothing_in_it_is_a_script() -> None:

@@ -17,12 +17,12 @@ from tests.unit.observe.simulated import Simulation
 
 from headrace.errors import ConfigError
 from headrace.events import MemoryUsed, RecordFailed, WorkUnitDone
-from headrace.observe import summary
-from headrace.observe.figures import figures, in_json, series
 from headrace.observe.page.charts import charts
 from headrace.observe.page.render import ReportedJob, _job, render, write_page
-from headrace.observe.report import ReportBuilder
-from headrace.observe.summary import RunSummary
+from headrace.observe.reporting import summary
+from headrace.observe.reporting.figures import figures, in_json, series
+from headrace.observe.reporting.report import ReportBuilder
+from headrace.observe.reporting.summary import RunSummary
 
 HOSTILE = "</script><script>alert(1)</script><!--\u2028<img src=x onerror=alert(2)>&amp;{{ 7 * 7 }}"
 

@@ -27,10 +27,10 @@ from headrace.events import (
     WorkerLost,
     WorkUnitDone,
 )
-from headrace.observe.batches import BusyTime
-from headrace.observe.report import Report, ReportBuilder
-from headrace.observe.table import as_text, print_report
-from headrace.observe.worker_rows import WorkerRow
+from headrace.observe.accounting.batches import BusyTime
+from headrace.observe.accounting.worker_rows import WorkerRow
+from headrace.observe.reporting.report import Report, ReportBuilder
+from headrace.observe.reporting.table import as_text, print_report
 
 
 def formed(batch: int, *, size: int = 4, cost: float = 30, padded: float = 40, starved: float = 0.5) -> BatchFormed:

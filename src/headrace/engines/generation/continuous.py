@@ -25,7 +25,7 @@ from headrace.engines.generation.sampling import BatchSampler
 from headrace.engines.generation.scheduler import PageScheduler
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile
-from headrace.engines.requests import Generation, Sampling, default_sampling
+from headrace.engines.requests.generation import Generation, Sampling, default_sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class GenerationEngine:
         seed: combined with each prompt to seed its sampling; a request's own seed takes precedence.
         tensor_parallel_size: processes that hold a part of the model each, on a device of their own.
         sampling: defaults for requests that do not set them: `max_tokens`, `temperature`, `top_p`, `top_k`,
-            `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.Sampling`.
+            `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.generation.Sampling`.
 
     Raises:
         ConfigError: no such folder, or a parameter out of range.

@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
-from headrace.engines.heads import ChunkJoin
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, named_folder
 from headrace.engines.model_kinds import with_own_settings
+from headrace.engines.networks.heads import ChunkJoin
+from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained, loading
 from headrace.engines.text.encoders import by_length, tune
 from headrace.engines.text.quantizing import Quantize, check_quantize, to_int8
 from headrace.engines.text.splitting import LongTexts, TooLong, not_split
 from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
 from headrace.engines.text.tokenizing import tokens_for
-from headrace.engines.torch_network import TorchNetwork, load_pretrained, loading
 from headrace.errors import EngineError
 
 

@@ -14,13 +14,13 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding, 
 from headrace.device.placement import choose_device, choose_dtype
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, find_folder
+from headrace.engines.networks.pytorch import TorchNetwork, loading
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text import static
 from headrace.engines.text.encoders import by_length, tune
 from headrace.engines.text.prompts import Prompts, chosen_prompt
 from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.tokenizing import TextTokens, choose_length, usable_positions
-from headrace.engines.torch_network import TorchNetwork, loading
 from headrace.errors import EngineError
 
 ModuleT = TypeVar("ModuleT", SentenceTransformer, SparseEncoder, MultiVectorEncoder)

@@ -15,7 +15,7 @@ from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
 from headrace.engines.base import Chunks, Prepared, PromptedText
 from headrace.engines.model_folder import named_folder
-from headrace.engines.network import Rows
+from headrace.engines.networks.base import Rows
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text.encoders import keep_padding
 from headrace.engines.text.modules import Encoder, open_encoder

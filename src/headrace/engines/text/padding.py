@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from headrace.engines.network import Network, Rows
+from headrace.engines.networks.base import Network, Rows
 from headrace.engines.text.tokenizing import TextTokens, Tokens, longest_of
 from headrace.errors import EngineDeadError, EngineError, EngineOutOfMemoryError
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 from tokenizers import Encoding
 
 from headrace.batching.options import whole
-from headrace.engines.heads import ChunkJoin
+from headrace.engines.networks.heads import ChunkJoin
 from headrace.errors import ConfigError
 
 TooLong: TypeAlias = Literal["truncate", "error", "split"]

@@ -9,7 +9,9 @@ import numpy as np
 
 from headrace.device.forward import ForwardMeter
 from headrace.engines.base import Chunks, Part, Prepared
-from headrace.engines.heads import (
+from headrace.engines.model_config import ModelConfig
+from headrace.engines.networks.base import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
+from headrace.engines.networks.heads import (
     Classification,
     Function,
     Head,
@@ -21,8 +23,6 @@ from headrace.engines.heads import (
     label_function,
     label_names,
 )
-from headrace.engines.model_config import ModelConfig
-from headrace.engines.network import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
 from headrace.engines.profile import EngineProfile
 from headrace.engines.text.padding import TextRows
 from headrace.engines.text.splitting import LongTexts, not_split

@@ -12,11 +12,11 @@ from tokenizers import Encoding, Tokenizer
 
 from headrace.engines.base import Chunks, Prepared, PromptedText, TokenIds
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.network import Rows
+from headrace.engines.networks.base import Rows
+from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
 from headrace.engines.text.prompts import Prompts
 from headrace.engines.text.splitting import LongTexts, joined_ids, tokens_before_text
 from headrace.engines.text.truncation import TextTruncator
-from headrace.engines.vocabulary import check_ids, detokenized, token_strings
 from headrace.errors import ConfigError, RecordError
 from headrace.records import kind_of, text_refusal
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from headrace.observe.figures import JobFigures, histogram, series
-from headrace.observe.summary import RunSummary
-from headrace.observe.timeline import CAUSES, COMPUTING, LABELS
+from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS
+from headrace.observe.reporting.figures import JobFigures, histogram, series
+from headrace.observe.reporting.summary import RunSummary
 
 Spec: TypeAlias = dict[str, Any]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
-from headrace.observe.timeline import LABELS
+from headrace.observe.accounting.timeline import LABELS
 
 
 @dataclass(frozen=True, slots=True)

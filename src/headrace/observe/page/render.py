@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.observe.figures import JobFigures, figures
+from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS, Cause
 from headrace.observe.page.charts import CONFIG, charts
-from headrace.observe.summary import RunSummary, device_of, savings_of
-from headrace.observe.table import device_rows, savings_rows
-from headrace.observe.timeline import CAUSES, COMPUTING, LABELS, Cause
+from headrace.observe.reporting.figures import JobFigures, figures
+from headrace.observe.reporting.summary import RunSummary, device_of, savings_of
+from headrace.observe.reporting.table import device_rows, savings_rows
 
 if TYPE_CHECKING:
     import jinja2
