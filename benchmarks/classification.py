@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 from benchmarks.common import quick, report, version
 from benchmarks.streaming import compare, streamed
 from examples.docstrings import collect
-from headrace.engines import registry
+from headrace.engines.choosing import registry
 from headrace.engines.model_folder import find_folder
 
 TEXTS = 120 if quick() else 600

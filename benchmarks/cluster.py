@@ -24,13 +24,13 @@ import httpx
 import ray
 
 from benchmarks.common import quick, ratio, report, rounds, version
-from headrace.app import job as jobs
-from headrace.app.server import ServerSettings
+from headrace.app.jobs import job as jobs
+from headrace.app.servers.server import ServerSettings
 from headrace.cluster import local_workers
 from headrace.cluster.ray_job import execute
 from headrace.cluster.ray_serve import NAME, Replicas, served
 from headrace.cluster.ray_workers import ClusterResources
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings
 

@@ -28,7 +28,7 @@ from benchmarks.embedding import texts
 from headrace.device.native import speeds
 from headrace.device.precision import candidates
 from headrace.engines.model_folder import find_folder
-from headrace.observe.report import Report
+from headrace.observe.reporting.report import Report
 
 GRID_RECORDS = 150 if quick() else 600
 RECORDS = 300 if quick() else 3_000

@@ -23,7 +23,7 @@ from sentence_transformers import SentenceTransformer
 from benchmarks.common import quick, ratio, report, rounds, version
 from benchmarks.streaming import streamed
 from examples.docstrings import collect
-from headrace.engines import registry
+from headrace.engines.choosing import registry
 from headrace.engines.model_folder import find_folder
 
 TEXTS = 150 if quick() else 600

@@ -14,8 +14,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from benchmarks.common import quick, report
 from examples.docstrings import collect
-from headrace.app.job import JobSettings, execute, rehearse
-from headrace.engines.config import EngineConfig
+from headrace.app.jobs.job import JobSettings, execute, rehearse
+from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest
 
 SIZES = (100, 200) if quick() else (300, 1000, 3000)

@@ -29,7 +29,7 @@ from benchmarks.common import ratio, report, rounds, version
 from benchmarks.gpu_models import FLOPS, bert, photographs, prompts, qwen, texts, vit
 from benchmarks.streaming import streamed
 from headrace import ContinuousBatcher
-from headrace.engines import registry
+from headrace.engines.choosing import registry
 from headrace.engines.generation.ragged_attention import NAME
 
 ROUNDS = 3
@@ -168,6 +168,29 @@ def embedding(setting: Setting) -> Contest:
     )
 
 
+def small_batches(setting: Setting) -> Contest:
+    """BERT-base on batches of 8 short texts, as a server gets them, with and without CUDA graphs."""
+    folder = bert(setting.folder / "bert", setting.tiny)
+    engine = registry.create("embed", folder, device=setting.device, dtype=setting.dtype, max_model_len=64)
+    ready = [one.payload for one in engine.prepare(texts(setting.tiny)[:2_048])]
+    graphs = engine.network.graphs
+
+    def run(with_graphs: bool) -> None:
+        engine.network.graphs = graphs if with_graphs else None
+        for start in range(0, len(ready), 8):
+            engine.forward(ready[start : start + 8])
+
+    lengths = [one.shape[1] for one in ready]
+    return Contest(
+        "BERT-base, batches of 8",
+        "tokens",
+        sum(lengths),
+        FLOPS["bert"](engine.network.module[0].model, lengths),
+        {"headrace without graphs": lambda: run(False), "headrace": lambda: run(True)},
+        device_clock(engine),
+    )
+
+
 def images(setting: Setting) -> Contest:
     """ViT-B/16 on JPEG files, decoding included."""
     from transformers import pipeline
@@ -284,7 +307,12 @@ def job(setting: Setting) -> list[list[Any]]:
     ]
 
 
-CONTESTS: Mapping[str, Callable[[Setting], Contest]] = {"bert": embedding, "vit": images, "qwen": generation}
+CONTESTS: Mapping[str, Callable[[Setting], Contest]] = {
+    "bert": embedding,
+    "small": small_batches,
+    "vit": images,
+    "qwen": generation,
+}
 
 
 def main() -> None:
@@ -322,13 +350,14 @@ def main() -> None:
             f"Medians of {1 if given.tiny else ROUNDS} rounds, the variants in turn, after one that is not counted.",
         ],
     )
-    report(
-        None if given.tiny else "gpu-jobs",
-        f"A whole job as it comes on {where}",
-        ["model", "tokens/s", "budget found", "of the memory", "memory of", "device computed", "MFU", "limit"],
-        jobs,
-        ["headrace.run with nothing set but the dtype: the budget follows throughput and memory while it runs."],
-    )
+    if jobs:
+        report(
+            None if given.tiny else "gpu-jobs",
+            f"A whole job as it comes on {where}",
+            ["model", "tokens/s", "budget found", "of the memory", "memory of", "device computed", "MFU", "limit"],
+            jobs,
+            ["headrace.run with nothing set but the dtype: the budget follows throughput and memory while it runs."],
+        )
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import headrace
 from headrace import DynamicBatcher
-from headrace.app.tables import TableKind
+from headrace.app.jobs.tables import TableKind
 
 BATCH = 1024
 PACE_S = 0.1

@@ -9,7 +9,7 @@ import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,19 +18,25 @@ import headrace
 from benchmarks.common import quick, ratio, report, rounds
 from benchmarks.jobs import write_input
 from benchmarks.jobs_runs import lengths
-from headrace.app import job
-from headrace.observe import report as report_module
-from headrace.observe.accountant import Accountant
-from headrace.observe.recorder import Recorder
+from headrace.app.jobs import job
+from headrace.jobs.pipeline import prepare
+from headrace.jobs.pipeline.dedupe import RepeatCounter
+from headrace.observe.live.recorder import Recorder
+from headrace.observe.reporting.report import ReportBuilder
 
 RECORDS = 20_000 if quick() else 300_000
 ROUNDS = 2 if quick() else 7
 SIZES = (256, 1024)
 
 
-class _NoAccountant(Accountant):
-    def add(self, event: object) -> None:
+class _NoReport(ReportBuilder):
+    def __call__(self, event: object) -> None:
         pass
+
+
+class _NoRepeats(RepeatCounter):
+    def look(self, _: Sequence[object]) -> tuple[int, int]:
+        return 0, 0
 
 
 class _NoRecorder:
@@ -43,8 +49,12 @@ class _NoRecorder:
 
 @contextlib.contextmanager
 def unobserved() -> Iterator[None]:
-    """Jobs keep no account."""
-    with mock.patch.object(report_module, "Accountant", _NoAccountant), mock.patch.object(job, "Recorder", _NoRecorder):
+    """Jobs keep no account, and make no report."""
+    with (
+        mock.patch.object(job, "ReportBuilder", _NoReport),
+        mock.patch.object(job, "Recorder", _NoRecorder),
+        mock.patch.object(prepare, "RepeatCounter", _NoRepeats),
+    ):
         yield
 
 
@@ -96,7 +106,8 @@ def main() -> None:
 
             watch = _Stopwatch()
             with (
-                watch.around(Accountant, "add"),
+                watch.around(ReportBuilder, "__call__"),
+                watch.around(RepeatCounter, "look"),
                 watch.around(Recorder, "_write"),
                 watch.around(Recorder, "_show"),
             ):
@@ -123,7 +134,7 @@ def main() -> None:
         rows,
         [
             f"{RECORDS:,} records, JSONL to JSONL; {ROUNDS} rounds in turn; the cost is the median of the pairs.",
-            "Measured inside: CPU time of the accountant and of the writes, over that of the job.",
+            "Measured inside: CPU time of report, account, writes and comparing records, over that of the job.",
         ],
     )
 

@@ -29,8 +29,8 @@ from transformers import AutoTokenizer, ContinuousBatchingConfig, GenerationConf
 
 from benchmarks.common import ratio, report, rounds, version
 from headrace import ContinuousBatcher
-from headrace.app import job as jobs
-from headrace.engines.config import EngineConfig
+from headrace.app.jobs import job as jobs
+from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.generation.causal_lm import ARITHMETIC
 from headrace.engines.generation.continuous import GenerationEngine
 from headrace.jobs import run as main_path
@@ -64,7 +64,7 @@ class Size:
 FULL = Size(documents=64, questions=32, cache=8_192, rounds=1)
 WITH_PEER = Size(documents=32, questions=4, cache=8_192, rounds=1)
 SMALL = Size(documents=16, questions=8, cache=4_096, rounds=1)
-ALL_DIFFERENT = Size(documents=128, questions=1, cache=8_192, rounds=5)
+ALL_DIFFERENT = Size(documents=64, questions=1, cache=8_192, rounds=5)
 
 
 @dataclass(frozen=True, slots=True)

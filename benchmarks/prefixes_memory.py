@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import report
-from headrace.app import job as jobs
+from headrace.app.jobs import job as jobs
 from headrace.engines.base import Prepared
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import EngineProfile
 from headrace.events import Event, OrderChosen
 from headrace.jobs import run as main_path

@@ -31,8 +31,8 @@ from transformers import AutoTokenizer
 
 from benchmarks.common import quick, ratio, report, rounds
 from benchmarks.prefixes import ANSWER, DOCUMENT, SLOTS, Outcome, Size, equal, least, model_folder, prompts
-from headrace.app import job as jobs
-from headrace.engines.config import EngineConfig
+from headrace.app.jobs import job as jobs
+from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings

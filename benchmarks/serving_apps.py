@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from headrace import openai_protocol
-from headrace.app.server import ServerSettings, build
+from headrace.app.servers.server import ServerSettings, build
 from headrace.engines.base import Prepared
-from headrace.engines.config import EngineConfig
-from headrace.engines.requests import Generation
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.requests.generation import Generation
 from headrace.serving.http import middleware
 from headrace.serving.http.server import Server
 from headrace.serving.limits import ServeLimits

@@ -27,7 +27,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from benchmarks.common import quick, report, version
 from benchmarks.streaming import compare, streamed
-from headrace.engines import registry
+from headrace.engines.choosing import registry
 
 IMAGES = 24 if quick() else 120
 ROUNDS = 1 if quick() else 5

@@ -23,7 +23,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.vllm.engine import VllmEngine  # first: it tells vLLM to be quiet
 
 # isort: split
@@ -33,10 +33,10 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaForCausalLM
 
 from benchmarks.common import quick, ratio, report, rounds, version
 from benchmarks.generation import STATIC, generate, model_folder, requests
-from headrace.app import job as wiring
+from headrace.app.jobs import job as wiring
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import StopRequest
-from headrace.observe.report import ReportBuilder
+from headrace.observe.reporting.report import ReportBuilder
 
 ROUNDS = 1 if quick() else 12
 OF_CHUNKS = 1 if quick() else 3

@@ -70,10 +70,10 @@ def main() -> None:
     if sys.argv[1:]:
         print(asyncio.run(answer_all(lambda prompts: ask(sys.argv[1], prompts), rows)))
         return
-    from headrace.app.server import ServerSettings
+    from headrace.app.servers.server import ServerSettings
     from headrace.cluster.ray_serve import Replicas, served
     from headrace.cluster.ray_workers import ClusterResources
-    from headrace.engines.config import EngineConfig
+    from headrace.engines.choosing.config import EngineConfig
 
     options = OPTIONS if ENGINE == "vllm" else {}
     settings = ServerSettings(EngineConfig(task="generate", engine=ENGINE, engine_options=options))

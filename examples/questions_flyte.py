@@ -17,7 +17,7 @@ import headrace
 from examples.questions import ENGINE, OPTIONS, answer_all, ask, fetch
 from headrace.batching.passthrough import PassthroughBatcher
 from headrace.cluster.flyte_app import app_environment
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
 
 VLLM = ENGINE == "vllm"
 served = {"engine": ENGINE, **(OPTIONS if VLLM else {})}

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from headrace.engines.base import Prepared
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
 
 
 def embed(question: str) -> np.ndarray:

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from transformers import PreTrainedModel
 
-from headrace.engines import registry
+from headrace.engines.choosing import registry
 from headrace.engines.model_folder import find_folder
 from headrace.engines.text.encoders import restore
 

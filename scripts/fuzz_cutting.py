@@ -16,6 +16,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from headrace.engines.base import Prepared
+from headrace.engines.text.prompts import Prompts
+from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.tokenizing import Takes, TextTokens
 
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
@@ -208,10 +210,19 @@ class Subject:
             model_input_names=["input_ids", "token_type_ids"],
             num_special_tokens_to_add=lambda pair=False: 3 if pair else 2,
         )
-        self.tokens = TextTokens(words, room, "truncate", takes=takes)
+        self.tokens = TextTokens(words, room, LongTexts(), takes=takes)
+        self._settings = words, room, takes
         strategy = "only_first" if takes == "premise" else "longest_first"
         tokenizer.enable_truncation(room, strategy=strategy, direction=side)
         self._whole = tokenizer
+
+    def split(self, chunk_overlap: int = 0) -> TextTokens:
+        """The same tokenizer, which splits what is too long; a single text comes after a prompt."""
+        words, room, takes = self._settings
+        prompts = Prompts("query: " if takes == "text" else "")
+        tokens = TextTokens(words, room, LongTexts("split", chunk_overlap), takes=takes, prompts=prompts)
+        tokens.split_with(lambda rows, _: rows)
+        return tokens
 
     def difference(self, value: str | tuple[str, str]) -> str | None:
         """What is otherwise than by encoding the whole text; None where nothing is."""

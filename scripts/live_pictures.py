@@ -23,24 +23,23 @@ import httpx
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from report_picture import IMAGES, OWN  # noqa: E402 - beside this script
+from report_picture import IMAGES, OWN, program  # noqa: E402 - beside this script
 from rich.console import Console  # noqa: E402
 from tests.acceptance.browser import Browser  # noqa: E402
 from tests.acceptance.serving.process import server  # noqa: E402
 
 from headrace.cli.top import job_frame  # noqa: E402
-from headrace.observe.live import wall_clock  # noqa: E402
-from headrace.observe.top import drawn  # noqa: E402
+from headrace.observe.live.frame import wall_clock  # noqa: E402
+from headrace.observe.live.top import drawn  # noqa: E402
 
 MINE = ("--task", "custom", "--engine", "mine:Engine")
 
 
 def top(folder: Path) -> None:
     """A frame of a running job, as a terminal of 100 columns shows it."""
-    main = "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()"
     arguments = ["run", "-i", "docs.jsonl", "-o", "vectors.parquet", *MINE, "--workers", "2"]
     output = folder / "vectors.parquet"
-    with subprocess.Popen([sys.executable, "-c", main, *arguments], cwd=folder, stderr=subprocess.DEVNULL) as job:
+    with subprocess.Popen(program(*arguments), cwd=folder, stderr=subprocess.DEVNULL) as job:
         while not (folder / "vectors.parquet.parts" / "live.json").exists():
             time.sleep(0.5)
         while (frame := job_frame(str(output))).counts["records"] < 3_500:

@@ -12,13 +12,16 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from tests.acceptance.browser import Browser  # noqa: E402 - found by the path above
+
 IMAGES = ROOT / "docs" / "images"
 OWN = """
 import time
@@ -39,29 +42,26 @@ class Engine:
 """
 
 
+def program(*arguments: str) -> list[str]:
+    """A command of this checkout."""
+    return [sys.executable, "-c", "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()",
+            *arguments]  # fmt: skip
+
+
 def headrace(folder: Path, *arguments: str) -> None:
     """Run one command."""
-    main = "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()"
     path = os.pathsep.join([str(ROOT / "src"), str(folder)])
-    program = [sys.executable, "-c", main, *arguments]
-    done = subprocess.run(program, cwd=folder, check=False, env=os.environ | {"PYTHONPATH": path})
+    done = subprocess.run(program(*arguments), cwd=folder, check=False, env=os.environ | {"PYTHONPATH": path})
     if done.returncode not in (0, 3):  # 3: some records failed, which belongs to the picture
         sys.exit(f"headrace {' '.join(arguments)} ended with status {done.returncode}")
 
 
 def picture(page: Path, image: Path, width: int, height: int, *, dark: bool) -> None:
     """What Chromium shows of a page."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        sys.exit("install Chromium to draw pictures")
-    subprocess.run(
-        [
-            chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-            f"--user-data-dir={page.parent / 'profile'}", f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-            f"--window-size={width},{height}", "--virtual-time-budget=20000", f"--screenshot={image}", page.as_uri(),
-        ],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    with Browser(page.parent / f"profile-{image.stem}", dark=dark) as browser:
+        browser.open(page.as_uri())
+        browser.until("document.body?.dataset.drawn")
+        browser.picture(image, width, height)
     print(f"wrote {image}")
 
 
@@ -75,7 +75,7 @@ def main() -> None:
         (folder / "mine.py").write_text(OWN)
         common = ("run", "-i", "docs.jsonl", "--task", "custom", "--engine", "mine:Engine")
         headrace(folder, *common, "-o", "before.parquet", "--workers", "1")
-        headrace(folder, *common, "-o", "after.parquet", "--workers", "2")
+        headrace(folder, *common, "-o", "after.parquet", "--workers", "4")
         headrace(folder, "report", "before.parquet", "--gpu-hour-price", "2.50")
         headrace(folder, "report", "before.parquet", "after.parquet", "-o", "compared.html")
         picture(folder / "before.parquet.report.html", IMAGES / "report.png", 1180, 2750, dark=False)

@@ -19,10 +19,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from report_picture import program  # noqa: E402 - beside this script
+
 from examples.docstrings import collect  # noqa: E402 - found by the path above
 
 BLOCK = re.compile(r"(<!-- scripts/tune_picture.py -->\n```\n).*?(\n```)", re.DOTALL)
-MAIN = "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()"
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def main() -> None:
         texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in chosen))
         command = ["tune", "--task", "embed", "-i", str(texts), "--plot", str(picture), *given.flags]
         done = subprocess.run(
-            [sys.executable, "-c", MAIN, *command],
+            program(*command),
             stdout=subprocess.PIPE,
             text=True,
             check=False,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tests.families import DECODERS, FAMILIES, MORE_ENCODERS, family_model
 
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
 from headrace.errors import EngineError
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "architectures.md"

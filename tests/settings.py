@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
-    from headrace.app.server import ServerSettings
+    from headrace.app.servers.server import ServerSettings
 
 
 def split(given: dict[str, Any]) -> tuple[EngineConfig, dict[str, Any]]:
@@ -27,7 +27,7 @@ def job_settings(source: Any, sink: Any, **given: Any) -> JobSettings:
 
 def server_settings(**given: Any) -> ServerSettings:
     """A server's."""
-    from headrace.app.server import ServerSettings
+    from headrace.app.servers.server import ServerSettings
 
     config, rest = split(given)
     return ServerSettings(config, **rest)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from headrace.concurrency.fanout import map_concurrent
     from headrace.concurrency.map_batches import map_batches
     from headrace.concurrency.reusable import reusable
+    from headrace.observe.exporters.mlflow_listener import MLflowListener
+    from headrace.observe.exporters.wandb_listener import WandbListener
     from headrace.pool.pool import ModelPool
     from headrace.pool.reusable import ReusablePool
 
@@ -33,6 +35,7 @@ __all__ = [
     "CostEstimatorFn",
     "Done",
     "DynamicBatcher",
+    "MLflowListener",
     "ModelPool",
     "NoTokenEstimateWarning",
     "Prompt",
@@ -41,6 +44,7 @@ __all__ = [
     "TokenBatcher",
     "TokenEstimator",
     "TokenEstimatorFn",
+    "WandbListener",
     "batched",
     "errors",
     "map_batches",
@@ -59,6 +63,7 @@ _MODULES = {
     "CostEstimatorFn": "batching.policy.cost",
     "Done": "batching.step_model",
     "DynamicBatcher": "batching.dynamic",
+    "MLflowListener": "observe.exporters.mlflow_listener",
     "ModelPool": "pool.pool",
     "NoTokenEstimateWarning": "batching.tokens",
     "Prompt": "batching.tokens",
@@ -67,6 +72,7 @@ _MODULES = {
     "TokenBatcher": "batching.tokens",
     "TokenEstimator": "batching.policy.cost",
     "TokenEstimatorFn": "batching.policy.cost",
+    "WandbListener": "observe.exporters.wandb_listener",
     "batched": "batching.decorator",
     "map_batches": "concurrency.map_batches",
     "map_concurrent": "concurrency.fanout",

@@ -6,7 +6,7 @@ batcher uses its event loop's clock, which is virtual in tests).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -61,6 +61,14 @@ class BatchDone:
     at: float
     stopped: int = 0
     """How many of the failed records were returned unprocessed, each with a `StoppedError`."""
+    handed_s: float = 0.0
+    """How much of the duration passed between the batcher and `process_fn`'s thread, in which neither the engine nor
+    the batcher waits for anything but Python's lock or a core."""
+
+    @property
+    def computed_s(self) -> float:
+        """How long `process_fn` ran."""
+        return max(self.duration_s - self.handed_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +106,13 @@ class StepDone:
     starved_s: float
     """How long the engine was idle before this step."""
     at: float
+    handed_s: float = 0.0
+    """See `BatchDone`."""
+
+    @property
+    def computed_s(self) -> float:
+        """How long the engine worked."""
+        return max(self.duration_s - self.handed_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +145,41 @@ class StageDone:
     tokens: int = 0
     """Model tokens of the records (prepare)."""
     truncated: int = 0
-    """Records cut to the model's maximum length (prepare)."""
+    split: int = 0
+    chunks: int = 0
+    """Records that were cut to the model's maximum length, that were split, and the chunks of these (prepare)."""
     nulled: int = 0
     """NaN and infinities written as null (write)."""
+    cpu_s: float | None = None
+    """Seconds of a core that the thread has used (prepare); None if not measured."""
+    compared: int = 0
+    """Records whose inputs were compared with those before (prepare); only the first ones are."""
+    repeated: int = 0
+    """How many of them are equal to an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineWaited:
     """A job could not go on, although its stages were ready."""
 
-    on: Literal["sink", "retry"]
-    """What it waited for: finished records that wait for the disk, or records whose next try is not due yet."""
+    on: Literal["sink", "memory", "retry"]
+    """What it waited for: finished records that wait for the disk, room in memory although the disk is not at work, or
+    records whose next try is not due yet."""
     duration_s: float
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunDescribed:
+    """A job is about to start: what it is. The first event that a listener of `headrace.run` hears."""
+
+    name: str
+    """The output."""
+    settings: Mapping[str, str]
+    """Without secrets."""
+    versions: Mapping[str, str]
+    at: float
+    """When the run began, before its model was loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +266,7 @@ class BudgetChanged:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsed:
-    """The peak memory of the process while a job's batches ran."""
+    """The peak memory of the process, or of its GPU, while a job's batches ran."""
 
     peak: int
     """Bytes."""
@@ -238,6 +275,8 @@ class MemoryUsed:
     source: str
     """What sets the limit."""
     at: float
+    larger_pay: bool | None = None
+    """Whether batches larger than the largest budget allowed would be faster; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +299,8 @@ class DeviceUsed:
     """Of the GPU, by NVML; None if unknown."""
     clock_mhz: float | None = None
     """Of the GPU's processors at the end."""
+    replayed: float = 0.0
+    """Share of the passes that were replays of captured work (CUDA graphs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,29 +384,9 @@ class WorkUnitSent:
 
 
 Event: TypeAlias = (
-    BatchFormed
-    | BatchDone
-    | BatchSplit
-    | StepDone
-    | RecordFailed
-    | InputLeftOut
-    | StageDone
-    | PipelineWaited
-    | JobStarted
-    | PartCommitted
-    | PartDamaged
-    | OrderChosen
-    | DuplicatesFound
-    | PrecisionChosen
-    | BudgetChanged
-    | MemoryUsed
-    | DeviceUsed
-    | PrefixCacheUsed
-    | JobDone
-    | WorkUnitDone
-    | WorkerLost
-    | RequestDone
-    | ModelLoaded
-    | WorkUnitSent
-)
+    BatchFormed | BatchDone | BatchSplit | StepDone | RecordFailed | InputLeftOut | StageDone | PipelineWaited |
+    RunDescribed | JobStarted | PartCommitted | PartDamaged | OrderChosen | DuplicatesFound | PrecisionChosen |
+    BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | JobDone | WorkUnitDone | WorkerLost | RequestDone
+    | ModelLoaded | WorkUnitSent
+)  # fmt: skip
 Listener: TypeAlias = Callable[[Event], None]

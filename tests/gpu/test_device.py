@@ -16,9 +16,9 @@ from headrace import DynamicBatcher
 from headrace.device.memory import MemoryWatch
 from headrace.device.streams import pipeline_on
 from headrace.engines.base import memory_of
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
+from headrace.engines.networks.pytorch import known_mask
 from headrace.engines.text.packing import PackedEncoder
-from headrace.engines.torch_network import known_mask
 from headrace.errors import EngineError, EngineOutOfMemoryError
 
 WORDS = "the canal feeds the mill wheel so that it never runs dry " * 12
@@ -75,6 +75,18 @@ def test_two_batches_on_the_device_do_not_mix(device: str) -> None:
         for overlap in (False, True)
     )
     np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4)
+
+
+def test_small_batches_are_replayed_with_the_same_vectors(device: str) -> None:
+    engine = create("embed", device=device, dtype="float32")
+    ready = [one.payload for one in engine.prepare([f"{number} {WORDS[: number % 60]}" for number in range(1_600)])]
+    batches = [ready[start : start + 8] for start in range(0, len(ready), 8)]
+    graphs, engine.network.graphs = engine.network.graphs, None
+    expected = [np.stack(engine.forward(batch)) for batch in batches]
+    engine.network.graphs = graphs
+    for batch, rows in zip(batches, expected, strict=True):
+        np.testing.assert_allclose(np.stack(engine.forward(batch)), rows, rtol=1e-3, atol=1e-4)
+    assert engine.network.meter.read().replayed >= 5, "nothing could be captured"
 
 
 def test_page_locked_memory_is_used_again(device: str) -> None:

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from headrace.engines.base import BatchEngine, Prepared
+from headrace.engines.choosing.registry import create
 from headrace.engines.model_folder import find_folder
-from headrace.engines.registry import create
 from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.errors import ConfigError, EngineDeadError, EngineError, EngineOutOfMemoryError, RecordError
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace import ContinuousBatcher
-from headrace.engines import registry
+from headrace.engines.choosing import registry
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 from headrace.events import Event, StepDone
 
@@ -218,7 +218,7 @@ def test_how_much_a_penalty_takes(penalty: dict[str, float], generated: list[int
     import torch
 
     from headrace.engines.generation.sampling import TokenSampler
-    from headrace.engines.requests import Sampling
+    from headrace.engines.requests.generation import Sampling
 
     draw = TokenSampler(Sampling(**penalty), [2], 0, frozenset())  # type: ignore[arg-type]
     assert draw.next_token(torch.tensor([0.0, 2.0, 3.0]), generated) == chosen
@@ -228,7 +228,7 @@ def test_an_end_token_waits_for_the_fewest_tokens_asked_for() -> None:
     import torch
 
     from headrace.engines.generation.sampling import TokenSampler
-    from headrace.engines.requests import Sampling
+    from headrace.engines.requests.generation import Sampling
 
     draw = TokenSampler(Sampling(min_tokens=2), [1], 0, frozenset({2}))
     assert [draw.changes(count) for count in range(4)] == [True, True, False, False]

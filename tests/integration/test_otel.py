@@ -25,9 +25,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.integration.serving.running import running
 
 import headrace
-from headrace.app import tracing
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.jobs import tracing
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 
 FAKE = "headrace.testing:FakeEngine"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -211,7 +211,7 @@ def test_what_cannot_be_had_is_said_in_one_line(
     variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if "pip" in said:
-        monkeypatch.delitem(sys.modules, "headrace.observe.otel_export", raising=False)
+        monkeypatch.delitem(sys.modules, "headrace.observe.exporters.otel_export", raising=False)
         monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace import ContinuousBatcher
-from headrace.engines import registry
+from headrace.engines.choosing import registry
 from headrace.engines.generation import continuous
 from headrace.errors import ConfigError, EngineError
 from headrace.events import Event, StepDone

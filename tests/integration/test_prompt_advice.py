@@ -9,7 +9,7 @@ from typing import Any
 from tests.integration.test_prefix_caching import llama
 from tests.settings import job_settings
 
-from headrace.app import job as jobs
+from headrace.app.jobs import job as jobs
 from headrace.engines.generation.continuous import GenerationEngine
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import StopRequest

@@ -1,8 +1,4 @@
 """Build jobs, servers and the Batch API from settings.
 
 - `run.run`: run a bulk job to its end; also `headrace.run`
-- `steps.run_steps`: run a job of several steps
-- `job.execute`: the same from a `JobSettings`
-- `server.build_app`: a FastAPI app that serves a model
-- `server.ServerSettings`: settings of a server
 """

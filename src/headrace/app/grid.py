@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.app.budgets import find_key
-from headrace.app.job import Broadcast, build, check
-from headrace.app.plan import Plan, downloaded_model
-from headrace.app.tuning import in_dtype
+from headrace.app.jobs.budgets import find_key
+from headrace.app.jobs.job import Broadcast, build, check
+from headrace.app.jobs.plan import Plan, downloaded_model
+from headrace.app.jobs.tuning import in_dtype
 from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache, cpu_facts
 from headrace.device.precision import candidates, compare
-from headrace.engines import registry
 from headrace.engines.base import AnyBatchEngine, can_be_tuned, memory_of
-from headrace.engines.loading import load_engine
+from headrace.engines.choosing import registry
+from headrace.engines.choosing.loading import load_engine
 from headrace.engines.profile import profile_of
 from headrace.errors import ConfigError, EngineOutOfMemoryError
 from headrace.jobs.pipeline.job import StopRequest

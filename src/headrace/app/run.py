@@ -10,18 +10,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
 
-from headrace.app.job import execute
-from headrace.app.step_settings import parse_steps, refuse_beside_steps
-from headrace.app.steps import prepared, run_steps
-from headrace.app.tables import TableKind, is_table_kind, run_to_table
-from headrace.engines.config import EngineConfig, merged_options, model_name
+from headrace.app.jobs.job import execute
+from headrace.app.jobs.step_settings import parse_steps, refuse_beside_steps
+from headrace.app.jobs.steps import prepared, run_steps
+from headrace.app.jobs.tables import TableKind, is_table_kind, run_to_table
+from headrace.engines.choosing.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
 from headrace.errors import ConfigError, UnknownOptionError
 from headrace.io.sinks.callback_sink import Receiver
 from headrace.io.sources.selection import Selection
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.settings import JobOptions, JobSettings, split_options
-from headrace.observe.report import Report
+from headrace.observe.reporting.report import Report
 
 T = TypeVar("T")
 

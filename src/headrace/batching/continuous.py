@@ -12,8 +12,9 @@ from headrace.batching.dispatch.step_scheduler import StepScheduler
 from headrace.batching.options import NO_BUDGET, Options, number, whole
 from headrace.batching.policy.bucketing import Limits
 from headrace.batching.policy.cost import CostRule
+from headrace.batching.policy.growth import Growth
 from headrace.batching.stats import BatchStats
-from headrace.batching.step_model import StepFunction, StepModel
+from headrace.batching.step_model import StepFunction, StepModel, group_of
 from headrace.errors import ConfigError
 from headrace.events import Listener
 
@@ -60,7 +61,8 @@ class ContinuousBatcher(Batcher[RecordT, ResultT]):
         process_timeout_s: float | None = None,
         listener: Listener | None = None,
     ) -> None:
-        model = _as_model(engine)
+        self._model = model = _as_model(engine)
+        self._growth = Growth()
         slots = whole("max_slots", max_slots, 1)
         budget = NO_BUDGET if max_cost is None else number("max_cost", max_cost, above=0)
         options = Options(
@@ -75,7 +77,14 @@ class ContinuousBatcher(Batcher[RecordT, ResultT]):
             listener=listener,
         )
         cost = CostRule(lambda record: model.span(record)[0], (), 0)
-        super().__init__(options, cost, functools.partial(StepScheduler, model=model, max_slots=slots))
+        super().__init__(
+            options, cost, functools.partial(StepScheduler, model=model, max_slots=slots, growth=self._growth)
+        )
+
+    def expected_cost(self, record: RecordT) -> float:
+        """The final cost of a record, as far as it can be told from those that have finished."""
+        start, most = self._model.span(record)
+        return self._growth.expected(start, most, start, group_of(self._model, record))
 
     @property
     def stats(self) -> BatchStats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -67,6 +67,23 @@ class SharingStepModel(StepModel[RecordT, ResultT_co], Protocol[RecordT, ResultT
         Called on the event loop between steps, so it must be fast.
         """
         ...
+
+
+@runtime_checkable
+class GroupingStepModel(StepModel[RecordT, ResultT_co], Protocol[RecordT, ResultT_co]):
+    """A step model that knows which records may grow alike."""
+
+    def group(self, record: RecordT) -> Hashable:
+        """What the record has in common with others, such as the beginning of its prompt; None for nothing.
+
+        Called on the event loop, so it must be fast.
+        """
+        ...
+
+
+def group_of(model: StepModel[Any, Any], record: object) -> Hashable:
+    """The record's group, if the model has groups."""
+    return model.group(record) if isinstance(model, GroupingStepModel) else None
 
 
 @dataclass(frozen=True, slots=True)

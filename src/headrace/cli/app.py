@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import headrace
-from headrace.cli import inspect, merge, outcome, report, retry, run, serve, top, tune
+from headrace.cli import bench, inspect, merge, outcome, report, retry, run, serve, top, tune
 from headrace.cli.engine_flags import PASS_ON
 from headrace.cli.flags import Command
 
@@ -33,6 +33,7 @@ app.command("report", cls=Command, epilog=report.EXAMPLES)(report.report)
 app.command("top", cls=Command, epilog=top.EXAMPLES)(top.top)
 app.command("merge", cls=Command, epilog=merge.EXAMPLES)(merge.merge)
 app.command("serve", cls=Command, context_settings=PASS_ON, epilog=serve.EXAMPLES)(serve.serve)
+app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.bench)
 app.command("tune", cls=Command, context_settings=PASS_ON)(tune.tune)
 
 

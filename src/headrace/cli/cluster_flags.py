@@ -14,7 +14,7 @@ from headrace.cli.signals import Stopper
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.settings import JobSettings
-from headrace.observe.report import Report
+from headrace.observe.reporting.report import Report
 
 Execute = Callable[[JobSettings, Stopper], tuple[JobEnd, Report]]
 

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 import typer
 
 from headrace.cli.flags import ENGINE_PANEL, FlagGroup
-from headrace.engines.config import EngineConfig, merged_options
-from headrace.engines.registry import known_tasks
+from headrace.engines.choosing.config import EngineConfig, merged_options
+from headrace.engines.choosing.registry import known_tasks
 from headrace.errors import ConfigError, nearest
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -19,8 +19,8 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 # Flags that are options of the engine, under the same name.
 _OPTIONS = (
-    "handler", "max_model_len", "on_too_long", "device", "dtype", "quantize", "truncate_dim", "output_dtype",
-    "prompt_name", "prompt",
+    "handler", "max_model_len", "on_too_long", "chunk_overlap", "chunk_join", "device", "dtype", "quantize",
+    "truncate_dim", "output_dtype", "prompt_name", "prompt",
 )  # fmt: skip
 
 
@@ -33,7 +33,8 @@ class EngineFlags(FlagGroup):
     task: Annotated[
         str | None,
         typer.Option(
-            help=f"Task of the model: {', '.join(known_tasks())}. Default: that of an OpenAI batch file, else embed."
+            help=f"Task of the model: {', '.join(known_tasks())}. Default: embed; in a job, that of an OpenAI batch "
+            "file."
         ),
     ] = None
     model: Annotated[
@@ -61,14 +62,28 @@ class EngineFlags(FlagGroup):
         ),
     ] = None
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Maximum records in a batch. Default: set by the engine.")
+        int | None, typer.Option(min=1, help="Maximum texts, images or prompts in a batch. Default: set by the engine.")
     ] = None
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Maximum tokens in a text. Default: the model's limit.")
     ] = None
     on_too_long: Annotated[
-        Literal["truncate", "error"] | None,
-        typer.Option(help="Cut a text that is too long, or fail its record. Default: truncate."),
+        Literal["truncate", "error", "split"] | None,
+        typer.Option(
+            help="Cut a text that is too long, fail its record or request, or split it into chunks and join their "
+            "outputs. Default: truncate."
+        ),
+    ] = None
+    chunk_overlap: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --on-too-long split: tokens that neighbouring chunks share. Default: 0."),
+    ] = None
+    chunk_join: Annotated[
+        Literal["mean", "max"] | None,
+        typer.Option(
+            help="With --on-too-long split: how outputs are joined. Default: mean for vectors and labels, max for "
+            "scores of pairs."
+        ),
     ] = None
     device: Annotated[
         str | None, typer.Option(help="Device: auto (a GPU if there is one), cpu, cuda or cuda:N. Default: auto.")
@@ -82,8 +97,8 @@ class EngineFlags(FlagGroup):
     quantize: Annotated[
         Literal["int8"] | None,
         typer.Option(
-            help="For text encoders: 8-bit integers in linear layers, if the outputs of a sample of the records pass a "
-            "check. Default: none."
+            help="For text encoders: 8-bit integers in linear layers, if the outputs of a sample pass a check. "
+            "Default: none."
         ),
     ] = None
     truncate_dim: Annotated[
@@ -125,14 +140,15 @@ class EngineFlags(FlagGroup):
         bool,
         typer.Option(
             "--engine-process",
-            help="Run a batch engine in its own process, so that a crash fails only the record that caused it.",
+            help="Run a batch engine in its own process, so that a crash fails only the record or request that "
+            "caused it.",
         ),
     ] = False
     engine_timeout: Annotated[
         float | None,
         typer.Option(
-            help="Maximum seconds for a batch, step or request, and for a --map or --finish call in a process; see "
-            "docs/jobs.md. Default: no limit."
+            help="Maximum seconds for a batch, step or request; in a job, also for a --map or --finish call in a "
+            "process, see docs/jobs.md. Default: no limit."
         ),
     ] = None
 

@@ -87,6 +87,8 @@ def _lengths(survey: Survey) -> str:
         parts.append(f"length {middle:,} in the middle, {high:,} at 99 %, {most:,} at most")
     if survey.truncated:
         parts.append(f"{survey.truncated / survey.sampled:.1%} too long and cut")
+    if survey.split:
+        parts.append(f"{survey.split / survey.sampled:.1%} too long and split, into {survey.chunks:,} chunks")
     return ", ".join(parts)
 
 

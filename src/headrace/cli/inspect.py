@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.steps import StepHere, steps_here
+from headrace.app.jobs.steps import StepHere, steps_here
 from headrace.cli.outcome import guarded, say
+from headrace.cli.top import job_frame
+from headrace.errors import HeadraceError
 from headrace.jobs.state.inspection import Inspection
 from headrace.jobs.state.inspection import inspect as look_at
 
@@ -46,6 +48,8 @@ def _inspect(output: str, *, verify: bool) -> int:
     print(f"records   {found.records - found.failed:,} ok, {found.failed:,} failed")
     for reason, count in found.reasons.items():
         print(f"  {count:>9,}  {reason}")
+    if found.holder and (computed := _computed(output)) > found.records:
+        print(f"          {computed - found.records:,} more are computed and not committed yet")
     if found.retried:
         print(f"retry     {found.retried[0]:,} of {found.retried[1]:,} failed records have been tried again")
     print(f"parts     {_parts(found)}")
@@ -59,6 +63,15 @@ def _inspect(output: str, *, verify: bool) -> int:
     if verify:
         print("verified  every file matches its checksum")
     return 0
+
+
+def _computed(output: str) -> int:
+    """Records that a running job has computed, those of its earlier runs included; 0 if it does not say."""
+    try:
+        counts = job_frame(output).counts
+    except HeadraceError:  # it has just started, or an earlier version runs it
+        return 0
+    return round(sum(counts.get(name, 0.0) for name in ("records", "failed", "skipped")))
 
 
 def _brief(step: StepHere) -> str:

@@ -6,11 +6,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import typer
 
-from headrace.app.job import JobSettings
+from headrace.app.jobs.job import JobSettings
 from headrace.cli.engine_flags import as_flag, as_typed, suggestion
+from headrace.cli.logs import LogStream
 from headrace.cli.signals import Stopper
 from headrace.errors import (
     BrokenOffError,
@@ -26,8 +28,8 @@ from headrace.errors import (
 from headrace.io.databases.names import shown
 from headrace.io.sinks.targets import find_target
 from headrace.jobs.pipeline.job import JobEnd
-from headrace.observe.report import Report
-from headrace.observe.table import print_report
+from headrace.observe.reporting.report import Report
+from headrace.observe.reporting.table import print_report
 
 STATUSES = """Exit status:
 
@@ -61,23 +63,22 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
     except UnknownOptionError as error:
         typed = as_typed(sys.argv, error.option)
         flags = [] if context is None else [flag for parameter in context.command.params for flag in parameter.opts]
-        say(f"{typed}: {error.reason}{suggestion(typed, [*flags, *(as_flag(name) for name in error.known)])}")
+        say(f"{typed}: {error.reason}{suggestion(typed, [*flags, *(as_flag(name) for name in error.known)])}", "error")
         return 2
     except HeadraceError as error:
-        say(str(error))
+        say(str(error), "error")
         if isinstance(error, _NOT_STARTED):
             return 2
         return TRY_AGAIN if isinstance(error, BrokenOffError) else 1
     except OSError as error:  # from outside a job: a job raises BrokenOffError
-        say(f"cannot continue: {error}")
+        say(f"cannot continue: {error}", "error")
         return 2
     except StoppedEarly:
         raise
     except BaseException as error:  # noqa: BLE001 - the user must never see a traceback
         place, words = traceback.extract_tb(error.__traceback__)[-1], " ".join(text_of(error).split())
-        say(
-            f"unexpected {type(error).__name__} at {place.filename}:{place.lineno}: {words}; committed records are kept"
-        )
+        where = f"{type(error).__name__} at {place.filename}:{place.lineno}"
+        say(f"unexpected {where}: {words}; committed records are kept", "error")
         return 1
 
 
@@ -101,6 +102,10 @@ def _errors(settings: JobSettings) -> Path:
     return find_target(str(settings.sink), settings.output_format).errors
 
 
-def say(line: str) -> None:
-    """Print one line to stderr."""
-    print(f"headrace: {line}", file=sys.stderr)
+def say(line: str, level: Literal["info", "error"] = "info") -> None:
+    """Print one line to stderr; unless it is an error, --quiet leaves it out."""
+    stream: object = sys.stderr
+    if not isinstance(stream, LogStream):
+        print(f"headrace: {line}", file=sys.stderr)
+    elif level == "error" or not stream.quiet:
+        stream.say(level, line)

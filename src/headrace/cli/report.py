@@ -11,15 +11,15 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.steps import steps_here
+from headrace.app.jobs.steps import steps_here
 from headrace.cli.outcome import guarded, say
 from headrace.errors import ConfigError
 from headrace.io.databases.names import shown
-from headrace.jobs.state.inspection import holder_of, state_of
+from headrace.jobs.state.inspection import job_holder, state_of
 from headrace.jobs.state.output import REPORT
-from headrace.observe import summary
-from headrace.observe.figures import figures, in_json
 from headrace.observe.page.render import ReportedJob, check_installed, write_page
+from headrace.observe.reporting import summary
+from headrace.observe.reporting.figures import in_json
 
 EXAMPLES = """Examples:
 
@@ -53,7 +53,7 @@ def report(outputs: Outputs, output_file: PageFile = None, as_json: Json = False
 def _report(outputs: Sequence[str], file: Path | None, price: float | None, *, as_figures: bool) -> int:
     if as_figures:
         jobs = [job for name in outputs for job in reported(name)]
-        found = [{"output": job.name, "state": job.state, **in_json(figures(job.runs), price)} for job in jobs]
+        found = [{"output": job.name, "state": job.state, **in_json(job.runs, price)} for job in jobs]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
         return 0
     path = file or page_beside(outputs[0])
@@ -81,7 +81,7 @@ def _reported(name: str) -> ReportedJob:
     runs = summary.read(target.work / REPORT, name)
     if not runs:
         raise ConfigError(f"the report of {name} holds no run")
-    holder = holder_of(target)
+    holder = job_holder(target)
     ended = "stopped" if runs[-1].state in ("running", "interrupted") else runs[-1].state
     now = f"running, by {holder}" if holder else "finished" if state["finished"] else ended
     return ReportedJob(name, now, runs)

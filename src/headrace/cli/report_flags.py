@@ -6,14 +6,16 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
+import headrace
 from headrace.cli.flags import FlagGroup
 from headrace.cli.outcome import say
 from headrace.cli.top import ObservedJob
 from headrace.errors import MissingExtraError
+from headrace.events import Listener
 
 TraceFile = Annotated[
     Path | None,
@@ -45,6 +47,11 @@ class ReportFlags(FlagGroup):
         ),
     ] = None
 
+    report_to: Annotated[
+        Literal["mlflow", "wandb"] | None,
+        typer.Option(help="Also report settings, figures and the page to this experiment tracker. Default: none."),
+    ] = None
+
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -63,10 +70,22 @@ class ReportFlags(FlagGroup):
             raise typer.BadParameter("it needs --dry-run or --report", param_hint="--gpu-hour-price")
         if self.report is not None and self.dry_run:
             raise typer.BadParameter("a dry run has nothing to report", param_hint="--report")
+        if self.report_to and self.dry_run:
+            raise typer.BadParameter("a dry run has nothing to report", param_hint="--report-to")
         if self.trace is not None and self.dry_run:
             raise typer.BadParameter("a dry run has nothing to trace", param_hint="--trace")
         if self.port is not None and self.dry_run:
             raise typer.BadParameter("a dry run has nothing to show", param_hint="--port")
+
+    def trackers(self) -> tuple[Listener, ...]:
+        """The listener that reports to an experiment tracker, if one is wanted.
+
+        Raises:
+            MissingExtraError: its library is not installed.
+        """
+        if self.report_to is None:
+            return ()
+        return (headrace.MLflowListener() if self.report_to == "mlflow" else headrace.WandbListener(),)
 
     @contextlib.contextmanager
     def shown(self, output: str) -> Iterator[None]:
@@ -80,7 +99,7 @@ class ReportFlags(FlagGroup):
             yield
             return
         try:
-            from headrace.app.job_dashboard import shown
+            from headrace.app.servers.job_dashboard import shown
         except ModuleNotFoundError as error:
             why = f"--port needs {error.name}, which is not installed"
             raise MissingExtraError(f'{why}: pip install "headrace[serve]"') from error

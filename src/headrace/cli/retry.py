@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.job import execute
-from headrace.app.steps import retried, steps_here
+from headrace.app.jobs.job import execute
+from headrace.app.jobs.steps import retried, steps_here
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineFlags, changed
 from headrace.cli.flags import with_groups
+from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import conclude, guarded
 from headrace.cli.run import MaxAttempts
 from headrace.cli.signals import Stopper, stop_on_signals
@@ -49,6 +50,7 @@ def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
     output: Output,
     engine: EngineFlags,
     cluster: ClusterFlags,
+    messages: LogFlags,
     max_errors: MaxErrors = None,
     max_attempts: MaxAttempts = _DEFAULTS.max_attempts,
     ignore_changes: IgnoreChanges = False,
@@ -61,6 +63,7 @@ def retry(  # noqa: PLR0913 - one parameter per flag or group of flags
 
     After a stop or kill, the same command continues. The output changes once, at the end.
     """
+    messages.apply()
     run = cluster.run() or functools.partial(execute, progress=True)
     limits = Limits(max_errors=max_errors, max_attempts=max_attempts)
 

@@ -6,25 +6,25 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
-from headrace.app.job import JobSettings, execute, rehearse
-from headrace.app.step_settings import Step
+from headrace.app.jobs.job import JobSettings, execute, rehearse
+from headrace.app.jobs.step_settings import Step
 from headrace.argument_types import parse_size
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import Command, FlagGroup, with_groups
 from headrace.cli.forecasts import print_forecast, print_survey
+from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import conclude, guarded, say
 from headrace.cli.report import check_file, check_place, reported
 from headrace.cli.report_flags import ReportFlags
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.cli.steps import StepFlags
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io.sinks.targets import FORMATS
 from headrace.io.sources.opening import known_formats
@@ -241,6 +241,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
     estimate: ReportFlags,
     cluster: ClusterFlags,
     several: StepFlags,
+    messages: LogFlags,
 ) -> None:
     """Run a bulk job. Run the same command again to continue a job that was stopped.
 
@@ -250,6 +251,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 
     A record that fails for a transient reason (a connection, a time-out) is retried after growing waits.
     """
+    messages.apply()
     estimate.check()
     on_cluster = cluster.run()
     if on_cluster is not None and estimate.dry_run:
@@ -262,7 +264,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
     def settings() -> tuple[JobSettings, tuple[list[Step], str | None] | None]:
         one = replace(engine, model=models[:1])  # several are several steps
         config = one.config(context.args, "-i {}? Put a glob in quotes: -i '*.jsonl'")
-        job = _settings(files, config, records, job_limits, estimate.trace)
+        job = _settings(files, config, records, job_limits, estimate)
         return job, steps.steps_of(several, models, job)
 
     def rehearse_job() -> int:
@@ -335,7 +337,7 @@ def _rehearse(settings: JobSettings, gpu_hour_price: float | None) -> int:
 
 
 def _settings(
-    files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits, trace: Path | None
+    files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits, estimate: ReportFlags
 ) -> JobSettings:
     columns = (records.keep_columns or "").split(",")
     return JobSettings(
@@ -359,8 +361,9 @@ def _settings(
         finish=records.finish,
         worker_kind=records.worker_kind,
         dedupe=records.dedupe,
-        trace=trace,
+        trace=estimate.trace,
         order=records.order,
+        listeners=estimate.trackers(),
     )
 
 

@@ -18,13 +18,14 @@ import typer
 from headrace.cli.cluster_flags import ray_address
 from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import FlagGroup, with_groups
+from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import guarded, say
-from headrace.engines.resolving import resolve
+from headrace.engines.choosing.resolving import resolve
 from headrace.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
-    from headrace.app.server import ServerSettings
-    from headrace.engines.config import EngineConfig
+    from headrace.app.servers.server import ServerSettings
+    from headrace.engines.choosing.config import EngineConfig
     from headrace.events import Listener
 
 EXAMPLES = """Examples:
@@ -180,7 +181,12 @@ class ReplicaFlags(FlagGroup):
 
 @with_groups
 def serve(
-    context: typer.Context, engine: EngineFlags, server: ServerFlags, tls: TlsFlags, cluster: ReplicaFlags
+    context: typer.Context,
+    engine: EngineFlags,
+    server: ServerFlags,
+    tls: TlsFlags,
+    cluster: ReplicaFlags,
+    messages: LogFlags,
 ) -> None:
     """Serve a model over HTTP: OpenAI's routes, and /generate, /classify, /score, /rerank, /health, /metrics, /docs.
 
@@ -190,6 +196,8 @@ def serve(
 
     Exit status: 0 after SIGTERM or Ctrl-C, 1 if the model died, 2 if it could not be started.
     """
+
+    messages.apply()
 
     def command() -> int:
         config = engine.config(context.args, "--model {}?")
@@ -208,7 +216,7 @@ def serve(
 
 
 def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
-    from headrace.app.server import ServerSettings, checked
+    from headrace.app.servers.server import ServerSettings, checked
     from headrace.serving.auth import read_keys
     from headrace.serving.limits import ServeLimits
 
@@ -233,7 +241,7 @@ def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
     config = resolve(config)
     say(f"loading {config.label or config.engine or 'the default model'} to serve {config.task} ...")
     settings = _settings(config, server)
-    from headrace.app.server import build
+    from headrace.app.servers.server import build
     from headrace.serving.http.server import Server
 
     encrypted = tls.for_uvicorn()
@@ -254,7 +262,7 @@ def _tracing(path: Path | None, name: str) -> Iterator[Sequence[Listener]]:
     if path is None:
         yield ()
         return
-    from headrace.observe.trace import TraceWriter
+    from headrace.observe.exporters.trace import TraceWriter
 
     with TraceWriter(path, time.monotonic(), name) as trace:
         yield (trace,)
@@ -284,7 +292,7 @@ def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsF
     }
     if given := [flag for flag, is_given in refused.items() if is_given]:
         raise ConfigError(f"--config names the models and their settings: leave out {' and '.join(given)}")
-    from headrace.app.pooled_server import build_pooled, read_models
+    from headrace.app.servers.pooled import build_pooled, read_models
     from headrace.serving.http.server import Server
 
     content = read_models(path)

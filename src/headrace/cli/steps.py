@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from headrace.app.step_settings import Step, read_steps, refuse_beside_steps
-from headrace.app.steps import prepared, rehearse_steps, run_steps
+from headrace.app.jobs.step_settings import Step, read_steps, refuse_beside_steps
+from headrace.app.jobs.steps import prepared, rehearse_steps, run_steps
 from headrace.cli.cluster_flags import Execute
 from headrace.cli.flags import FlagGroup
 from headrace.cli.forecasts import print_forecast
@@ -20,8 +20,8 @@ from headrace.cli.signals import Stopper
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.jobs.settings import JobSettings
-from headrace.observe.report import Report, StepFigures
-from headrace.observe.table import print_report
+from headrace.observe.reporting.report import Report, StepFigures
+from headrace.observe.reporting.table import print_report
 
 
 @dataclass(frozen=True, slots=True)

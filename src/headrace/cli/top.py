@@ -15,14 +15,14 @@ from typing import Annotated
 
 import typer
 
-from headrace.app.steps import steps_here
+from headrace.app.jobs.steps import steps_here, steps_holder
 from headrace.cli.outcome import guarded, say
 from headrace.cli.report import reported
 from headrace.errors import ConfigError, HeadraceError
 from headrace.io.storage.locations import as_os_errors, is_remote
-from headrace.jobs.state.inspection import NoJobError, holder_of, known_target, state_of
+from headrace.jobs.state.inspection import NoJobError, job_holder, known_target, state_of
 from headrace.jobs.state.output import LIVE
-from headrace.observe.live import Frame, parsed, wall_clock
+from headrace.observe.live.frame import Frame, parsed, wall_clock
 from headrace.observe.page.dashboard import Page, dashboard
 from headrace.observe.page.render import render
 
@@ -68,7 +68,7 @@ def _top(what: str, interval: float, *, once: bool) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from headrace.observe.top import drawn
+    from headrace.observe.live.top import drawn
 
     console = Console(highlight=False)
     if once or not console.is_terminal:
@@ -134,7 +134,11 @@ def job_frame(name: str) -> Frame:
         return _frame(name)
     frame = replace(_frame(begun[-1].output), name=f"{name}: {begun[-1].name}")
     if frame.state == "finished" and len(begun) < len(steps):
-        return replace(frame, state=f"running: step {len(begun)} of {len(steps)} is finished")
+        holder = steps_holder(name)
+        now = (
+            "running" if holder or is_remote(known_target(name).place) else "stopped"
+        )  # a store has no lock to look at
+        return replace(frame, state=f"{now}: step {len(begun)} of {len(steps)} is finished")
     return frame
 
 
@@ -178,14 +182,14 @@ def _frame(name: str) -> Frame:
     try:
         frame = parsed(as_os_errors(path.read_bytes)())
     except FileNotFoundError:
-        if holder_of(target):
+        if job_holder(target):
             raise NoJobError(f"the job of {name} has just started; try again in a second") from None
         raise ConfigError(
             f"there is no {path}: the job ended at once, or an earlier version ran it; see headrace inspect {name}"
         ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    holder = holder_of(target)
+    holder = job_holder(target)
     if holder:
         return replace(frame, state=f"running, by {holder}")
     if state["finished"]:
@@ -237,4 +241,6 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return "(forbidden): this needs an admin key"
     if error.code == 404:
         return "(not found): it is no server of headrace, or of an earlier version"
+    if error.code == 501:
+        return "(not implemented): a server on Ray has no dashboard; read its /metrics"
     return f"({error.reason})"

@@ -10,13 +10,13 @@ from typing import Annotated, ClassVar
 import typer
 
 from headrace.app.grid import Grid, GridOptions, GridRow, measure
-from headrace.app.job import JobSettings
+from headrace.app.jobs.job import JobSettings
 from headrace.cli.curve import check_picture, draw
 from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import FlagGroup, with_groups
 from headrace.cli.outcome import guarded, say
 from headrace.cli.run import RecordFlags
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.options import INT8
 from headrace.errors import ConfigError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Unpack
 
-from headrace.app.server import ServerOptions, build_app
+from headrace.app.servers.server import ServerOptions, build_app
 from headrace.errors import ConfigError, MissingExtraError
 
 try:
@@ -33,7 +33,7 @@ def app_environment(  # noqa: PLR0913 - keyword-only settings, each one a line i
 
     Args:
         name: name of the environment: lower-case letters, digits and dashes.
-        task: the model's task. See `headrace.app.server.build_app` for `task`, `model` and `options`.
+        task: the model's task. See `headrace.app.servers.server.build_app` for `task`, `model` and `options`.
         replicas: number of replicas, or minimum and maximum. With a minimum of 0, the first request waits for a load.
         concurrency: concurrent requests per replica; scale up above this number.
         scaledown_after_s: seconds until an unneeded replica is removed.

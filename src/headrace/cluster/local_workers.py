@@ -17,11 +17,11 @@ from headrace.cluster import heartbeat, remote_job
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
 from headrace.cluster.worker_pool import WorkUnitReply
 from headrace.device.cuda import cuda_devices
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, EngineError, WorkerDiedError
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
-from headrace.observe.report import Report
+from headrace.observe.reporting.report import Report
 from headrace.processes.actor import ActorProcess
 
 _DEVICES_PER_ENGINE = ("tensor_parallel_size", "pipeline_parallel_size")

@@ -12,7 +12,7 @@ import numpy as np
 
 import headrace
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, unpack
-from headrace.engines.config import EngineConfig, merged_options, model_name
+from headrace.engines.choosing.config import EngineConfig, merged_options, model_name
 from headrace.engines.options import EngineOptions
 from headrace.errors import ConfigError, EngineDeadError, HeadraceError
 from headrace.records import JsonObject

@@ -11,7 +11,7 @@ from headrace.cluster.ray_workers import ClusterResources, RayWorkers, connected
 from headrace.cluster.worker import WorkerSpec
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
-from headrace.observe.report import Report
+from headrace.observe.reporting.report import Report
 
 
 def execute(

@@ -10,14 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.errors import ConfigError
-from headrace.observe.prometheus import merged
+from headrace.observe.exporters.prometheus import merged
 from headrace.serving.auth import Keys, KeySettings
 from headrace.serving.errors import ApiError
 from headrace.serving.http.middleware import error_response
 from headrace.serving.routes.status import METRICS_TYPE
 
 if TYPE_CHECKING:
-    from headrace.app.server import ServerSettings
+    from headrace.app.servers.server import ServerSettings
     from headrace.cluster.ray_serve import Replicas
     from headrace.cluster.ray_workers import ClusterResources
 

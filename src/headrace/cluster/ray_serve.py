@@ -15,11 +15,12 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from headrace.app.server import ServerSettings, build_part
+from headrace.app.servers.server import ServerSettings, build_part
 from headrace.cluster.ray_workers import ClusterResources, check_room, connected
 from headrace.errors import ConfigError, EngineError
 from headrace.openai_protocol import error_body
 from headrace.records import JsonObject
+from headrace.serving.routes.dashboard import refusing_router
 
 try:
     import ray
@@ -73,6 +74,7 @@ class Server:
         # No account of its own: a dashboard would show one replica, and take one of its slots.
         self._app, part = build_part(settings, lambda _: None)
         self._state = part.server
+        self._app.include_router(refusing_router())
         self._lifespan = self._app.router.lifespan_context(self._app)
         await self._lifespan.__aenter__()
         self._app.router.lifespan_context = _no_lifespan

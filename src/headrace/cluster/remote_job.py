@@ -10,15 +10,15 @@ from dataclasses import replace
 from typing import Protocol
 
 import headrace
-from headrace.app import job as jobs
-from headrace.app.tuning import is_int8, settings_to_load
+from headrace.app.jobs import job as jobs
+from headrace.app.jobs.tuning import is_int8, settings_to_load
 from headrace.cluster.worker import WorkerInfo, WorkerSpec
 from headrace.cluster.worker_pool import Worker, WorkerPool
 from headrace.engines.base import Prepared
 from headrace.errors import ConfigError, RecordError
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
-from headrace.observe.report import Report
+from headrace.observe.reporting.report import Report
 
 
 class Workers(Protocol):

@@ -11,21 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import headrace
-from headrace.app import job as jobs
-from headrace.app.prefix_caching import PrefixCacheListener, prefix_cache_listener
+from headrace.app.jobs import job as jobs
+from headrace.app.jobs.prefix_caching import PrefixCacheListener, prefix_cache_listener
 from headrace.batching.batcher import Batcher
 from headrace.cluster.worker_pool import WorkUnitReply
-from headrace.engines.config import EngineConfig
-from headrace.engines.loading import load_engine
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.loading import load_engine
 from headrace.engines.profile import EngineProfile, profile_of
 from headrace.errors import BadResultError, ConfigError, EngineError, HeadraceError, RecordError
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, StageDone, StepDone
+from headrace.jobs.pipeline.chunks import answers
 from headrace.jobs.pipeline.engine_prepare import prepare_all
 from headrace.jobs.pipeline.infer import stream_in_order, stream_longest_first
 from headrace.jobs.pipeline.job import Limits, StopRequest
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.settings import JobSettings
-from headrace.observe.batches import BusyTime
+from headrace.observe.accounting.batches import BusyTime
 from headrace.processes.portable import Portable
 from headrace.records import Record
 
@@ -102,7 +103,7 @@ class WorkerActor:
         costs = [0] * len(payloads)
         work = await asyncio.to_thread(self._prepare, payloads, results, costs)
         stream = stream_in_order if profile_of(self._engine).caches_prefixes else stream_longest_first
-        async for run, outputs, _ in self._batcher.runs_as_completed(stream(work)):
+        async for run, outputs, _ in answers(self._batcher, stream(work)):
             for item, output in zip(run, outputs, strict=True):
                 results[item.record.position] = output
         return self._reply(results, costs)
@@ -110,7 +111,7 @@ class WorkerActor:
     def _prepare(self, payloads: Sequence[bytes], results: list[object], costs: list[int]) -> list[Work]:
         started = time.monotonic()
         work: list[Work] = []
-        truncated = 0
+        truncated = split = chunks = 0
         inputs: list[object] = []
         indices: list[int] = []
         for index, payload in enumerate(payloads):
@@ -126,10 +127,16 @@ class WorkerActor:
                 continue
             costs[index] = entry.cost
             truncated += entry.truncated
+            split += entry.parts > 0
+            chunks += entry.parts
             work.append(Work(Record(index, None, None), None, entry.payload, entry.cost))
         ended = time.monotonic()
         tokens = sum(costs) if profile_of(self._engine).counts_tokens else 0
-        self._events.append(StageDone("prepare", 0, ended - started, ended, tokens=tokens, truncated=truncated))
+        self._events.append(
+            StageDone(
+                "prepare", 0, ended - started, ended, tokens=tokens, truncated=truncated, split=split, chunks=chunks
+            )
+        )
         return work
 
     def _reply(self, results: list[object], costs: list[int]) -> bytes:
@@ -149,7 +156,7 @@ class WorkerActor:
     def _on_event(self, event: Event) -> None:
         match event:
             case BatchDone() | StepDone():
-                self._busy.add(event.at, event.duration_s)
+                self._busy.add(event.at, event.computed_s)
             case BatchFormed():
                 self._batches += 1
             case BatchSplit():

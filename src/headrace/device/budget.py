@@ -125,6 +125,11 @@ class BudgetTuner:
         behind = comparison.count(comparison.other) < comparison.count(comparison.best)
         return min(comparison.other if behind else comparison.best, self._bound)
 
+    @property
+    def is_largest(self) -> bool:
+        """Whether the best budget found is the largest one allowed, whatever the memory."""
+        return self.best >= self._most
+
     def ran(self, computed: float, cost: float, duration_s: float) -> None:
         """Count a batch; `computed` is its cost with padding."""
         if duration_s <= 0:

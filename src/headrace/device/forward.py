@@ -33,6 +33,8 @@ class Forwarded:
     seconds: float = 0.0
     operations: float = 0.0
     weight_bytes: float = 0.0
+    replayed: int = 0
+    """Passes that were replays of captured work."""
 
     def since(self, earlier: Forwarded) -> Forwarded:
         """Without what was done before."""
@@ -41,6 +43,7 @@ class Forwarded:
             self.seconds - earlier.seconds,
             self.operations - earlier.operations,
             self.weight_bytes - earlier.weight_bytes,
+            self.replayed - earlier.replayed,
         )
 
 
@@ -65,14 +68,18 @@ class ForwardMeter:
         self._lock = threading.Lock()
         self._sum = Forwarded()
 
-    def add(self, seconds: float, lengths: Sequence[int]) -> None:
+    def add(self, seconds: float, lengths: Sequence[int], replayed: bool = False) -> None:
         """Count a pass over texts of these lengths."""
         operations = 0.0 if self._size is None else self._size.operations(lengths)
         moved = 0 if self._size is None else self._size.weight_bytes
         with self._lock:
             done = self._sum
             self._sum = Forwarded(
-                done.passes + 1, done.seconds + seconds, done.operations + operations, done.weight_bytes + moved
+                done.passes + 1,
+                done.seconds + seconds,
+                done.operations + operations,
+                done.weight_bytes + moved,
+                done.replayed + replayed,
             )
 
     def read(self) -> Forwarded:

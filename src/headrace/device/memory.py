@@ -152,7 +152,8 @@ class MemoryWatch:
         # The first batch also brings what all batches share, such as workspaces of libraries: tokens are not its cause.
         peaks = self._peaks if len(self._peaks) <= _PEAKS else self._peaks[1:]
         model = fit(peaks)
-        short = max(1.0, *(peak.bytes / max(model.peak(peak.tokens, peak.length), 1.0) for peak in peaks))
+        ran = self._peaks[1:]
+        short = max(1.0, *(peak.bytes / max(model.peak(peak.tokens, peak.length), 1.0) for peak in ran))
         return model.largest_budget(TARGET_SHARE * self.limit.bytes / short, self._longest)
 
 

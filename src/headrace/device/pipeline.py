@@ -21,6 +21,8 @@ class Computed(Generic[RowsT_co]):
     rows: RowsT_co
     seconds: float
     """How long the device computed, copies not counted."""
+    replayed: bool = False
+    """Whether the work was captured before."""
 
 
 class DeviceBatch(Protocol[CallT_contra, RowsT_co]):

@@ -30,6 +30,31 @@ class Prepared(Generic[PayloadT]):
     greedy: bool = False
     """Whether it is a request to a language model that is answered without sampling: equal ones have one answer."""
 
+    @property
+    def parts(self) -> int:
+        """In how many parts the engine takes it; 0 if it is not split."""
+        return len(self.payload.parts) if isinstance(self.payload, Chunks) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks(Generic[PayloadT]):
+    """The payload of a record that is too long for the model: its parts, each a payload of its own."""
+
+    parts: Sequence[PayloadT]
+    costs: Sequence[int]
+    """Of each part."""
+    weights: Sequence[int]
+    """Tokens of the text in each part."""
+    join: Callable[[Sequence[Any], Sequence[int]], object]
+    """Makes the record's output of the outputs of all its parts, and their weights. It can be pickled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Generic[PayloadT]):
+    """One part of a record, as the engine gets it: its output is what `Chunks.join` takes."""
+
+    payload: PayloadT
+
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:

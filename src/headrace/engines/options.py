@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Sampling parameters, as in `headrace.engines.requests.Sampling`."""
+    """Sampling parameters, as in `headrace.engines.requests.generation.Sampling`."""
 
     max_tokens: int
     min_tokens: int
@@ -65,8 +65,12 @@ class EncoderOptions(TypedDict, total=False):
     "float32", "float16" or "bfloat16"."""
     max_model_len: int | None
     """In tokens; None for the model's limit."""
-    on_too_long: Literal["truncate", "error"]
-    """Truncate a longer text (the default), or fail its record."""
+    on_too_long: Literal["truncate", "error", "split"]
+    """Truncate a longer text (the default), fail its record, or split it into chunks."""
+    chunk_overlap: int | None
+    """Tokens that neighbouring chunks have in common; None for none."""
+    chunk_join: Literal["mean", "max"] | None
+    """How the outputs for the chunks become one; None for the default of the task."""
     prompt_name: str | None
     """Name of one of the model's prompts, which goes before each text; None for the model's default."""
     prompt: str | None

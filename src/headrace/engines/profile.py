@@ -74,6 +74,8 @@ class EngineProfile:
     """Smaller dimensions that its vectors may be truncated to."""
     prepare_rows: int | None = None
     """Records per call of `prepare`, if preparing takes much time or memory; None for as many as were read together."""
+    splits: bool = False
+    """Whether it splits a record that is longer than `max_model_len` into parts."""
     followable: bool = False
     """Whether it can stream answers (`FollowableEngine`)."""
     prompt_names: Sequence[str] = ()
@@ -150,6 +152,8 @@ class EngineProfile:
     @property
     def largest_record(self) -> float:
         """Maximum cost of one record, as far as known."""
+        if self.splits:
+            return sys.maxsize
         return self.max_model_len or self.max_cost or sys.maxsize
 
     def estimate(self, cost: float) -> float | None:

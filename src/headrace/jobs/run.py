@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -12,7 +13,8 @@ from typing import Literal
 from headrace.concurrency.garbage_collection import fewer_collections
 from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, PartDamaged, StageDone
-from headrace.jobs.pipeline.infer import in_order, longest_first
+from headrace.jobs.pipeline.chunks import answers
+from headrace.jobs.pipeline.infer import expected_cost, in_order, longest_first
 from headrace.jobs.pipeline.job import Job, JobEnd, Length, Tally
 from headrace.jobs.pipeline.memory_budget import Memory
 from headrace.jobs.pipeline.ordering import in_windows
@@ -34,6 +36,7 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
     """
     todo, ordering = in_windows(job, todo)
     room = 0 if ordering is None else ordering.room
+    by_cost = functools.partial(longest_first, expected=expected_cost(job.batcher))
     keeps_order = job.order is not None and job.order.order == "input"
     memory = Memory(job.limits.buffer_memory - 2 * room)  # a window has its rows and their prompts
     async with (
@@ -46,7 +49,7 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
 
         async def prepared() -> AsyncIterator[list[Work]]:
             while (chunk := await preparing.next_chunk()) is not None:
-                runs = in_order if chunk.in_order or keeps_order else longest_first
+                runs = in_order if chunk.in_order or keeps_order else by_cost
                 work, answered = await settling.sort_out(chunk)
                 del chunk  # no rows may stay referenced while the next ones are read
                 await sink.put(settling.settle(*answered))
@@ -58,7 +61,7 @@ async def pump(job: Job, todo: Pass, tally: Tally) -> bool:
                     del run
                 del work
 
-        async with aclosing(batcher.runs_as_completed(prepared())) as inferred:
+        async with aclosing(answers(batcher, prepared())) as inferred:
             async for answered in inferred:
                 await sink.put(settling.settle(*answered))
                 del answered

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
 from headrace.argument_types import check_types
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.events import Listener
 from headrace.io.databases.names import is_database, without_password

@@ -1,6 +1,1 @@
-"""Event listeners.
-
-- `results.Report`: a job's results and timings
-- `progress.Progress`: a progress bar
-- `prometheus.PrometheusListener`: counters and histograms
-"""
+"""Event listeners: accounts, reports, live views and exporters."""

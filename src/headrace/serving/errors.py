@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from headrace.errors import (
     DeadlineExceededError,
     EngineDeadError,
+    EngineOutOfMemoryError,
     NotRunningError,
     ProcessTimeoutError,
     QueueFullError,
@@ -94,6 +95,10 @@ def api_error(error: BaseException, param: str | None = None, request_id: str = 
         return ApiError(503, "the server is stopping", code="stopping", retry_after_s=5)
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the model has failed; the server is about to restart", code="engine", retry_after_s=10)
+    if isinstance(error, EngineOutOfMemoryError):
+        logger.error("request %s failed: %s", request_id, _line(error))
+        message = "the device has no memory for this request: make it shorter, or try again later"
+        return ApiError(503, message, code="out_of_memory", param=param, retry_after_s=10)
     logger.error("request %s failed: %s: %s", request_id, type(error).__name__, error, exc_info=error)
     return ApiError(500, f"the model failed; see the server log for request {request_id}", code="engine")
 

@@ -14,10 +14,11 @@ from typing import Any, Self, TypeVar
 from starlette.types import Receive
 
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import AnyEngine, Prepared, caches_prefixes, can_be_followed
+from headrace.engines.base import AnyEngine, Chunks, Prepared, caches_prefixes, can_be_followed
 from headrace.engines.profile import profile_of
 from headrace.errors import EngineDeadError
 from headrace.events import Listener, StageDone
+from headrace.serving.admission.chunks import joined
 from headrace.serving.admission.controller import AdmissionController
 from headrace.serving.admission.waiting import CancelScope
 from headrace.serving.errors import ApiError, ClientGoneError, api_error
@@ -280,6 +281,8 @@ class Service:
 
     def submit(self, entry: Prepared[object], call: Call) -> asyncio.Future[Any]:
         """Queue one prepared record."""
+        if isinstance(entry.payload, Chunks):
+            return asyncio.ensure_future(joined(entry.payload, partial(self._part, call=call)))
         estimate = self.profile.estimate(entry.cost)
         payload = entry.payload
         if self._caching is not None:
@@ -287,6 +290,11 @@ class Service:
         if call.span is not None and self._traces_batches:
             payload = call.span.carried(payload)
         return self.batcher.submit_nowait(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller)
+
+    async def _part(self, payload: object, cost: int, call: Call) -> object:
+        """The output of one part of a record, which waits for room in the queue."""
+        estimate = self.profile.estimate(cost)
+        return await (await self.batcher.submit(payload, estimated_cost=estimate, priority=ONLINE, caller=call.caller))
 
     def with_progress(
         self, prepared: Sequence[Prepared[object]], on_text: Callable[[int, str], None]

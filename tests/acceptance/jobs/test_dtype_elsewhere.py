@@ -23,7 +23,7 @@ from headrace.device.native import speeds
 
 RECORDS = 4_000
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905
-EAGER = "from headrace.app import tuning; tuning._WORTH_S = tuning.LEAST_GAIN = 0.0; "
+EAGER = "from headrace.app.jobs import tuning; tuning._WORTH_S = tuning.LEAST_GAIN = 0.0; "
 """Lets a short job try bfloat16, and take it however small the gain is with a small model."""
 
 

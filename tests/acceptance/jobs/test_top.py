@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.acceptance.command import FAKE, PROGRAM, ROOT, end, headrace, start, traced
+from tests.acceptance.command import FAKE, PROGRAM, ROOT, headrace, start, traced
 from tests.acceptance.serving.process import server
 
-from headrace.observe.live import parsed
+from headrace.observe.live.frame import parsed
 
 pytestmark = pytest.mark.timeout(180)
 SLOW = ("--engine", "tests.acceptance.jobs.engines:slow")
@@ -90,11 +90,10 @@ def test_what_cannot_be_shown_is_refused_in_one_line(folder: Path, name: str, wh
 def test_ctrl_c_leaves_the_terminal_as_it_was(folder: Path) -> None:
     """On a terminal, as on none: a job that has not begun, and a server."""
     process = start("top", "later.jsonl", folder=folder)
-    time.sleep(2.5)
-    process.send_signal(signal.SIGINT)
-    status, said = end(process, 10)
-    assert status == 0
-    assert "waiting for it to start" in said
+    with traced(process):
+        assert "waiting for it to start" in process.stderr.readline()  # type: ignore[union-attr]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
     with server(*FAKE, folder=folder) as (_, url):
         screen = drawn_on_terminal(url, folder)
     assert screen.count(b"\x1b[?1049h") == screen.count(b"\x1b[?1049l") == 1  # the other screen, and back

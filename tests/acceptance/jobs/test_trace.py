@@ -15,7 +15,7 @@ from tests.acceptance.command import FAKE, headrace
 from tests.acceptance.serving.process import server
 
 from headrace.events import BatchDone, BatchFormed, StageDone
-from headrace.observe.trace import TraceWriter
+from headrace.observe.exporters.trace import TraceWriter
 
 pytestmark = pytest.mark.timeout(120)
 NUMBER = {"type": "number", "minimum": 0}

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import headrace
-from headrace.app.server import build_app
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import build_app
+from headrace.engines.choosing.config import EngineConfig
 
 
 def lengths(texts: list[str]) -> list[int]:

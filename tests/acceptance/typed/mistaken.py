@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import headrace
-from headrace.app.server import build_app
+from headrace.app.servers.server import build_app
 
 
 def lengths(texts: list[str]) -> list[int]:

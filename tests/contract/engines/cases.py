@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from tests.families import colbert, family_model
 from tests.small_models import NLI, encoded, picture, text_model, vision_model
 
-from headrace.engines.config import EngineConfig
-from headrace.engines.registry import create
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.registry import create
 from headrace.testing import FakeEngine, FakeStepEngine, FakeStreamEngine
 
 TEXTS = ["", "a", "the canal feeds the wheel", "so that it never runs dry " * 7, "naïve 水車", "words " * 300]
@@ -147,7 +147,7 @@ def endpoint(place: Place) -> Any:
     """A server of Headrace's own, over a real socket."""
     from tests.integration.serving.running import running
 
-    from headrace.app.server import ServerSettings
+    from headrace.app.servers.server import ServerSettings
 
     server = place.stack.enter_context(running(ServerSettings(EngineConfig(engine="headrace.testing:FakeEngine"))))
     return create("embed", engine="endpoint", endpoints=[server.url])
@@ -225,7 +225,7 @@ CASES: Mapping[str, Case] = {
     "vllm": Case(vllm, ASKS, NO_ASKS, "stream", needs="vllm"),
     "vllm-embed": Case(vllm_embed, TEXTS, NO_TEXTS, "stream", needs="vllm"),
 }
-"""One for each engine of `headrace.engines.registry`, and the doubles of `headrace.testing`."""
+"""One for each engine of `headrace.engines.choosing.registry`, and the doubles of `headrace.testing`."""
 
 
 def twins(case: Case) -> list[tuple[Any, Any]]:

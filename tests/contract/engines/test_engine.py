@@ -15,8 +15,8 @@ from tests.contract.engines.cases import ASKS, CASES, Case, Place, twins
 from tests.contract.engines.fixtures import alone, assert_same, payloads, together
 
 from headrace.engines.base import Prepared
+from headrace.engines.choosing.registry import _ENGINES
 from headrace.engines.profile import EngineProfile, check_methods
-from headrace.engines.registry import _ENGINES
 from headrace.errors import EngineDeadError, RecordError
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.records import Ok, Record

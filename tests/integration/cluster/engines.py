@@ -6,12 +6,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from headrace import DynamicBatcher, reusable
+from headrace import DynamicBatcher, ReusablePool, reusable
 from headrace.engines.base import PrefixCacheStats
 from headrace.engines.profile import EngineProfile
 from headrace.errors import RecordError
@@ -134,6 +134,29 @@ def shared() -> DynamicBatcher[str, tuple[int, int]]:
         return [(len(text), len(texts)) for text in texts]
 
     return DynamicBatcher(run, max_batch_size=64)
+
+
+models = ReusablePool(max_models=1)
+here: list[str] = []
+"""Models of the pool in memory."""
+
+
+def _measured(name: str) -> Iterator[DynamicBatcher[str, tuple[str, int, int]]]:
+    here.append(name)
+    yield DynamicBatcher(lambda texts: [(name, len(text), len(here)) for text in texts])
+    here.remove(name)
+
+
+@models.reusable(max_wait_s=0.02)
+def first() -> Iterator[DynamicBatcher[str, tuple[str, int, int]]]:
+    """For each text: which model measured it, its length, and how many models were in memory."""
+    yield from _measured("first")
+
+
+@models.reusable(max_wait_s=0.02)
+def second() -> Iterator[DynamicBatcher[str, tuple[str, int, int]]]:
+    """The same, by another model."""
+    yield from _measured("second")
 
 
 class Prefixes(FakeEngine):

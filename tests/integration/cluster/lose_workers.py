@@ -16,7 +16,7 @@ from ray.cluster_utils import Cluster
 
 from headrace.cluster import ray_job
 from headrace.cluster.ray_workers import ClusterResources, RayWorkers
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import subprocess
@@ -10,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from tests.integration.cluster import engines
 
 from headrace.errors import ConfigError
 
@@ -63,6 +65,27 @@ def test_the_example_s_workers_are_reused_as_its_task_specifications_say() -> No
     assert (policy.min_replicas, policy.max_replicas, policy.concurrency) == (2, 2, 8)
     assert policy.idle_ttl.seconds == 300
     assert questions_flyte.app in questions_flyte.env.depends_on
+
+
+env = flyte.TaskEnvironment(name="several", reusable=flyte.ReusePolicy(replicas=1, concurrency=8))
+
+
+@env.task
+async def measured(texts: list[str]) -> list[list[tuple[str, int, int]]]:
+    return [await engines.first.map(texts), await engines.second.map(texts)]
+
+
+@env.task
+async def fanned_out(chunks: int) -> list[list[list[tuple[str, int, int]]]]:
+    return list(await asyncio.gather(*[measured.aio(["a" * (number + 1), "b"]) for number in range(chunks)]))
+
+
+def test_tasks_of_a_reusable_worker_share_several_models_of_which_one_is_loaded() -> None:
+    flyte.init()
+    found = flyte.with_runcontext(mode="local").run(fanned_out, chunks=4).outputs()[0]
+    engines.models.close()
+    expected = [[[[name, number + 1, 1], [name, 1, 1]] for name in ("first", "second")] for number in range(4)]
+    assert [[[list(row) for row in rows] for rows in task] for task in found] == expected
 
 
 @pytest.mark.skipif("HEADRACE_TEST_CLUSTER" not in os.environ, reason="takes minutes: scripts/test-cluster runs it")

@@ -18,12 +18,12 @@ import pytest
 from tests.settings import job_settings
 
 import headrace
-from headrace.app import job as app_job
-from headrace.engines.config import EngineConfig
+from headrace.app.jobs import job as app_job
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.settings import JobSettings
-from headrace.observe.report import Report
+from headrace.observe.reporting.report import Report
 
 ENGINES = "tests.integration.cluster.engines"
 ROOT = Path(__file__).resolve().parents[3]

@@ -20,10 +20,10 @@ import pyarrow.parquet
 import pytest
 from tests.settings import job_settings
 
-from headrace.app import job as jobs
+from headrace.app.jobs import job as jobs
 from headrace.errors import ConfigError, EngineError, UnknownOptionError
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
-from headrace.observe.report import Report
+from headrace.observe.reporting.report import Report
 
 ENGINES = "tests.integration.cluster.engines"
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from tests.integration.cluster.hosts import Hosts, why_not
 
-from headrace.app import job as app_job
-from headrace.engines.config import EngineConfig
+from headrace.app.jobs import job as app_job
+from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.pipeline.job import JobEnd, StopRequest
 from headrace.jobs.settings import JobSettings
 

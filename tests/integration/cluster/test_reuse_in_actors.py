@@ -34,3 +34,18 @@ def test_an_actor_s_concurrent_calls_share_one_batcher_that_is_loaded_once(tmp_p
     assert max(size for answer in answers for _, size in answer) > 2, "calls did not share a batch"
     for actor in actors:
         ray.kill(actor)
+
+
+def test_several_models_of_an_actor_share_its_memory() -> None:
+    import ray
+
+    class Actor:
+        async def measured(self, texts: list[str]) -> Any:
+            from tests.integration.cluster import engines
+
+            return [await engines.first.map(texts), await engines.second.map(texts)]
+
+    actor = ray.remote(num_cpus=0.5, max_concurrency=8)(Actor).remote()
+    answers = ray.get([actor.measured.remote(["a" * (n + 1)]) for n in range(8)])
+    assert answers == [[[("first", n + 1, 1)], [("second", n + 1, 1)]] for n in range(8)]
+    ray.kill(actor)

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, EngineError
 from headrace.serving.auth import read_keys
 

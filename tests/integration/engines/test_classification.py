@@ -14,8 +14,8 @@ from tests.small_models import NLI, text_model
 from transformers import BertConfig, BertModel, pipeline
 
 from headrace.engines.base import Prepared
+from headrace.engines.choosing.registry import create
 from headrace.engines.model_folder import find_folder
-from headrace.engines.registry import create
 from headrace.errors import ConfigError, EngineError, RecordError
 
 TEXTS = ["Parse a mail header.", "a", "the event loop waits " * 9, "Draw a widget on the canvas.", "naïve 水車"]

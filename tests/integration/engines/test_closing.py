@@ -7,8 +7,8 @@ import threading
 import weakref
 from pathlib import Path
 
-from headrace.engines.registry import create
-from headrace.engines.torch_network import loading
+from headrace.engines.choosing.registry import create
+from headrace.engines.networks.pytorch import loading
 
 
 def test_a_closed_engine_leaves_no_weights() -> None:

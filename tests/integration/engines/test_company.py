@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.families import FAMILIES, family_model
 
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
 
 TEXTS = [
     "the canal",

@@ -13,7 +13,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tests.acceptance.command import ROOT, headrace
 
-from headrace.engines.registry import _ENGINES, known_tasks
+from headrace.engines.choosing.registry import _ENGINES, known_tasks
 
 PAGE = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
 TEXTS = [

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import GELUActivation
 
 from headrace.device.placement import running
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
+from headrace.engines.networks.pytorch import known_mask
 from headrace.engines.text import packing
 from headrace.engines.text.encoders import PrepackedLinear, restore, tune
-from headrace.engines.torch_network import known_mask
 from headrace.errors import EngineOutOfMemoryError
 
 LENGTHS = (3, 40, 1, 17, 40, 3, 9)

@@ -8,7 +8,7 @@ import pytest
 from tests.families import change, family_model
 
 from headrace.engines.base import Prepared
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
 from headrace.errors import ConfigError, RecordError
 
 TEXT = "the canal feeds the mill " * 200

@@ -20,10 +20,10 @@ from tests.families import COLBERT_PROMPTS, change, colbert, family_model
 from tests.integration.serving.running import running
 
 import headrace
-from headrace.app.server import ServerSettings
+from headrace.app.servers.server import ServerSettings
 from headrace.engines.base import PromptedText
-from headrace.engines.config import EngineConfig
-from headrace.engines.registry import create
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.registry import create
 from headrace.errors import ConfigError, EngineError
 
 TEXTS = ["the canal, the mill. and: its wheel!", "a", "so that it never runs dry " * 12, "", "turns, and turns."]

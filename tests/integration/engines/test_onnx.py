@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tests.small_models import NLI, encoded, picture, text_model, vision_model
 
 from headrace.engines.base import Prepared
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
 from headrace.errors import ConfigError, EngineError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:torch.onnx", "ignore::FutureWarning:copyreg")
@@ -114,7 +114,7 @@ def test_pytorch_is_not_needed(tmp_path: Path) -> None:
     export("docstrings", tmp_path, "classify")
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from headrace.engines.registry import create\n"
+        "from headrace.engines.choosing.registry import create\n"
         f"engine = create('classify', {str(tmp_path)!r}, engine='onnx')\n"
         "print(engine.forward([one.payload for one in engine.prepare(['Return the running event loop.'])]))"
     )

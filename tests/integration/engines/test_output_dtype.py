@@ -12,9 +12,9 @@ import pytest
 from tests.families import family_model
 
 import headrace
-from headrace.app.server import ServerSettings, checked
-from headrace.engines.config import EngineConfig
-from headrace.engines.quantizing import quantized
+from headrace.app.servers.server import ServerSettings, checked
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.networks.quantizing import quantized
 from headrace.errors import ConfigError, ResumeMismatchError
 
 ROWS = [{"id": number, "text": "the canal feeds the mill " * (1 + number % 5) + str(number)} for number in range(12)]

@@ -16,7 +16,7 @@ from tests.architectures import TEXTS
 from tests.families import family_model
 
 import headrace
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
 from headrace.errors import ConfigError
 
 

@@ -14,11 +14,11 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Static
 from tests.integration.serving.running import running
 from tokenizers import Tokenizer
 
-from headrace.app.server import ServerSettings
+from headrace.app.servers.server import ServerSettings
 from headrace.engines.base import Prepared, TokenIds
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.registry import create
 from headrace.engines.model_folder import find_folder
-from headrace.engines.registry import create
 from headrace.errors import ConfigError, EngineError
 
 TEXTS = ["a mill", "the canal feeds a wheel, and the wheel turns", "word " * 5_000, "Größe 水"]

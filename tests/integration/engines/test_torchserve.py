@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import headrace
-from headrace.app import job as app_job
+from headrace.app.jobs import job as app_job
 from headrace.engines.base import Prepared
-from headrace.engines.config import EngineConfig
-from headrace.engines.registry import create
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.registry import create
 from headrace.errors import BadResultError, ConfigError, EngineError, RecordError
 from headrace.events import BatchDone, Event
 from headrace.jobs.pipeline.job import StopRequest

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 import headrace
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

@@ -18,7 +18,7 @@ from tests.small_models import encoded, picture, vision_model
 from transformers import AutoConfig, AutoImageProcessor, AutoModel, ViTModel, pipeline
 
 from headrace.engines.base import Prepared
-from headrace.engines.registry import create
+from headrace.engines.choosing.registry import create
 from headrace.errors import ConfigError, RecordError
 
 SIZES = [(40, 30), (31, 64), (32, 32), (7, 9), (200, 33), (1, 1), (3, 3)]

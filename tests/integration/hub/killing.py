@@ -18,8 +18,8 @@ from tests.integration.hub.standin import Hub, running_hub
 
 FETCH = """
 import sys
-from headrace.engines.config import EngineConfig
-from headrace.engines.resolving import fetch, resolve
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.resolving import fetch, resolve
 print(fetch(resolve(EngineConfig("embed", sys.argv[1]))))
 """
 ROOT = Path(__file__).resolve().parents[3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import hashlib
@@ -10,10 +11,11 @@ import threading
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 _BLOCK = 1 << 16
 
@@ -53,6 +55,8 @@ class Repository:
     branches: dict[str, str] = field(default_factory=dict)
     gated: bool = False
     private: bool = False
+    history: list[str] = field(default_factory=list)
+    """Commits made by clients, the newest last."""
 
     def commit(self, files: Mapping[str, bytes], branch: str = "main") -> str:
         """Put files on a branch as its newest commit; returns the commit."""
@@ -82,6 +86,10 @@ class Hub(ThreadingHTTPServer):
         """Method and path of each request."""
         self.sent: Counter[str] = Counter()
         """Bytes sent of each file, by its digest."""
+        self.refused_commits = 0
+        """How many commits of clients will fail."""
+        self.large: dict[str, bytes] = {}
+        """Contents of uploaded large files, by their digests."""
         self.asked: Counter[str] = Counter()
         """How often the content of each file was asked for, by its path."""
         self.lock = threading.Lock()
@@ -91,6 +99,7 @@ class Hub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def repository(self, name: str) -> Repository:
+        """A model by its name, or a dataset by `datasets/` and its name."""
         return self.repositories.setdefault(name, Repository())
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -123,6 +132,12 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        self._answer()
+
     def _answer(self) -> None:
         hub, faults = self.server, self.server.faults
         with hub.lock:
@@ -133,16 +148,30 @@ class _Handler(BaseHTTPRequestHandler):
         if faults.gone_after is not None and hub.sent.total() >= faults.gone_after:
             return self._refuse(404, "RepoNotFound", "Repository not found")
         parts = [urllib.parse.unquote(part) for part in urllib.parse.urlsplit(self.path).path.strip("/").split("/")]
-        if parts[:2] == ["api", "models"]:
-            name, rest, serve = "/".join(parts[2:4]), parts[4:], self._api
-        else:
-            name, rest, serve = "/".join(parts[:2]), parts[2:], self._resolve
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if (general := self._general(parts, body)) is not None:
+            return general()
+        is_api = parts[0] == "api"
+        parts = parts[2:] if parts[:2] == ["api", "models"] else parts[is_api:]
+        length = 3 if parts[0] == "datasets" else 2
+        name, rest = "/".join(parts[:length]), parts[length:]
         found = hub.repositories.get(name)
         if found is None or (found.private and not self._is_known()):
             return self._refuse(401 if not self._has_token() else 404, "RepoNotFound", "Repository not found")
         if self._has_token() and not self._is_known():
             return self._refuse(401, "", "Invalid credentials in Authorization header")
-        return serve(name, found, rest)
+        return self._api(name, found, rest, body) if is_api else self._resolve(name, found, rest)
+
+    def _general(self, parts: list[str], body: bytes) -> Callable[[], None] | None:
+        """The answer to a request that is about no repository."""
+        if self.command == "PUT":
+            self.server.large[_etag(body)] = body
+            return functools.partial(self._json, {})
+        if parts[:2] == ["api", "whoami-v2"] or parts == ["api", "repos", "create"]:
+            return functools.partial(self._account, body)
+        if parts[-2:] == ["objects", "batch"]:
+            return functools.partial(self._offer, json.loads(body))
+        return None
 
     def _has_token(self) -> bool:
         return "authorization" in self.headers
@@ -150,24 +179,106 @@ class _Handler(BaseHTTPRequestHandler):
     def _is_known(self) -> bool:
         return self.headers.get("authorization") == f"Bearer {self.server.token}"
 
-    def _api(self, name: str, found: Repository, rest: list[str]) -> None:
+    def _account(self, body: bytes) -> None:
+        """Who the client is, or a new repository."""
+        if not self._is_known():
+            return self._refuse(401, "", "Invalid username or password.")
+        if self.command == "GET":
+            return self._json({"type": "user", "name": "me"})
+        asked = json.loads(body)
+        name = f"{asked['type']}s/{asked['organization'] or 'me'}/{asked['name']}"
+        if name in self.server.repositories:
+            return self._json({"error": "You already created it", "url": f"{self.server.url}/{name}"}, 409)
+        self.server.repository(name).private = asked.get("visibility") == "private"
+        self.server.repository(name).commit({".gitattributes": b""})
+        return self._json({"url": f"{self.server.url}/{name}"})
+
+    def _offer(self, asked: dict[str, Any]) -> None:
+        """Where to put large files; nothing for those that are there."""
+        hub = self.server
+        for one in asked["objects"]:
+            if one["oid"] not in hub.large:
+                one["actions"] = {"upload": {"href": f"{hub.url}/put/{one['oid']}"}}
+        return self._json({"transfer": "basic", "objects": asked["objects"]})
+
+    def _commit(self, name: str, found: Repository, branch: str, body: bytes) -> None:
+        """A commit of a client, if nothing has changed since it looked."""
+        lines = [json.loads(line) for line in body.splitlines()]
+        parent = lines[0]["value"].get("parentCommit")
+        if self.server.refused_commits:
+            self.server.refused_commits -= 1
+            return self._refuse(500, "", "Internal error")
+        if parent is not None and parent != found.branches[branch]:
+            return self._refuse(412, "", "A commit has happened since. Please refresh and try again.")
+        files = dict(found.commits[found.branches[branch]])
+        for line in lines[1:]:
+            value = line["value"]
+            if line["key"] == "deletedFile":
+                del files[value["path"]]
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.server.large[value["oid"]]
+            else:
+                files[value["path"]] = base64.b64decode(value["content"])
+        commit = found.commit(files, branch)
+        found.history.append(commit)
+        return self._json(
+            {"success": True, "commitOid": commit, "commitUrl": f"{self.server.url}/{name}/commit/{commit}"}
+        )
+
+    def _api(self, name: str, found: Repository, rest: list[str], body: bytes = b"") -> None:
+        if rest and rest[0] == "auth-check":
+            known = self._is_known() or rest[1:] != ["write"]
+            return self._json({}) if known else self._refuse(403, "", "You do not have write access")
         revision = rest[1] if rest else "main"
         commit = found.branches.get(revision, revision)
         if commit not in found.commits:
             return self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         files = found.commits[commit]
+        if rest and rest[0] == "commit":
+            return self._commit(name, found, revision, body)
+        if rest and rest[0] == "preupload":
+            asked = [one["path"] for one in json.loads(body)["files"]]
+            return self._json({"files": [self._mode(path, files.get(path)) for path in asked]})
+        if rest and rest[0] == "paths-info":
+            form = urllib.parse.parse_qs(body.decode())
+            asked = json.loads(body)["paths"] if body.startswith(b"{") else form.get("paths", [])
+            return self._json([entry for path in asked for entry in self._paths(files, path)])
         if rest and rest[0] == "tree":
             time.sleep(self.server.faults.tree_wait_s)
-            return self._json([self._entry(path, data) for path, data in files.items()])
+            folder = "/".join(rest[2:])
+            if "recursive=true" in self.path.lower() or "recursive=1" in self.path or not folder:
+                below = {path: data for path, data in files.items() if not folder or path.startswith(f"{folder}/")}
+                folders = {str(parent) for path in below for parent in PurePosixPath(path).parents} - {".", folder}
+                entries = [self._entry(path, data) for path, data in below.items()]
+                return self._json([*entries, *({"type": "directory", "path": one, "oid": "0"} for one in folders)])
+            names = {
+                path.removeprefix(f"{folder}/").partition("/")[0] for path in files if path.startswith(f"{folder}/")
+            }
+            if not names:
+                return self._refuse(404, "EntryNotFound", f"{folder} does not exist")
+            return self._json([entry for one in sorted(names) for entry in self._paths(files, f"{folder}/{one}")])
         siblings = [{"rfilename": path} for path in files]
         gated = "manual" if found.gated else False
-        return self._json({"id": name, "modelId": name, "sha": commit, "siblings": siblings, "gated": gated})
+        return self._json(
+            {"id": name.removeprefix("datasets/"), "modelId": name, "sha": commit, "siblings": siblings, "gated": gated}
+        )
 
     def _entry(self, path: str, data: bytes) -> dict[str, object]:
         entry: dict[str, object] = {"type": "file", "path": path, "size": self._size(path, data), "oid": _sha1(data)}
         if _is_large(path):
             entry["lfs"] = {"oid": _etag(data), "size": self._size(path, data), "pointerSize": 130}
         return entry
+
+    def _paths(self, files: Mapping[str, bytes], path: str) -> list[dict[str, object]]:
+        if path in files:
+            return [self._entry(path, files[path])]
+        is_folder = any(other.startswith(f"{path}/") for other in files)
+        return [{"type": "directory", "path": path, "oid": "0"}] if is_folder else []
+
+    def _mode(self, path: str, data: bytes | None) -> dict[str, object]:
+        mode = "lfs" if _is_large(path) else "regular"
+        oid = None if data is None else _etag(data) if _is_large(path) else _sha1(data)
+        return {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid}
 
     def _size(self, path: str, data: bytes) -> int:
         return len(data) + (self.server.faults.longer if _is_large(path) else 0)
@@ -185,13 +296,14 @@ class _Handler(BaseHTTPRequestHandler):
         return self._file(commit, path, data)
 
     def _file(self, commit: str, path: str, data: bytes) -> None:
-        start = 0
+        start, end = 0, len(data)
         if (asked := self.headers.get("range", "")).startswith("bytes="):
-            start = int(asked.removeprefix("bytes=").partition("-")[0])
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(self._size(path, data) - start))
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{self._size(path, data)}")
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, end = int(first), min(int(last) + 1, len(data)) if last else len(data)
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(self._size(path, data) - start - (len(data) - end)))
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{self._size(path, data)}")
         self.send_header("ETag", f'"{_etag(data) if _is_large(path) else _sha1(data)}"')
         self.send_header("X-Repo-Commit", commit)
         self.send_header("Accept-Ranges", "bytes")
@@ -200,7 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("X-Linked-Etag", f'"{_etag(data)}"')
         self.end_headers()
         if self.command == "GET":
-            self._send(path, data, start)
+            self._send(path, data[:end], start)
 
     def _send(self, path: str, data: bytes, start: int) -> None:
         hub, faults = self.server, self.server.faults
@@ -234,12 +346,12 @@ class _Handler(BaseHTTPRequestHandler):
             if value:
                 self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _json(self, value: object) -> None:
+    def _json(self, value: object, status: int = 200) -> None:
         body = json.dumps(value).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -247,7 +359,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _is_large(path: str) -> bool:
-    return path.endswith((".safetensors", ".bin", ".onnx"))
+    return path.endswith((".safetensors", ".bin", ".onnx", ".parquet"))
 
 
 @functools.cache

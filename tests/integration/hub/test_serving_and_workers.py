@@ -17,7 +17,7 @@ ON_RAY = """
 import os, sys, ray, headrace
 from headrace.cluster.ray_job import execute
 from headrace.cluster.ray_workers import ClusterResources
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.settings import JobSettings
 ray.init(address="local", num_cpus=2, object_store_memory=80 << 20, include_dashboard=False, logging_level="ERROR")
@@ -55,8 +55,8 @@ print(found.engine["dimension"] if isinstance(found, WorkerInfo) else found.text
     driver = """
 import pickle, headrace
 from headrace.cluster.worker import WorkerSpec
-from headrace.engines.config import EngineConfig
-from headrace.engines.resolving import resolve
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.resolving import resolve
 print(pickle.dumps(WorkerSpec(resolve(EngineConfig("embed", "acme/encoder")), headrace.__version__)).hex())
 """
     spec = python(driver, work)

@@ -12,8 +12,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.small_models import text_model
 
 import headrace
-from headrace.engines.config import EngineConfig
-from headrace.engines.resolving import fetch, moved, resolve, served_names
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.resolving import fetch, moved, resolve, served_names
 from headrace.errors import ConfigError, EngineError, JobError
 from headrace.jobs.pipeline.job import Limits
 

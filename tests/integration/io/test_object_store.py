@@ -27,8 +27,8 @@ from headrace.io.storage.locations import locate
 from headrace.jobs.pipeline.job import Limits
 from headrace.jobs.state.inspection import inspect
 from headrace.jobs.state.output import JobOutput
-from headrace.observe.figures import figures
-from headrace.observe.report import Report
+from headrace.observe.reporting.figures import figures
+from headrace.observe.reporting.report import Report
 from headrace.testing import FakeEngine
 
 ROWS = [{"id": f"r{n}", "text": f"text {n} " + "word " * (n % 17)} for n in range(1000)]
@@ -243,7 +243,7 @@ def test_who_was_taken_for_dead_writes_no_more(s3: Any, folder: str, monkeypatch
         lease.time.sleep(0.5)
 
     engine = Slow(take_over)
-    monkeypatch.setattr("headrace.engines.registry.create", lambda *args, **options: engine)
+    monkeypatch.setattr("headrace.engines.choosing.registry.create", lambda *args, **options: engine)
     with pytest.raises(JobError, match=r"the lease on .*out\.jsonl was taken over by process 7 on elsewhere"):
         headrace.run(folder, sink="s3://rows/out.jsonl", **FAKE)
     assert [name for name in s3.find("rows/out.jsonl.parts") if "part-" in name] == []
@@ -354,3 +354,11 @@ def test_a_damaged_part_there_is_made_anew(
 
 def killed(*_: Any) -> None:
     raise JobError("killed")
+
+
+def test_steps_read_what_earlier_ones_wrote(s3: Any, folder: str) -> None:
+    steps = [{"name": name, "engine": "headrace.testing:FakeEngine"} for name in ("first", "second")]
+    for sink in ("s3://rows/out.jsonl", "s3://rows/out.parquet"):
+        assert headrace.run(folder, sink=sink, steps=steps, progress=False).ok == 1000
+    rows = [json.loads(line) for line in s3.cat("rows/out.jsonl").splitlines()]
+    assert all(row["first"] == row["second"] for row in rows)

@@ -46,6 +46,13 @@ def test_a_result_aligns_with_the_frame_it_is_of() -> None:
     assert run(frame, "pandas", shard=(1, 2)).index.tolist() == [0]
 
 
+def test_values_of_no_column_type_are_texts_or_failures() -> None:
+    kept = pd.Series([pd.Period("2026-01"), object(), pd.Interval(0, 1)], dtype=object)
+    found = run(pd.DataFrame({"text": ["a", "b", "c"], "kept": kept}), "pandas", keep_columns=["kept"])
+    assert found["kept"].tolist()[::2] == ["2026-01", "(0, 1]"]
+    assert "a value of type object has no text" in found["error"][1]
+
+
 def test_vectors_are_arrays() -> None:
     found = headrace.run(["a", "b"], sink="pandas", engine="headrace.testing:FakeEngine", progress=False)
     assert found["embedding"][0].shape == found["embedding"][1].shape

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.acceptance.command import PROGRAM, ROOT
 
-from headrace.app.tables import is_table_kind
+from headrace.app.jobs.tables import is_table_kind
 from headrace.io.databases.names import SINKS, SQL, is_database, parse_database, parse_table
 from headrace.io.sinks.table_writer import _STORES
 
@@ -37,7 +37,11 @@ def test_the_table_names_each_source_and_sink_with_what_it_needs() -> None:
     assert kinds == {"pandas", "polars", "arrow"} and all(map(is_table_kind, kinds))
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {extra for row in quoted for need in row[3] for extra in re.findall(r"headrace\[(\w+)\]", need)}
-    assert extras == {"io", "sql", "duckdb", "qdrant", "lancedb"} <= set(project["optional-dependencies"])
+    assert (
+        extras
+        == {"io", "sql", "duckdb", "qdrant", "lancedb", "delta", "iceberg"}
+        <= set(project["optional-dependencies"])
+    )
 
 
 def test_the_python_block_prints_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,12 +74,17 @@ def test_the_console_block_says_what_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nbformat: Any = pytest.importorskip("nbformat")
     nbclient: Any = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     notebook = nbformat.read(ROOT / "examples" / "table.ipynb", as_version=4)
+    progress = f"headrace.run(['a', 'b'], sink={str(tmp_path / 'out.jsonl')!r}, engine=lambda texts: texts)"
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(f"import headrace\n{progress}"))
     nbclient.NotebookClient(notebook, timeout=100).execute()
+    (shown,) = [output for output in notebook.cells[0].outputs if output["output_type"] == "display_data"]
+    assert "<progress" in shown["data"]["text/html"]
+    assert ">records</td>" in notebook.cells[0].outputs[-1]["data"]["text/html"]  # the report shows itself
     *_, last = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert last.outputs[0]["data"]["text/plain"].splitlines()[1].split()[1] == "Mills"

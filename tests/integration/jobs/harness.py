@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from tests.settings import job_settings
 
-from headrace.app import job as app_job
+from headrace.app.jobs import job as app_job
 from headrace.events import Event
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import Job, JobEnd, Limits, StopRequest

@@ -11,8 +11,8 @@ import pytest
 import headrace
 from headrace.engines.profile import EngineProfile
 from headrace.jobs.pipeline.job import Limits
-from headrace.observe.report import Report
-from headrace.observe.timeline import Cause
+from headrace.observe.accounting.timeline import Cause
+from headrace.observe.reporting.report import Report
 from headrace.testing import FakeEngine
 
 RECORDS = 400

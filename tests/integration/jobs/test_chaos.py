@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.jobs import chaos
 
-from headrace.app import job as app_job
-from headrace.app.job import JobSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.jobs import job as app_job
+from headrace.app.jobs.job import JobSettings
+from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.custom import FunctionEngine
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest

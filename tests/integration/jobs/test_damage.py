@@ -23,7 +23,7 @@ from headrace.io.storage.parts import PartFolder
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.state.inspection import inspect
 from headrace.jobs.state.merging import merge
-from headrace.observe.report import ReportBuilder
+from headrace.observe.reporting.report import ReportBuilder
 
 ROWS = 120
 BAD = {5, 50, 77}

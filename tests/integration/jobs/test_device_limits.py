@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import headrace
-from headrace.app import tuning
 from headrace.app.grid import GridOptions, measure
-from headrace.app.job import JobSettings
-from headrace.app.warm_up import warm_up
+from headrace.app.jobs import tuning
+from headrace.app.jobs.job import JobSettings
+from headrace.app.servers.warm_up import warm_up
 from headrace.device.cache import TuningCache
-from headrace.engines import torch_network
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.networks import pytorch as torch_network
 from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.errors import ConfigError, EngineOutOfMemoryError
 

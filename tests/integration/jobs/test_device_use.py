@@ -13,7 +13,7 @@ from tests.small_models import text_model
 from torch.utils.flop_counter import FlopCounterMode
 
 import headrace
-from headrace.app import device_use
+from headrace.app.jobs import device_use
 from headrace.device import native
 from headrace.device.cache import TuningCache
 from headrace.device.forward import ForwardMeter

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.integration.jobs.harness import Runner, read_errors, read_rows, texts, write_rows
 
-from headrace.engines.process import ProcessEngine
+from headrace.engines.choosing.process import ProcessEngine
 from headrace.errors import BrokenOffError, ConfigError, EngineDeadError, EngineError, TransientError
 from headrace.jobs.pipeline.job import JobEnd, Limits
 from headrace.testing import FakeEngine, FakeStepEngine, FakeStreamEngine

@@ -14,7 +14,7 @@ import pytest
 from tests.settings import job_settings
 
 import headrace
-from headrace.app import job as app_job
+from headrace.app.jobs import job as app_job
 from headrace.errors import ResumeMismatchError
 from headrace.testing import FakeEngine
 
@@ -48,7 +48,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         loaded.append(task)
         return FakeEngine()
 
-    monkeypatch.setattr("headrace.engines.registry.create", create)
+    monkeypatch.setattr("headrace.engines.choosing.registry.create", create)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0")
     return loaded
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from headrace.app.job import JobSettings, execute, rehearse
+from headrace.app.jobs.job import JobSettings, execute, rehearse
 from headrace.cli.run import _rehearse as tell_forecast
 from headrace.device.forward import ForwardMeter
 from headrace.device.memory import MemoryLimit, PeakMeter
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.testing import FakeEngine
@@ -34,7 +34,7 @@ class Timed(FakeEngine):
 def test_the_time_foreseen_is_within_a_quarter_of_the_real_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int, batch_size: int | None
 ) -> None:
-    monkeypatch.setattr("headrace.engines.registry.create", lambda *args, **options: Timed())
+    monkeypatch.setattr("headrace.engines.choosing.registry.create", lambda *args, **options: Timed())
     source = tmp_path / "in.jsonl"
     rows: list[dict[str, Any]] = [{"text": "word " * (1 + n * 7919 % (20 + n % 100))} for n in range(records)]
     rows[5] = {"text": None}
@@ -88,7 +88,7 @@ class Large(FakeEngine):
 def test_the_memory_of_the_batches_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("headrace.engines.registry.create", lambda *args, **options: Large())
+    monkeypatch.setattr("headrace.engines.choosing.registry.create", lambda *args, **options: Large())
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"text": "word " * (1 + n % 20)}) + "\n" for n in range(500)))
     config = EngineConfig(task="embed", batch_tokens=400)

@@ -14,12 +14,12 @@ import pytest
 from tests.small_models import text_model
 
 import headrace
-from headrace.app import tuning
-from headrace.app.job import JobSettings, execute, rehearse
+from headrace.app.jobs import tuning
+from headrace.app.jobs.job import JobSettings, execute, rehearse
 from headrace.device import precision
-from headrace.engines import torch_network
 from headrace.engines.base import Prepared
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.networks import pytorch as torch_network
 from headrace.engines.text.embedding import EmbeddingEngine
 from headrace.errors import ConfigError, MissingExtraError, ResumeMismatchError
 from headrace.jobs.pipeline.job import Limits, StopRequest

@@ -17,7 +17,7 @@ import headrace
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, JobError, RecordError
-from headrace.events import BatchDone, DuplicatesFound, Event, OrderChosen, PartDamaged
+from headrace.events import BatchDone, DuplicatesFound, Event, OrderChosen, PartCommitted, PartDamaged
 from headrace.jobs.pipeline import ordering, spill
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
 from headrace.jobs.state.inspection import inspect
@@ -174,6 +174,36 @@ def test_a_job_that_is_stopped_again_and_again_computes_no_sorted_row_twice(larg
         assert large.sink.read_bytes() == in_input_order(large).read_bytes()
 
 
+def test_rows_that_cannot_be_read_do_not_become_a_part_each(large: Runner) -> None:
+    rows = [b"broken" if number % 3 else row for number, row in enumerate(prompts(1000, 3))]
+    write_rows(large.source, rows)
+    large.limits = Limits(part_records=50, buffer_memory=1_000_000, max_error_rate=1.0)
+    assert large.run(order="prefix").failed > 2000
+    assert len(large.emitted(PartCommitted)) < 200
+    assert [letter["position"] for letter in read_errors(large.sink)] == [
+        n for n, row in enumerate(rows) if row == b"broken" or "text" not in row
+    ]
+
+
+def test_an_input_that_changes_while_its_rows_are_sorted_is_named(
+    large: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = Path(large.source).read_bytes()
+
+    def change(folder: Path) -> int:
+        Path(large.source).write_bytes(content + b"{}\n")
+        return 1 << 30
+
+    monkeypatch.setattr(ordering, "_free", change)
+    with pytest.raises(JobError, match=r"in\.jsonl changed while it was read"):
+        large.run()
+    Path(large.source).write_bytes(content)
+    monkeypatch.undo()
+    assert large.run(ignore_changes=True) == JobEnd("finished", 3002, 2)
+    assert large.computed == 3000
+    assert large.sink.read_bytes() == in_input_order(large).read_bytes()
+
+
 def test_rows_of_which_none_begin_alike_are_not_sorted_on_disk(large: Runner) -> None:
     write_rows(large.source, [{"id": n, "text": f"{n} " + "word " * 40} for n in range(3000)])
     large.run()
@@ -190,18 +220,25 @@ def test_a_disk_without_room_leaves_the_windows_of_the_input(
     assert "has only 0.0 GB free to sort the rows by prompt: they are sorted in windows of the input" in record.message
 
 
-@pytest.mark.parametrize("how", ["fills up", "refuses"])
+@pytest.mark.parametrize("how", ["fills up", "refuses", "cannot be written"])
 def test_a_disk_that_fills_up_while_rows_are_sorted_costs_only_order(
     large: Runner, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if how == "fills up":
         monkeypatch.setattr(ordering, "_LEAST_RUNS", 0)
         monkeypatch.setattr(ordering, "_free", lambda folder: 500_000)
-    else:
+    elif how == "refuses":
         monkeypatch.setattr(spill.Spill, "_write", raising(OSError(28, "No space left on device")))
+    else:
+        monkeypatch.setattr(spill.Spill, "__init__", raising(OSError(30, "Read-only file system")))
     assert large.run() == JobEnd("finished", 3002, 2)
-    reason = "half of the free disk is used" if how == "fills up" else "No space left on device"
-    assert reason in caplog.records[0].message
+    reasons = {
+        "fills up": "together: half of the free disk is used",
+        "refuses": "together: the rows cannot be stored: No space left on device",
+        "cannot be written": "Read-only file system",
+    }
+    assert caplog.records[0].message.endswith(reasons[how])
+    assert how == "fills up" or len(caplog.records) == 1, "said once"
     assert large.computed == 3000
     assert large.sink.read_bytes() == in_input_order(large).read_bytes()
 

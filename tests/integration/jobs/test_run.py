@@ -120,7 +120,7 @@ def test_a_few_errors_are_judged_at_the_end(runner: Runner) -> None:
 
 
 def test_the_front_door_runs_a_job_and_reports(runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
-    def call() -> headrace.app.job.Report:  # type: ignore[name-defined]
+    def call() -> headrace.app.jobs.job.Report:  # type: ignore[name-defined]
         return headrace.run(runner.source, sink=runner.sink, engine="headrace.testing:FakeEngine", progress=False)
 
     report = call()

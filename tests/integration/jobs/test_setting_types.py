@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.app.job import JobSettings, check
-from headrace.engines.config import EngineConfig
+from headrace.app.jobs.job import JobSettings, check
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 from headrace.io.sources.selection import Selection
 from headrace.jobs.pipeline.job import Limits

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.app.job import JobSettings, execute
-from headrace.engines.config import EngineConfig
+from headrace.app.jobs.job import JobSettings, execute
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import EngineDeadError, JobError
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.testing import FakeStepEngine

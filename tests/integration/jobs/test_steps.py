@@ -17,11 +17,11 @@ from tests.integration.jobs.harness import texts, write_rows
 from tests.integration.jobs.test_resume import Killed, Reaper
 
 import headrace
-from headrace.app import step_settings
-from headrace.app.job import execute
-from headrace.app.step_settings import Step, parse_steps, read_steps
-from headrace.app.steps import StepsEnd, prepared, rehearse_steps, run_steps
-from headrace.engines.config import EngineConfig
+from headrace.app.jobs import step_settings
+from headrace.app.jobs.job import execute
+from headrace.app.jobs.step_settings import Step, parse_steps, read_steps
+from headrace.app.jobs.steps import StepsEnd, prepared, rehearse_steps, run_steps
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, OutputLockedError, RecordError, ResumeMismatchError
 from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.sinks.targets import find_target

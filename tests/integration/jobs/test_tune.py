@@ -14,12 +14,12 @@ import pytest
 from tests.acceptance.command import ROOT, headrace
 
 from headrace.app.grid import Grid, GridOptions, GridRow, Setting, measure
-from headrace.app.job import JobSettings
+from headrace.app.jobs.job import JobSettings
 from headrace.cli.curve import check_picture, draw
 from headrace.cli.tune import GridFlags, as_lines
 from headrace.device.budget import Measured
-from headrace.engines import torch_network
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.networks import pytorch as torch_network
 from headrace.errors import ConfigError, MissingExtraError
 
 WORDS = "the canal feeds a mill and its wheel turns so that water never stands still".split()  # noqa: SIM905

@@ -18,14 +18,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.app import job as app_job
-from headrace.app.job import JobSettings
+from headrace.app.jobs import job as app_job
+from headrace.app.jobs.job import JobSettings
 from headrace.engines.base import Prepared
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.io.storage.compression import decompressed
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
-from headrace.observe.report import ReportBuilder
+from headrace.observe.reporting.report import ReportBuilder
 
 
 class Echo:

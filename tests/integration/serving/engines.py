@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.engines.base import Prepared
-from headrace.engines.requests import Generation, Sampling, parse
-from headrace.errors import EngineDeadError
+from headrace.engines.requests.generation import Generation, Sampling, parse
+from headrace.errors import EngineDeadError, EngineOutOfMemoryError
 from headrace.testing import FakeEngine
 
 
@@ -162,3 +162,17 @@ class JsonTalker(Talker):
     def _prepare(self, value: Any) -> Prepared[Turn] | Exception:
         asked = super()._prepare(value)
         return asked if isinstance(asked, Exception) else Prepared(Turn(('```json {"total":', "5}", "```")), 3)
+
+
+class FromFolder(FakeEngine):
+    """Needs a file `weights` in its folder, and has no memory for a batch with more than ten words."""
+
+    def __init__(self, model: str) -> None:
+        if not (Path(model) / "weights").exists():
+            raise OSError(f"no weights in {model}")
+        super().__init__(model, dimension=2)
+
+    def forward(self, batch: list[str]) -> list[Any]:
+        if sum(len(text.split()) for text in batch) > 10:
+            raise EngineOutOfMemoryError("the device has no memory for this batch")
+        return super().forward(batch)

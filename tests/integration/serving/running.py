@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from headrace.app.server import ServerSettings, build
+from headrace.app.servers.server import ServerSettings, build
 from headrace.serving.http.server import Server
 from headrace.serving.state import ServerState
 

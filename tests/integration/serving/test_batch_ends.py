@@ -15,8 +15,8 @@ from tests.integration.serving.running import running, until
 from tests.integration.serving.test_batches import ENGINES, batch, begin, ended, line, rows_of, upload
 from tests.settings import server_settings
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 from headrace.io.storage.parts import PartFolder
 from headrace.serving.limits import ServeLimits
 from headrace.testing import FakeEngine

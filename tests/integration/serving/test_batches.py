@@ -11,8 +11,8 @@ import pytest
 from tests.integration.serving.running import Running, running, until
 from tests.settings import server_settings
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 from headrace.serving.limits import ServeLimits
 from headrace.testing import FakeEngine
 

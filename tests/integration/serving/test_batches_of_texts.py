@@ -11,8 +11,8 @@ from tests.integration.serving.running import Running, running
 from tests.integration.serving.test_batches import begin, ended, rows_of
 from tests.small_models import text_model
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 
 DOCUMENTS = ["a mill on the canal", "nothing", "water " * 400]
 

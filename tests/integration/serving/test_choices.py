@@ -10,8 +10,8 @@ import pytest
 from tests.integration.serving.running import Running, running
 from tests.integration.serving.test_batches import begin, ended, rows_of
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 
 CHAT = {"messages": [{"role": "user", "content": "2+3"}], "temperature": 4.0, "max_tokens": 8}
 PROMPTS = {"prompt": ["2+3", "4+5"], "temperature": 4.0, "max_tokens": 8}

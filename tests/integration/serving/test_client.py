@@ -12,9 +12,9 @@ import pytest
 from tests.integration.serving.running import Running, running, until
 
 import headrace
-from headrace.app.server import ServerSettings
+from headrace.app.servers.server import ServerSettings
 from headrace.client import AsyncClient, Client, ClientSettings
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError, EngineDeadError, EngineError, JobError, RecordError
 from headrace.serving.auth import read_keys
 from headrace.serving.limits import ServeLimits

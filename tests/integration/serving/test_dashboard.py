@@ -12,10 +12,10 @@ import httpx
 import pytest
 from tests.integration.serving.running import Running, running, until
 
-from headrace.app.observed import ObservedServer
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
-from headrace.observe.live import Frame, parsed
+from headrace.app.servers.observed import ObservedServer
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
+from headrace.observe.live.frame import Frame, parsed
 from headrace.serving.auth import read_keys
 
 SHOWN = ("/dashboard/state", "/dashboard/events", "/report")

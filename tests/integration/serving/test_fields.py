@@ -13,9 +13,9 @@ import pytest
 from tests.integration.serving.running import Running, running
 from tests.settings import server_settings
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
-from headrace.engines.quantizing import quantized
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.networks.quantizing import quantized
 from headrace.testing import FakeEngine
 
 ENGINES = "tests.integration.serving.engines"

@@ -15,8 +15,8 @@ import pytest
 from tests.integration.serving.running import Running, running, until
 from tests.integration.serving.test_batches import begin, ended, rows_of
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 from headrace.serving.errors import ApiError
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.requests import MOST_VALUES, check_values

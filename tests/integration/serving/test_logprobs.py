@@ -13,8 +13,8 @@ from tests.integration.serving.running import Running, running
 from tests.integration.serving.test_batches import begin, ended, rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.generation.causal_lm import ARITHMETIC
 
 PROMPT = "Q: 12+34\nA: "

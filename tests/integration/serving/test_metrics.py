@@ -15,8 +15,8 @@ from tests.integration.serving.running import Running, running, until
 from tests.integration.serving.test_batches import ENGINES, begin, ended, line
 
 import headrace
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 from headrace.serving.auth import read_keys
 
 DOCS = Path(__file__).parents[3] / "docs" / "serving.md"
@@ -157,7 +157,7 @@ def test_a_scrape_is_what_prometheus_asks_for(talker: Running) -> None:
 
 
 def test_the_pages_of_replicas_merge_into_one(talker: Running) -> None:
-    from headrace.observe.prometheus import merged
+    from headrace.observe.exporters.prometheus import merged
 
     talker.post("/v1/completions", {"prompt": "one two", "max_tokens": 9})
     page = talker.client.get("/metrics").content

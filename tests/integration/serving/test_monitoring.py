@@ -12,8 +12,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.integration.serving.running import running
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 NAME = re.compile(r"\b(?:headrace|process)_[a-z0-9_]+")

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from tests.integration.serving.running import Running, running, until
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 from headrace.serving.auth import read_keys
 from headrace.serving.limits import ServeLimits
 

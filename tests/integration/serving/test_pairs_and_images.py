@@ -11,9 +11,9 @@ import pytest
 from tests.integration.serving.running import Running, running
 from tests.small_models import NLI, encoded, picture, text_model, vision_model
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
-from headrace.engines.registry import create
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.registry import create
 from headrace.serving.auth import read_keys
 from headrace.serving.limits import ServeLimits
 

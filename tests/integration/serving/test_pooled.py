@@ -18,9 +18,9 @@ import openai
 import pytest
 from tests.integration.serving.running import until
 
-from headrace.app import pooled_server
-from headrace.app.pooled_server import build_pooled, read_models
-from headrace.app.server import ServerSettings
+from headrace.app.servers import pooled as pooled_server
+from headrace.app.servers.pooled import build_pooled, read_models
+from headrace.app.servers.server import ServerSettings
 from headrace.errors import ConfigError
 from headrace.serving.auth import read_keys
 from headrace.serving.http.server import Server
@@ -133,6 +133,25 @@ def test_one_model_that_cannot_be_loaded_fails_alone(tmp_path: Path) -> None:
         assert "no weights in /nowhere" in message
         assert embed(client, "small").status_code == 200
         assert "it is tried again in" in refusal(embed(client, "broken"))[2]
+
+
+def test_a_model_whose_folder_goes_or_whose_device_is_full_fails_its_own_requests(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "weights").touch()
+    engine = "engine: 'tests.integration.serving.engines:FromFolder', batch_tokens: 64, max_wait_s: 0.05"
+    with serving(tmp_path, f"{MODELS}  - {{name: mine, task: embed, {engine}, model: {folder}}}\n") as client:
+        long = client.post("/v1/embeddings", json={"model": "mine", "input": "word " * 20})
+        assert refusal(long)[:2] == (503, "out_of_memory")
+        assert embed(client, "mine").status_code == 200
+        assert embed(client, "small").status_code == 200  # takes its room
+        (folder / "weights").rename(folder / "gone")
+        status, code, message = refusal(embed(client, "mine"))
+        assert (status, code) == (503, "model_not_loaded")
+        assert f"no weights in {folder}" in message
+        assert embed(client, "small").status_code == 200
+        (folder / "gone").rename(folder / "weights")
+        until(lambda: embed(client, "mine").status_code == 200)
 
 
 def test_no_request_is_lost_while_models_take_turns(tmp_path: Path) -> None:

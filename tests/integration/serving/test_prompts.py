@@ -13,8 +13,8 @@ from sentence_transformers import SentenceTransformer
 from tests.integration.serving.running import Running, running
 from tests.small_models import text_model
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 
 PROMPTS = {"query": "search for: ", "document": ""}
 TEXTS = ["a mill", "the canal feeds a wheel"]
@@ -133,7 +133,7 @@ def test_a_job_has_prompts_too(folder: Path, reference: SentenceTransformer, tmp
     [({"prompt_name": "question"}, "query"), ({"prompt_name": "query", "prompt": "x"}, "only one of them")],
 )
 def test_a_wrong_prompt_is_refused_when_the_model_is_loaded(folder: Path, options: dict[str, str], about: str) -> None:
-    from headrace.engines.registry import create
+    from headrace.engines.choosing.registry import create
     from headrace.errors import ConfigError
 
     with pytest.raises(ConfigError, match=about):
@@ -143,7 +143,7 @@ def test_a_wrong_prompt_is_refused_when_the_model_is_loaded(folder: Path, option
 def test_a_prompt_outside_the_pooling_is_the_same_for_all_texts(folder: Path, tmp_path: Path) -> None:
     import shutil
 
-    from headrace.engines.registry import create
+    from headrace.engines.choosing.registry import create
 
     shutil.copytree(folder, tmp_path / "instructor")
     config = tmp_path / "instructor" / "1_Pooling" / "config.json"

@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from tests.integration.serving.running import Running, running
 
-from headrace.app.server import ServerSettings, build_app
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings, build_app
+from headrace.engines.choosing.config import EngineConfig
 from headrace.serving.limits import ServeLimits
 from headrace.serving.protocol.responses import JsonReply, as_base64
 from headrace.testing import FakeEngine

@@ -12,8 +12,8 @@ import pytest
 from tests.integration.serving.running import running
 from tests.small_models import encoded, picture, text_model, vision_model
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
 

@@ -12,8 +12,8 @@ import pytest
 from tests.integration.serving.running import Running, running, until
 from tests.integration.serving.test_batches import ENGINES, line, rows_of
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 from headrace.serving.auth import read_keys
 from headrace.serving.limits import ServeLimits
 

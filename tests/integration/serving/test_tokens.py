@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.integration.serving.running import Running, running
 
-from headrace.app.server import ServerSettings
-from headrace.engines.config import EngineConfig
+from headrace.app.servers.server import ServerSettings
+from headrace.engines.choosing.config import EngineConfig
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests.integration.serving.running import running
 from tests.settings import server_settings
 
-from headrace.app.server import build
+from headrace.app.servers.server import build
 from headrace.engines.model_folder import find_folder, pickled_weights
 from headrace.errors import ConfigError, EngineError
 

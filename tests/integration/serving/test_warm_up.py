@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from tests.small_models import text_model
 
-from headrace.app import tuning
-from headrace.app import warm_up as module
-from headrace.app.warm_up import WarmedUp, warm_up
+from headrace.app.jobs import tuning
+from headrace.app.servers import warm_up as module
+from headrace.app.servers.warm_up import WarmedUp, warm_up
 from headrace.device.cache import TuningCache
-from headrace.engines import torch_network
 from headrace.engines.base import AnyEngine
-from headrace.engines.config import EngineConfig
-from headrace.engines.loading import load_engine
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.loading import load_engine
+from headrace.engines.networks import pytorch as torch_network
 from headrace.testing import FakeEngine
 
 
@@ -84,7 +84,7 @@ def test_a_target_for_latency_makes_batches_small(
 
     clock = [0.0]
     monkeypatch.setattr(torch_network.TorchNetwork, "run", as_long_as_its_tokens)
-    monkeypatch.setattr("headrace.app.warm_up.time.perf_counter", lambda: clock[-1])
+    monkeypatch.setattr("headrace.app.servers.warm_up.time.perf_counter", lambda: clock[-1])
     ready = warmed(encoder_folder, tmp_path, 0.15)
     assert ready.budget == 512  # 51 ms; 1,024 tokens take 102 ms, and two of these too long
 

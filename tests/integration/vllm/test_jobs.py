@@ -15,12 +15,12 @@ import pytest
 from tests.integration.vllm.conftest import FLAGS
 from tests.processes import command_line, descendants, wait_until_gone
 
-from headrace.app import job as app_job
+from headrace.app.jobs import job as app_job
 from headrace.batching.passthrough import PassthroughBatcher
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.jobs import run as main_path
 from headrace.jobs.pipeline.job import StopRequest
-from headrace.observe.report import ReportBuilder
+from headrace.observe.reporting.report import ReportBuilder
 
 PROGRAM = (sys.executable, "-c", "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.engines import registry
+from headrace.engines.choosing import registry
 from headrace.errors import UnknownOptionError
 
 

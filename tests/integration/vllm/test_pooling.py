@@ -18,7 +18,7 @@ from tests.families import family_model
 from tests.integration.vllm.test_jobs import PROGRAM, write
 
 from headrace.batching.passthrough import PassthroughBatcher
-from headrace.engines import registry
+from headrace.engines.choosing import registry
 from headrace.errors import ConfigError, EngineError, RecordError
 
 SMALL = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8}

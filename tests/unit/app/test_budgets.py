@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from headrace.app.budgets import BudgetListener, follow
+from headrace.app.jobs.budgets import BudgetListener, follow
 from headrace.batching.dynamic import DynamicBatcher
 from headrace.device.budget import BudgetTuner
 from headrace.device.cache import TuningCache
 from headrace.device.memory import MemoryLimit, MemoryModel, MemoryWatch, PeakMeter
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.events import BatchDone, BudgetChanged, Event, JobDone
 from headrace.testing import FakeEngine
 

@@ -65,7 +65,9 @@ def test_it_learns_how_far_records_grow_and_fills_the_budget(virtual: VirtualTim
 
     async def main() -> None:
         async with batcher_of(engine) as batcher:
+            assert batcher.expected_cost(words(4)) == 64
             await answers(batcher, [words(4) for _ in range(200)])
+            assert batcher.expected_cost(words(4)) == pytest.approx(8, abs=1)
 
     virtual(main())
     sizes = [len(texts) for texts in engine.steps]

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from headrace.cli.app import app
 from headrace.cli.engine_flags import engine_options
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 
 

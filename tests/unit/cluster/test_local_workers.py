@@ -8,7 +8,7 @@ import pytest
 
 from headrace.cluster import local_workers
 from headrace.cluster.local_workers import device_shares
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 
 

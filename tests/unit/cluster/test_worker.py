@@ -9,7 +9,7 @@ from headrace.cluster.remote_job import RemoteEngine
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, unpack
 from headrace.cluster.worker_pool import WorkUnitReply
 from headrace.engines.base import Prepared
-from headrace.engines.config import EngineConfig
+from headrace.engines.choosing.config import EngineConfig
 from headrace.events import PrefixCacheUsed
 
 

@@ -39,6 +39,7 @@ def test_it_finds_the_best_budget_from_the_default(best: int) -> None:
     assert best / 2 <= tuner.best <= best
     assert throughput(tuner.best, best, 0.2) >= 0.9 * throughput(best, best, 0.2)
     assert sum(budget == tuner.best for budget in budgets) > 0.6 * len(budgets)
+    assert not tuner.is_largest
 
 
 @given(
@@ -92,7 +93,7 @@ def test_a_single_slow_batch_does_not_decide() -> None:
         budget = tuner.budget
         disturbed = 50 if number == 3 else 1
         tuner.ran(budget, budget, disturbed * budget / throughput(budget, 2_048, 0.2))
-    assert tuner.best == 2_048
+    assert tuner.best == 2_048 and tuner.is_largest
 
 
 def test_the_knee_is_the_smallest_budget_that_is_as_good_as_the_best() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from headrace.engines.chat import checked_messages, rendered, with_known_roles
-from headrace.engines.requests import Sampling, meaningful, parse
+from headrace.engines.requests.chat import checked_messages, rendered, with_known_roles
+from headrace.engines.requests.generation import Sampling, meaningful, parse
 from headrace.errors import RecordError
 
 PLAIN = "{% for message in messages %}<{{ message.role }}>{{ message.content | trim }}{% endfor %}"

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 import headrace
 from headrace.cli.app import app
-from headrace.engines import registry
-from headrace.engines.config import EngineConfig, merged_options
+from headrace.engines.choosing import registry
+from headrace.engines.choosing.config import EngineConfig, merged_options
 from headrace.engines.options import EngineOptions
 from headrace.errors import ConfigError, UnknownOptionError
 from headrace.jobs.settings import JobOptions, JobSettings, as_json, from_json
@@ -26,7 +26,7 @@ def by_run(task: str, options: dict[str, Any]) -> None:
 
 
 def by_server(task: str, options: dict[str, Any]) -> None:
-    from headrace.app.server import build_app
+    from headrace.app.servers.server import build_app
 
     build_app(task, **options)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.engines.base import BatchEngine, Prepared
+from headrace.engines.choosing.registry import create
 from headrace.engines.profile import EngineProfile
-from headrace.engines.registry import create
 from headrace.errors import BadResultError, ConfigError, EngineDeadError
 from headrace.testing import FakeEngine
 

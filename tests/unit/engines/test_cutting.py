@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,8 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoTokenizer
 
-from headrace.engines.base import Prepared
+from headrace.engines.base import Chunks, Prepared
+from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.tokenizing import TextTokens
 from headrace.engines.text.truncation import TextTruncator
 from headrace.errors import RecordError
@@ -143,11 +145,60 @@ def test_two_long_texts_are_cut_for_a_tokenizer_that_pads_to_a_length(tmp_path: 
 
     words = AutoTokenizer.from_pretrained(str(text_model(tmp_path)))
     words.backend_tokenizer.enable_padding(length=64)
-    tokens = TextTokens(words, 64, "truncate", takes="pair")
+    tokens = TextTokens(words, 64, LongTexts(), takes="pair")
     [found] = tokens.prepare([("mill " * 400, "canal " * 400)])
     assert isinstance(found, Prepared)
     assert found.cost == found.payload.shape[1] == 64
     assert 0 not in found.payload[0]  # no padding
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(runs=st.lists(RUNS, min_size=4, max_size=12), seed=st.integers(0, 9))
+@settings(max_examples=10, deadline=None)
+def test_a_text_in_pieces_has_the_tokens_of_the_whole_one(kind: str, runs: list[tuple[str, int]], seed: int) -> None:
+    words = random.Random(seed).choices(WORDS.split(), k=2_000)
+    text = " ".join(words[:900]) + "".join(piece * count for piece, count in runs)[:6_000] + " ".join(words[900:])
+    cutter = subject(kind, 13, "right").tokens._cutter
+    assert cutter.all_ids(text, piece=4_096).tolist() == cutter.ids(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_chunks_of_a_text_have_all_its_tokens_and_each_has_the_prompt(kind: str) -> None:
+    text = " ".join(random.Random(1).choices([*WORDS.split(), "\u6c34\u8eca,", "1987"], k=120))
+    tokens = subject(kind, 20, "right", "text").split(chunk_overlap=3)
+    whole = tokens._cutter.ids("query: " + text)
+    prompt = tokens._cutter.count_before("query: " + text, len("query: "))
+    [prepared] = tokens.prepare([text])
+    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared.payload, Chunks)
+    ids, step = [part[0].tolist() for part in prepared.payload.parts], 18 - prompt - 3
+    room = 18 - prompt
+    assert ids[0][1:-1] == whole[:18]
+    assert [len(part) for part in ids[:-1]] == [20] * (len(ids) - 1)
+    assert all(part[1 : 1 + prompt] == whole[:prompt] for part in ids)
+    for number, part in enumerate(ids):
+        assert part[1 + prompt : -1] == whole[prompt:][number * step : number * step + room]
+    assert prepared.cost == sum(map(len, ids)) == sum(prepared.payload.costs)
+    assert list(prepared.payload.weights) == [len(part) - 2 - prompt for part in ids]
+    assert sum(prepared.payload.weights) == len(whole) - prompt + 3 * (len(ids) - 1)
+
+
+def test_the_longer_text_of_a_pair_is_split_and_the_shorter_one_is_in_each_chunk() -> None:
+    tokens = subject("wordpiece", 20, "right", "pair").split()
+    short, long = tokens._cutter.ids("the mill"), tokens._cutter.ids(WORDS * 4)
+    for pair, kinds in ((("the mill", WORDS * 4), (short, long)), ((WORDS * 4, "the mill"), (long, short))):
+        [prepared] = tokens.prepare([pair])
+        assert isinstance(prepared, Prepared)
+        assert isinstance(prepared.payload, Chunks)
+        found: list[int] = []
+        for part in prepared.payload.parts:
+            one, other = ([int(n) for n in part[0][part[1] == kind]] for kind in (0, 1))
+            repeated, chunk = (one[1:-1], other[:-1]) if kinds[0] is short else (other[:-1], one[1:-1])
+            assert repeated == short
+            found += chunk
+        assert found == long
+    [refused] = tokens.prepare([(WORDS * 4, WORDS * 4)])
+    assert "cannot be split" in str(refused)
 
 
 def test_where_the_tokens_are_few_the_whole_text_is_taken() -> None:
@@ -166,7 +217,7 @@ def test_a_text_without_a_token_is_refused() -> None:
         model_input_names=["input_ids"],
         num_special_tokens_to_add=lambda pair=False: 0,
     )
-    refused, taken = TextTokens(bare, 20, "truncate").prepare(["", "a"])
+    refused, taken = TextTokens(bare, 20, LongTexts()).prepare(["", "a"])
     assert isinstance(refused, RecordError)
     assert "has no tokens for this model" in str(refused)
     assert isinstance(taken, Prepared)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engines.heads import matryoshka_dimensions
+from headrace.engines.networks.heads import matryoshka_dimensions
 
 
 @pytest.mark.parametrize(

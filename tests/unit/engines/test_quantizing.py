@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sentence_transformers.util.quantization import quantize_embeddings
 
-from headrace.engines.heads import VectorHead
-from headrace.engines.quantizing import OutputDtype, quantized
+from headrace.engines.networks.heads import VectorHead
+from headrace.engines.networks.quantizing import OutputDtype, quantized
 from headrace.errors import ConfigError, RecordError
 
 ROWS = np.random.default_rng(0).normal(size=(50, 384)).astype(np.float32)

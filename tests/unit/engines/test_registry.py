@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from headrace.engines.choosing.registry import create, known_tasks
 from headrace.engines.custom import load_factory
-from headrace.engines.registry import create, known_tasks
 from headrace.errors import ConfigError, MissingExtraError
 
 

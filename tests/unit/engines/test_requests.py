@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engines.requests import Sampling, default_sampling, parse, sampling_from
+from headrace.engines.requests.generation import Sampling, default_sampling, parse, sampling_from
 from headrace.errors import ConfigError, RecordError
 
 DEFAULTS = Sampling(max_tokens=7)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engines import registry
-from headrace.engines.config import EngineConfig
-from headrace.engines.identity import identity
-from headrace.engines.resolving import fetch, remote_model_of, resolve, served_names
+from headrace.engines.choosing import registry
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.identity import identity
+from headrace.engines.choosing.resolving import fetch, remote_model_of, resolve, served_names
 from headrace.errors import ConfigError
 
 HUB = EngineConfig("embed", "org/name")

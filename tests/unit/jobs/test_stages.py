@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.engines.base import Chunks, Part
 from headrace.errors import EngineDeadError, ProcessError, StoppedError
+from headrace.jobs.pipeline.chunks import answers
 from headrace.jobs.pipeline.infer import MAX_RUN, infer_one, longest_first, stream_longest_first
 from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.work import Work
@@ -31,6 +33,13 @@ def test_runs_are_alike_the_costliest_come_first_and_nothing_is_lost(costs: list
         assert positions == sorted(positions)
 
 
+def test_what_is_expected_to_be_long_at_its_end_comes_first() -> None:
+    expected = {0: 70.0, 1: 900.0, 2: 80.0, 3: 900.0}
+    some = [work(0, 5), work(1, 5), work(2, 9), work(3, 5)]
+    runs = list(longest_first(some, lambda item: expected[item.record.position]))
+    assert [[item.record.position for item in run] for run in runs] == [[1, 3], [2], [0]]
+
+
 def test_a_run_is_bounded() -> None:
     runs = list(longest_first([work(position, 1) for position in range(2 * MAX_RUN + 3)]))
     assert [len(run) for run in runs] == [MAX_RUN, MAX_RUN, 3]
@@ -43,6 +52,52 @@ def test_a_stream_has_the_same_runs() -> None:
         return [run async for run in stream_longest_first(some)]
 
     assert asyncio.run(main()) == list(longest_first(some))
+
+
+class Halves:
+    """A batcher that answers with the payloads, in batches of two, last ones first; -1 fails."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    async def __aenter__(self) -> Halves:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def runs_as_completed(self, runs: Any) -> Any:
+        taken = [run async for run in runs]
+        assert all(len({item.cost for item in run}) == 1 for run in taken)
+        for run in reversed(taken):
+            for start in range(0, len(run), 2):
+                some = run[start : start + 2]
+                self.batches.append(len(some))
+                values = [item.payload.payload if isinstance(item.payload, Part) else item.payload for item in some]
+                yield some, [ValueError("bad") if value == -1 else value for value in values], True
+
+
+def test_the_parts_of_a_record_are_in_several_batches_and_it_has_one_answer() -> None:
+    def long(position: int, *parts: int) -> Work:
+        chunks: Chunks[int] = Chunks(parts, [4] * (len(parts) - 1) + [2], parts, lambda outputs, weights: list(outputs))
+        return work(position, sum(chunks.costs))._replace(payload=chunks, row="the row")
+
+    records = [long(0, 1, 2, 3, 4, 5), work(1, 18)._replace(payload=7), long(2, 6, -1, 8, 9, 10)]
+
+    async def main() -> list[tuple[Work, object]]:
+        async def runs() -> Any:
+            yield records
+
+        found = [answer async for answer in answers(batcher, runs())]
+        return [pair for run, outputs, _ in found for pair in zip(run, outputs, strict=True)]
+
+    batcher = Halves()
+    answered = {item.record.position: (item, output) for item, output in asyncio.run(main())}
+    assert max(batcher.batches) == 2
+    assert [answered[position][0] for position in range(3)] == records
+    assert answered[0][1] == [1, 2, 3, 4, 5]
+    assert answered[1][1] == 7
+    assert str(answered[2][1]) == "bad"
 
 
 class Ending:

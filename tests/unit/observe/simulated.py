@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, JobDone, JobStarted, PipelineWaited, StageDone
 from headrace.events import PartCommitted as Committed
-from headrace.observe.advice import Host
-from headrace.observe.report import Report, ReportBuilder
+from headrace.observe.reporting.advice import Host
+from headrace.observe.reporting.report import Report, ReportBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,20 @@ class Simulation:
     padding: float = 0.0
     out_of_memory_above: int = 10_000
     cores: int = 8
+    cpu_share: float = 1.0
+    """Of the time of preparing, in which it uses a core."""
+    repeated: float = 0.0
+    """Fraction of the records that are equal to an earlier one."""
+    dedupe: bool = False
+    room_wait_s: float = 0.0
+    """How long each batch waits until the records before it have left memory."""
+    host: Host = field(default_factory=Host)
+    """Further facts."""
 
     def run(self) -> Report:
         """The report of the job."""
-        builder = ReportBuilder(0.0, Host(self.cores, self.workers))
+        host = replace(self.host, cores=self.cores, workers=self.workers, batch_size=self.batch_size)
+        builder = ReportBuilder(0.0, host)
         for event in sorted(self._events(), key=lambda event: getattr(event, "at", 0.0)):
             builder(event)
         return builder.build()
@@ -50,7 +60,14 @@ class Simulation:
             events.append(StageDone("load", chunk, self.read_s * chunk, read))
             worker = free_workers.index(min(free_workers))
             free_workers[worker] = max(read, free_workers[worker]) + self.prepare_s * chunk
-            events.append(StageDone("prepare", chunk, self.prepare_s * chunk, free_workers[worker]))
+            took = self.prepare_s * chunk
+            repeated = 0 if self.dedupe else round(self.repeated * chunk)
+            events.append(
+                StageDone(
+                    "prepare", chunk, took, free_workers[worker], cpu_s=took * self.cpu_share, compared=chunk,
+                    repeated=repeated,
+                )
+            )  # fmt: skip
             ready.append(free_workers[worker])
         self._compute(events, sorted(ready), chunk)
         return events
@@ -70,7 +87,8 @@ class Simulation:
             if size > self.out_of_memory_above:
                 tried = self.fixed_s + size * self.record_s
                 events.append(BatchSplit(number, size, MemoryError(), True, start + tried, tried))
-            took = tried + self.fixed_s + size * self.record_s / (1 - self.padding)
+            new = size * (1 - self.repeated) if self.dedupe else size
+            took = tried + self.fixed_s + new * self.record_s / (1 - self.padding)
             end = start + took
             padded = size / (1 - self.padding)
             events.append(BatchFormed(number, size, size, padded, "full_size", start - device, start, company, 0.01))
@@ -83,6 +101,9 @@ class Simulation:
             device = max(end, sink - 2.0)  # finished results that wait take two seconds to write at most
             if device > end:
                 events.append(PipelineWaited("sink", device - end, device))
+            if self.room_wait_s:
+                device += self.room_wait_s
+                events.append(PipelineWaited("memory", self.room_wait_s, device))
             left, number, done = left - size, number + 1, done + size
         events.append(JobDone("finished", max(device, sink)))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,14 +14,17 @@ from headrace.events import (
     BatchFormed,
     BatchSplit,
     CloseReason,
+    DeviceUsed,
     Event,
     JobDone,
     JobStarted,
     PipelineWaited,
     StageDone,
     StepDone,
+    WorkerLost,
+    WorkUnitDone,
 )
-from headrace.observe.accountant import Account, Accountant
+from headrace.observe.accounting.accountant import Account, Accountant
 
 TIME = st.floats(min_value=-5, max_value=2_000, allow_nan=False)
 DURATION = st.floats(min_value=0, max_value=300, allow_nan=False)
@@ -36,7 +42,11 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(BatchSplit, NUMBER, COUNT, st.just(ValueError()), st.booleans(), TIME, DURATION),
     st.builds(StepDone, NUMBER, COUNT, COUNT, COUNT, st.just(0), st.just(0), COST, DURATION, DURATION, TIME),
     st.builds(StageDone, st.sampled_from(["load", "prepare", "finish", "write"]), COUNT, DURATION, TIME),
-    st.builds(PipelineWaited, st.sampled_from(["sink", "retry"]), DURATION, TIME),
+    st.builds(PipelineWaited, st.sampled_from(["sink", "memory", "retry"]), DURATION, TIME),
+    st.builds(lambda took, handed, at: BatchDone(0, 1, 0, 1, 2, took, at, 0, handed), DURATION, DURATION, TIME),
+    st.builds(lambda worker, at: WorkUnitDone(worker, 1, 0, 1, 1.0, at), st.sampled_from("ab"), TIME),
+    st.builds(lambda worker, at: WorkerLost(worker, 1, "killed", at), st.sampled_from("ab"), TIME),
+    st.builds(lambda took, at: DeviceUsed(took, 0, 0, 0, 0, "", at), DURATION, TIME),
     st.builds(JobStarted, st.none(), st.none(), st.just(0), TIME),
     st.builds(JobDone, st.just("finished"), TIME),
 )  # fmt: skip
@@ -102,6 +112,43 @@ def test_each_cause() -> None:
         "real": 1,
     }
     assert causes([PipelineWaited("retry", 3.0, 5.0)], 5.0) == {"starting": 2, "retry": 3}
+    assert causes([PipelineWaited("memory", 3.0, 5.0)], 5.0) == {"starting": 2, "memory": 3}
+
+
+def test_time_between_threads_is_not_computing() -> None:
+    formed, done = batch(0, 2.0, 6.0, padded=20)
+    late = [formed, replace(done, handed_s=1.0)]
+    assert causes(late, 6.0) == {"starting": 2, "real": 1.5, "padding": 1.5, "lock": 1}
+    assert causes([StepDone(0, 4, 4, 0, 0, 0, 0, 2.0, 0.0, 4.0, handed_s=0.5)], 4.0) == {
+        "starting": 2,
+        "real": 1.5,
+        "lock": 0.5,
+    }
+
+
+def test_what_the_device_did_not_compute_of_its_batches_is_copying() -> None:
+    used = DeviceUsed(3.0, 0, 0, 0, 0, "float32", 6.0)
+    assert causes([*batch(0, 2.0, 6.0, padded=20), used], 6.0) == {
+        "starting": 2,
+        "real": 1.5,
+        "padding": 1.5,
+        "copy": 1,
+    }
+    assert causes([*batch(0, 2.0, 6.0), replace(used, computed_s=9.0)], 6.0) == {"starting": 2, "real": 4}
+
+
+def test_what_a_dead_worker_had_begun_is_lost_unless_another_computes() -> None:
+    unit = functools.partial(WorkUnitDone, records=10, failed=0, batches=1, busy_s=1.0)
+    events: list[Event] = [
+        *batch(0, 2.0, 3.0),
+        unit("1", at=3.0),
+        *batch(0, 4.0, 5.0),
+        unit("2", at=5.0),
+        WorkerLost("1", 10, "killed", 6.0),
+        *batch(1, 8.0, 9.0),
+        unit("1", at=9.0),
+    ]
+    assert causes(events, 10.0) == {"starting": 2, "real": 3, "lost": 4, "other": 1}
 
 
 def test_a_job_that_waits_for_its_sink_says_which_part_of_it() -> None:

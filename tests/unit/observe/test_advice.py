@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from tests.unit.observe.simulated import Simulation, changed
 
-from headrace.observe.advice import AdviceInputs, advise
-from headrace.observe.report import Report
+from headrace.events import JobDone, JobStarted, PartCommitted, StepDone
+from headrace.observe.reporting.advice import AdviceInputs, Host, advise
+from headrace.observe.reporting.report import Report, ReportBuilder
 
 QUIET = {"load": 0.1, "prepare": 0.1, "finish": 0.1, "write": 0.1}
 GOOD = AdviceInputs(
@@ -31,7 +32,10 @@ GOOD = AdviceInputs(
         (replace(GOOD, records=0, batches=0), "Nothing was left to do"),
         (replace(GOOD, failed=200), "20% of the records failed"),
         (replace(GOOD, wall_s=1.0), "too short"),
-        (replace(GOOD, padding_efficiency=0.6, causes={"real": 58, "padding": 39}), "40% of what it computed was"),
+        (
+            replace(GOOD, padding_efficiency=0.6, causes={"real": 58, "padding": 39}, mean_cost=900.0),
+            "40% of what the engine computed was padding: --batch-size 2 would",
+        ),
         (replace(GOOD, busy=0.5, causes={"real": 50, "draining": 40}), "before the first batch or after the last"),
         (replace(GOOD, busy=0.5, causes={"real": 50, "read": 40}, fill_s=40.0), "before the first batch or after"),
         (replace(GOOD, busy=0.5, causes={"real": 50, "other": 50}), "no single setting explains it"),
@@ -58,7 +62,9 @@ def test_a_busy_engine_is_praised_even_when_host_stages_were_long() -> None:
 
 
 def test_less_computing_gains_nothing_where_the_host_would_not_keep_up() -> None:
-    padded = replace(GOOD, padding_efficiency=0.6, causes={"real": 58, "padding": 39}, host_s=QUIET | {"load": 97.0})
+    padded = replace(
+        GOOD, padding_efficiency=0.6, causes={"real": 58, "padding": 39}, mean_cost=9.0, host_s=QUIET | {"load": 97.0}
+    )
     assert "padding" not in advise(padded)
 
 
@@ -109,17 +115,33 @@ def test_no_delay_where_the_batcher_waits_for_company() -> None:
     check_promise(before, changed(job, delay_s=0.0).run())
 
 
-def test_cheaper_finishing_where_the_job_waits_for_it() -> None:
-    job = Simulation(finish_s=0.006)
+@pytest.mark.parametrize(
+    ("host", "setting", "value"),
+    [
+        (Host(finishes=True, text_output=True), "--worker-kind", "process"),
+        (Host(text_output=True), "--output-file", ".parquet"),
+        (Host(), "", ""),
+    ],
+)
+def test_cheaper_finishing_where_the_job_waits_for_it(host: Host, setting: str, value: str) -> None:
+    job = Simulation(finish_s=0.006, host=host)
     before = job.run()
-    said(before, "--worker-kind process")
+    assert (before.advices[0].setting, before.advices[0].value) == (setting, value)
     check_promise(before, changed(job, finish_s=0.0001).run())
+
+
+def test_more_memory_where_neither_finishing_nor_writing_keeps_the_job_waiting() -> None:
+    job = Simulation(room_wait_s=0.05, host=Host(buffer_memory=1_000_000))
+    before = job.run()
+    assert before.causes["memory"] > 1
+    assert (before.advices[0].setting, before.advices[0].value) == ("--buffer-memory", "64000000")
+    check_promise(before, changed(job, room_wait_s=0.0).run())
 
 
 def test_faster_storage_where_the_job_waits_for_the_disk() -> None:
     job = Simulation(write_s=0.006)
     before = job.run()
-    said(before, "waiting for the output to be written")
+    said(before, "waiting for results to be written")
     check_promise(before, changed(job, write_s=0.0001).run())
 
 
@@ -136,22 +158,75 @@ def check_saved(before: Report, after: Report, *, at_most: bool) -> None:
 def test_larger_batches_where_each_takes_long_whatever_is_in_it() -> None:
     job = Simulation(record_s=0.001, fixed_s=0.1)
     before = job.run()
-    times = int(said(before, r"(\d) times the --batch-size would save").group(1))
-    check_saved(before, changed(job, batch_size=job.batch_size * times).run(), at_most=False)
+    size = int(said(before, r"; --batch-size (\d+) would save|: --batch-size (\d+) would save").group(2))
+    assert before.advices[0].value == str(size)
+    assert size == 16 * job.batch_size  # as far as these batches tell
+    check_saved(before, changed(job, batch_size=size).run(), at_most=False)
 
 
 def test_smaller_batches_where_much_of_what_is_computed_is_padding() -> None:
     job = Simulation(padding=0.4)
     before = job.run()
-    said(before, "40% of what it computed was padding")
+    said(before, "40% of what the engine computed was padding: --batch-size ")
     check_saved(before, changed(job, padding=0.0).run(), at_most=True)
 
 
 def test_smaller_batches_where_they_run_out_of_memory() -> None:
     job = Simulation(out_of_memory_above=30)
     before = job.run()
-    said(before, "for lack of memory: a smaller --batch-size")
-    check_saved(before, changed(job, batch_size=30).run(), at_most=True)
+    size = int(said(before, r"for lack of memory: --batch-size (\d+) would").group(1))
+    assert 20 <= size <= 30
+    check_saved(before, changed(job, batch_size=size).run(), at_most=True)
+
+
+def test_equal_records_computed_once() -> None:
+    job = Simulation(repeated=0.75)
+    before = job.run()
+    said(before, "75% of the records are equal to an earlier one and were computed again: --dedupe")
+    after = changed(job, dedupe=True).run()
+    check_saved(before, after, at_most=False)
+    assert "--dedupe" not in [advice.setting for advice in after.advices]
+
+
+def test_more_workers_than_cores_where_preparing_waits() -> None:
+    job = Simulation(prepare_s=0.006, cores=1, cpu_share=0.02)
+    before = job.run()
+    workers = int(said(before, r"--workers (\d+) would").group(1))
+    assert workers == 4
+    check_promise(before, changed(job, workers=workers).run())
+
+
+def test_processes_where_python_runs_one_thread_at_a_time() -> None:
+    """Four threads take four times as long as one would."""
+    job = Simulation(prepare_s=0.02, workers=4, cores=4, cpu_share=0.25, host=Host(maps=True))
+    before = job.run()
+    assert (before.advices[0].setting, before.advices[0].value) == ("--worker-kind", "process")
+    check_promise(before, changed(job, prepare_s=0.005, cpu_share=1.0).run())
+
+
+def generation(slots: int, records: int = 400, steps: int = 20) -> Report:
+    """A job of a language model: a step takes 20 ms, and 1 ms for each of its records."""
+    builder = ReportBuilder(0.0, Host(slots=slots))
+    builder(JobStarted(None, records, 0, 0.0))
+    at, number, left, active = 0.0, 0, records, [0] * 0
+    while left or active:
+        joined = min(slots - len(active), left)
+        left, active = left - joined, active + [steps + (left + place) % 7 for place in range(joined)]
+        took = 0.02 + 0.001 * len(active)
+        at += took
+        ended = active.count(1)
+        builder(StepDone(number, len(active), joined, ended, 0, 0, ended, took, 0.0, at))
+        active, number = [more - 1 for more in active if more > 1], number + 1
+    builder(PartCommitted(0, records, 0, 0, at))
+    builder(JobDone("finished", at))
+    return builder.build()
+
+
+def test_more_slots_where_each_step_takes_long_whatever_is_in_it() -> None:
+    before = generation(4)
+    slots = int(said(before, r"--max-num-seqs (\d+) would").group(1))
+    assert slots == 16
+    check_saved(before, generation(slots), at_most=False)
 
 
 def test_nothing_is_said_to_be_wrong_with_a_good_job() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from headrace.events import DeviceUsed, JobDone, JobStarted
-from headrace.observe.device_limit import device_figures
-from headrace.observe.report import ReportBuilder
-from headrace.observe.summary import device_of, figures_of
-from headrace.observe.table import as_text, device_rows
+from headrace.observe.accounting.device_limit import device_figures
+from headrace.observe.reporting.report import ReportBuilder
+from headrace.observe.reporting.summary import device_of, figures_of
+from headrace.observe.reporting.table import as_text, device_rows
 
 USED = DeviceUsed(
     computed_s=8.0,

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.observe.histogram import Histogram, mean, merged, percentile
+from headrace.observe.accounting.histogram import Histogram, mean, merged, percentile
 
 NUMBERS = st.lists(st.floats(min_value=0, max_value=1e12, allow_nan=False), min_size=1, max_size=200)
 

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from headrace.events import BatchDone, BatchFormed, JobStarted, PartCommitted, RecordFailed, StageDone, WorkUnitDone
-from headrace.observe.live import Frame, Replica, Totals, Window, parsed
-from headrace.observe.live_job import job_frame
-from headrace.observe.report import ReportBuilder
-from headrace.observe.timeline import Cause
-from headrace.observe.top import drawn
+from headrace.observe.accounting.timeline import Cause
+from headrace.observe.live.frame import Frame, Replica, Totals, Window, parsed
+from headrace.observe.live.job import job_frame
+from headrace.observe.live.top import drawn
+from headrace.observe.reporting.report import ReportBuilder
 
 
 def totals(at: float, real: float, records: int, **stages: float) -> Totals:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.events import BatchDone, BatchFormed, JobStarted
-from headrace.observe.report import ReportBuilder
+import pytest
+
+from headrace.events import BatchDone, BatchFormed, JobStarted, RecordFailed
+from headrace.observe.reporting.report import ReportBuilder
 
 
 def test_a_report_shows_itself_and_nothing_in_it_is_a_script() -> None:
@@ -21,13 +23,15 @@ def test_a_report_shows_itself_and_nothing_in_it_is_a_script() -> None:
     assert shown.count("</table>") == 1
 
 
-def test_batches_and_time_are_tables() -> None:
+def test_batches_and_time_are_tables(caplog: pytest.LogCaptureFixture) -> None:
     builder = ReportBuilder(0.0)
     for number in range(1_000):
         builder(BatchFormed(number, 8, 8, 10, "timeout", 0, number))
         builder(BatchDone(number, 8, 1, 8, 10, 0.5, number + 0.5))
     report = builder.build()
-    batches = report.batches_table()
+    with caplog.at_level("WARNING"):
+        batches = report.batches_table()
+    assert "holds 600 of 1,000 batches" in caplog.text
     assert batches.num_rows == 600
     assert batches.to_pylist()[-1] == {
         "start_s": 999.0, "duration_s": 0.5, "records": 8, "cost": 8.0, "padded_cost": 10.0, "failed": 1,
@@ -38,7 +42,18 @@ def test_batches_and_time_are_tables() -> None:
     assert abs(frame["real"].sum() + frame["padding"].sum() + frame["retry"].sum() - 500) < 1e-6
 
 
+def test_failed_records_are_a_table_of_bounded_size(caplog: pytest.LogCaptureFixture) -> None:
+    builder = ReportBuilder(0.0)
+    for number in range(1_500):
+        builder(RecordFailed(number, "RecordError", f"no {number}"))
+    with caplog.at_level("WARNING"):
+        table = builder.build().failures_table()
+    assert table.num_rows == 1_000
+    assert table.to_pylist()[7] == {"position": 7, "reason": "RecordError", "message": "no 7"}
+    assert "holds 1,000 of 1,500 failed records" in caplog.text
+
+
 def test_a_report_of_nothing_has_empty_tables() -> None:
     report = ReportBuilder().build()
-    assert report.batches_table().num_rows == report.over_time_table().num_rows == 0
+    assert report.batches_table().num_rows == report.over_time_table().num_rows == report.failures_table().num_rows == 0
     assert "headrace: interrupted" in report._repr_html_()

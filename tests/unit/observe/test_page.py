@@ -17,12 +17,12 @@ from tests.unit.observe.simulated import Simulation
 
 from headrace.errors import ConfigError
 from headrace.events import MemoryUsed, RecordFailed, WorkUnitDone
-from headrace.observe import summary
-from headrace.observe.figures import figures, in_json, series
 from headrace.observe.page.charts import charts
 from headrace.observe.page.render import ReportedJob, _job, render, write_page
-from headrace.observe.report import ReportBuilder
-from headrace.observe.summary import RunSummary
+from headrace.observe.reporting import summary
+from headrace.observe.reporting.figures import figures, in_json, series
+from headrace.observe.reporting.report import ReportBuilder
+from headrace.observe.reporting.summary import RunSummary
 
 HOSTILE = "</script><script>alert(1)</script><!--\u2028<img src=x onerror=alert(2)>&amp;{{ 7 * 7 }}"
 
@@ -51,7 +51,7 @@ def test_a_summary_is_read_as_it_was_written(tmp_path: Path, run: RunSummary) ->
     (found,) = summary.read(written(tmp_path / "report.json", run))
     assert (found.state, found.settings) == (run.state, run.settings)
     assert found.account.causes == run.account.causes
-    assert json.dumps(in_json(figures([found]), 2.0)) == json.dumps(in_json(figures([run]), 2.0))
+    assert json.dumps(in_json([found], 2.0)) == json.dumps(in_json([run], 2.0))
 
 
 def test_only_the_last_runs_are_kept(tmp_path: Path, run: RunSummary) -> None:
@@ -115,7 +115,7 @@ def test_a_damaged_file_is_named_or_does_no_harm(tmp_path: Path, wrong: object) 
             refused += 1
         else:
             found = figures(runs)
-            json.dumps([in_json(found, 1.0), charts(runs, found)])
+            json.dumps([in_json(runs, 1.0), charts(runs, found)])
             _job(0, ReportedJob("a", "finished", runs), 1.0)
     assert refused > 30
 

@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from headrace.events import BatchDone, JobStarted, PrecisionChosen, RecordFailed, StageDone, StepDone
-from headrace.observe.meter import Meter
-from headrace.observe.progress import Progress
+from headrace.observe.accounting.meter import Meter
+from headrace.observe.live.progress import Progress
 
 
 def batch(at: float, *, size: int = 10, duration: float = 0.5, failed: int = 0) -> BatchDone:

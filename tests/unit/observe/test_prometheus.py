@@ -11,7 +11,7 @@ def page(requests: int, ready: float) -> bytes:
     from prometheus_client.core import GaugeMetricFamily
 
     from headrace.events import RequestDone
-    from headrace.observe.prometheus import PrometheusListener
+    from headrace.observe.exporters.prometheus import PrometheusListener
 
     listener = PrometheusListener(lambda: [GaugeMetricFamily("headrace_ready", "Ready.", ready)], "1")
     for _ in range(requests):
@@ -22,7 +22,7 @@ def page(requests: int, ready: float) -> bytes:
 def test_pages_of_replicas_become_one_whose_samples_say_whose_they_are() -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    from headrace.observe.prometheus import merged
+    from headrace.observe.exporters.prometheus import merged
 
     families = {
         family.name: family
@@ -43,6 +43,6 @@ def test_pages_of_replicas_become_one_whose_samples_say_whose_they_are() -> None
 
 
 def test_without_a_replica_there_is_a_page_that_says_so() -> None:
-    from headrace.observe.prometheus import merged
+    from headrace.observe.exporters.prometheus import merged
 
     assert b"\nheadrace_replicas 0.0\n" in merged({}, "replica")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -26,10 +27,10 @@ from headrace.events import (
     WorkerLost,
     WorkUnitDone,
 )
-from headrace.observe.batches import BusyTime
-from headrace.observe.report import Report, ReportBuilder
-from headrace.observe.table import as_text, print_report
-from headrace.observe.worker_rows import WorkerRow
+from headrace.observe.accounting.batches import BusyTime
+from headrace.observe.accounting.worker_rows import WorkerRow
+from headrace.observe.reporting.report import Report, ReportBuilder
+from headrace.observe.reporting.table import as_text, print_report
 
 
 def formed(batch: int, *, size: int = 4, cost: float = 30, padded: float = 40, starved: float = 0.5) -> BatchFormed:
@@ -238,6 +239,10 @@ def test_the_numbers_and_the_budget_are_told_with_their_reasons() -> None:
     assert "4,096 tokens, found while the job ran" in text
     held = report_of(*JOB, MemoryUsed(930_000_000, 1_000_000_000, "the machine", at=1.0))
     assert "0.9 GB at most, 93% of the machine; set a smaller --batch-tokens" in as_text(held)
+    little = MemoryUsed(100, 1_000, "the machine", at=1.0, larger_pay=False)
+    assert "10% of the machine; larger batches were no faster" in as_text(report_of(*JOB, little))
+    grown = (BudgetChanged(4096, at=1.5), replace(little, larger_pay=True))
+    assert "a --batch-tokens above 4,096 may be faster" in as_text(report_of(*JOB, *grown))
     assert "batch budget" not in as_text(report_of(*JOB))
 
 

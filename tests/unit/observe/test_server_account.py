@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.events import BatchDone, BatchFormed, Event, ModelLoaded, RequestDone, StageDone, StepDone
-from headrace.observe.server import ServerAccount, numbered, server_advice
+from headrace.observe.live.server import ServerAccount, numbered, server_advice
 
 
 class Clock:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 
 from headrace.batching.dispatch import isolation
 from headrace.batching.dispatch.isolation import MemoryLimit
-from headrace.batching.dispatch.offload import ProcessCaller
+from headrace.batching.dispatch.offload import CallTimer, ProcessCaller
 from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.options import BatchOptions
 from headrace.batching.pending import QueueEntry, fail
@@ -170,13 +171,17 @@ class Dispatcher:
         task.add_done_callback(self._on_batch_done)
 
     async def _run(self, number: int, batch: Batch, padded: float) -> None:
-        started = self._clock()
+        started, timer = self._clock(), CallTimer()
         completed = failed = stopped = 0
         try:
             if batch.size == 1 and self._caller.cancellable:
                 self._make_cancellable(batch.entries[0])
             completed, failed, stopped = await isolation.process(
-                batch.entries, self._call, self._options.on_error, self._on_split(number), self._clock
+                batch.entries,
+                functools.partial(self._call, timer),
+                self._options.on_error,
+                self._on_split(number),
+                self._clock,
             )
             if not failed:
                 self._memory.succeeded(padded)
@@ -187,7 +192,8 @@ class Dispatcher:
             self._last_done = now
             if not self._left_behind:
                 self._meter.ended(now, batch.size, failed, completed, took)
-                self._emit(BatchDone, number, batch.size, failed, batch.cost, padded, took, now, stopped)
+                facts = number, batch.size, failed, batch.cost, padded, took, now, stopped
+                self._emit(BatchDone, *facts, timer.handed_s(took))
                 self._slots.release()
 
     def _make_cancellable(self, entry: QueueEntry) -> None:
@@ -206,11 +212,13 @@ class Dispatcher:
             fail(entries, exc)  # a bug, but the callers must not hang
             logger.error("%s: %s ended unexpectedly", self._options.name, task.get_name(), exc_info=exc)
 
-    async def _call(self, records: list[object]) -> object:
+    async def _call(self, timer: CallTimer, records: list[object]) -> object:
         timeout = self._options.process_timeout_s
         if timeout is None:
-            return await self._caller.call(records)
-        call = asyncio.get_running_loop().create_task(self._caller.call(records), name=f"{self._options.name}-call")
+            return await self._caller.call(records, timer)
+        call = asyncio.get_running_loop().create_task(
+            self._caller.call(records, timer), name=f"{self._options.name}-call"
+        )
         try:
             done, _ = await asyncio.wait({call}, timeout=timeout)
         except BaseException:  # re-raised: this task is cancelled, and the call with it

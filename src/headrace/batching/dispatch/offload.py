@@ -112,6 +112,29 @@ def _finish(future: asyncio.Future[object], outcome: object) -> None:
         future.set_result(outcome)
 
 
+class CallTimer:
+    """How long the calls for one batch ran on their thread."""
+
+    __slots__ = ("on_thread", "seconds")
+
+    def __init__(self) -> None:
+        self.on_thread = False
+        self.seconds = 0.0
+
+    def time(self, call: Callable[[], object]) -> object:
+        """Call, and count its time."""
+        self.on_thread = True
+        started = monotonic()
+        try:
+            return call()
+        finally:
+            self.seconds += monotonic() - started
+
+    def handed_s(self, duration_s: float) -> float:
+        """How much of a duration on the event loop was spent outside of the calls; 0 if they ran on the loop."""
+        return max(duration_s - self.seconds, 0.0) if self.on_thread else 0.0
+
+
 class ProcessCaller:
     """Calls `process_fn` on the event loop or a worker thread.
 
@@ -133,7 +156,7 @@ class ProcessCaller:
         """Whether a call can be cancelled: a coroutine can, a thread cannot."""
         return self._on_loop
 
-    async def call(self, records: list[object]) -> object:
+    async def call(self, records: list[object], timer: CallTimer) -> object:
         """Return what `process_fn` returns for `records`; raises what it raises.
 
         Raises:
@@ -141,7 +164,7 @@ class ProcessCaller:
                 own `CancelledError`, which is the `__cause__`.
         """
         try:
-            return await (self._call_on_loop(records) if self._on_loop else self._call_in_thread(records))
+            return await (self._call_on_loop(records) if self._on_loop else self._call_in_thread(records, timer))
         except asyncio.CancelledError as exc:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -157,9 +180,10 @@ class ProcessCaller:
     async def _call_on_loop(self, records: list[object]) -> object:
         return await watched(self._fn(records), self._blocked)
 
-    async def _call_in_thread(self, records: list[object]) -> object:
+    async def _call_in_thread(self, records: list[object], timer: CallTimer) -> object:
         worker = self._idle.pop() if self._idle else self._new_worker()
-        running = worker.run(asyncio.get_running_loop(), functools.partial(self._run_in_thread, worker, records))
+        work = functools.partial(timer.time, functools.partial(self._run_in_thread, worker, records))
+        running = worker.run(asyncio.get_running_loop(), work)
         try:
             outcome = await running
         except BaseException:  # cancelled while the call continues: its thread ends after it and is replaced
@@ -170,6 +194,8 @@ class ProcessCaller:
             if isinstance(outcome.cause, StopIteration):  # a coroutine cannot raise it
                 raise ProcessError("process_fn raised StopIteration") from outcome.cause
             raise outcome.cause
+        if isinstance(outcome, Awaitable):
+            timer.on_thread = False
         if inspect.iscoroutine(outcome):
             return await watched(outcome, self._blocked)
         return await outcome if isinstance(outcome, Awaitable) else outcome

@@ -8,11 +8,12 @@ from collections import deque
 from typing import Any
 
 from headrace.batching.dispatch.isolation import is_out_of_memory, should_split
-from headrace.batching.dispatch.offload import CapturedError, WorkerThread
+from headrace.batching.dispatch.offload import CallTimer, CapturedError, WorkerThread
 from headrace.batching.dispatch.submission import DispatchContext
 from headrace.batching.pending import QueueEntry, fail, resolve
+from headrace.batching.policy.growth import Growth
 from headrace.batching.policy.slots import SlotEntry, Slots
-from headrace.batching.step_model import SharingStepModel, StepCall, StepModel
+from headrace.batching.step_model import SharingStepModel, StepCall, StepModel, group_of
 from headrace.batching.tasks import must_propagate, run_to_the_end
 from headrace.errors import ProcessError, ProcessTimeoutError, text_of
 from headrace.events import BatchSplit, Event, StepDone
@@ -27,14 +28,16 @@ class StepScheduler:
     records from the waiting queue.
     """
 
-    def __init__(self, context: DispatchContext, model: StepModel[Any, Any], max_slots: int) -> None:
+    def __init__(
+        self, context: DispatchContext, model: StepModel[Any, Any], max_slots: int, growth: Growth | None = None
+    ) -> None:
         self._model = model
         self._queue = context.queue
         self._admission = context.admission
         self._wakeup = context.wakeup
         self._meter = context.meter
         self._options = context.options
-        self._slots = Slots(max_slots, self._options.limits.target_batch_cost)
+        self._slots = Slots(max_slots, self._options.limits.target_batch_cost, growth)
         self._evicted: deque[SlotEntry] = deque()
         self._groups: deque[list[SlotEntry]] = deque()
         self._alone = False
@@ -105,13 +108,13 @@ class StepScheduler:
         slots = self._slots
         if slots.full or not (self._queue.size or self._evicted or self._groups):
             return  # the common case: skip adding up the expected costs
-        promised = slots.promised()
+        peak = slots.peak()
         while self._evicted:
             slot = self._evicted[0]
             slot.shared = self._overlap(slot.record if slot.resume is None else slot.resume)
-            if not slots.has_room(promised, slot):
+            if not slots.takes(peak, slot):
                 return
-            promised += self._join(self._evicted.popleft())
+            self._join(self._evicted.popleft())
         if not len(slots):
             self._alone = bool(self._groups)
             for slot in self._groups.popleft() if self._groups else ():
@@ -119,7 +122,7 @@ class StepScheduler:
         while not self._alone and (entry := self._queue.peek()) is not None:
             record = entry.records[0]
             try:
-                slot = SlotEntry(entry, record, *self._model.span(record))
+                slot = SlotEntry(entry, record, *self._model.span(record), group=group_of(self._model, record))
                 slot.shared = self._overlap(record)
             except BaseException as exc:  # user code: it fails this record, not the loop
                 if must_propagate(exc):
@@ -127,10 +130,10 @@ class StepScheduler:
                 self._meter.taken += 1
                 self._meter.failed += fail(self._take_next(), exc)
                 continue
-            if not slots.has_room(promised, slot):
+            if not slots.takes(peak, slot):
                 return
             (slot.entry,) = self._take_next()
-            promised += self._join(slot)
+            self._join(slot)
             self._meter.joined(self._clock(), slot.entry.arrival)
 
     def _take_next(self) -> list[QueueEntry]:
@@ -138,12 +141,11 @@ class StepScheduler:
         self._admission.admit_waiting()
         return entries
 
-    def _join(self, slot: SlotEntry) -> float:
-        """Add a record to the next step; returns its expected cost."""
-        expected = self._slots.join(slot)
+    def _join(self, slot: SlotEntry) -> None:
+        """Add a record to the next step."""
+        self._slots.join(slot)
         self._joining.append(slot)
         slot.entry.holder = self
-        return expected
 
     def _overlap(self, record: object) -> float:
         """How much of a record's cost is counted for records in the engine."""
@@ -170,7 +172,8 @@ class StepScheduler:
         self._count_in_flight()
         self._meter.step_began(began, size, self._slots.held)
         starved = began - self._idle_since
-        failure = await self._call(step_call)
+        timer = CallTimer()
+        failure = await self._call(step_call, timer)
         now = self._idle_since = self._clock()
         if self._ended:
             return
@@ -184,22 +187,22 @@ class StepScheduler:
         self._meter.completed += completed
         self._meter.failed += failed
         self._count_in_flight()
-        self._emit(
-            StepDone(number, size, len(new), completed + failed, failed, evicted, cost, now - began, starved, now)
-        )
+        left, took = completed + failed, now - began
+        facts = number, size, len(new), left, failed, evicted, cost, took, starved, now, timer.handed_s(took)
+        self._emit(StepDone(*facts))
 
     async def _remove_only(self, step_call: StepCall) -> None:
         """Remove records without taking a step."""
-        failure = await self._call(step_call)
+        failure = await self._call(step_call, CallTimer())
         if failure is not None:
             logger.error("%s: the engine failed to remove a record", self._options.name, exc_info=failure)
 
-    async def _call(self, step_call: StepCall) -> BaseException | None:
+    async def _call(self, step_call: StepCall, timer: CallTimer) -> BaseException | None:
         """Run the call on the engine's thread; returns what it raised."""
         loop = asyncio.get_running_loop()
         if self._worker is None:
             self._worker = WorkerThread(f"{self._options.name}-engine")
-        running = self._worker.run(loop, lambda *_: step_call.run(self._model))
+        running = self._worker.run(loop, lambda *_: timer.time(lambda: step_call.run(self._model)))
         timeout = self._options.process_timeout_s
         late: ProcessTimeoutError | None = None
         while timeout is not None and not (await asyncio.wait({running}, timeout=timeout))[0]:
@@ -237,7 +240,7 @@ class StepScheduler:
             completed += good
             failed += bad
             if good:
-                self._slots.growth.finished(slot.start, slot.most, slot.held)
+                self._slots.growth.finished(slot.start, slot.most, slot.held, slot.group)
                 cost += slot.held
         self._slots.update(step_call.needs, step_call.shared)
         return completed, failed, cost

@@ -2,53 +2,129 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right, insort
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Hashable
 
-_SAMPLE = 256
-"""How many of the latest finished records to keep."""
+_SAMPLE = 64
+"""How many of the latest finished records to keep, of all and of each kind."""
 
 _ENOUGH = 16
 """Minimum finished records for a prediction; below it, every record is expected to reach its maximum."""
+
+_ENOUGH_ALIKE = 8
+"""The same, for records of one kind."""
+
+_KINDS = 512
+"""How many kinds of records to keep; those that are not used are forgotten."""
+
+_NAMES = ("start", "limit", "group")
+"""What the records of one kind have in common."""
+
+_SMOOTHING = 0.05
+"""Weight of the latest record in the comparison of predictions."""
+
+_RAISED, _LOWERED = 0.2, 0.98
+"""How much caution a record adds that had to be evicted, and how much remains after one that finished."""
 
 
 class Growth:
     """Predicts a record's final cost from finished records.
 
     It keeps the growth of each as a share: 0 for a record that did not grow, 1 for one that reached its maximum, so
-    that requests with different limits are comparable. Short records finish first, which makes early estimates too
-    low; callers must be able to evict records.
+    that requests with different limits are comparable. It does so for all records and for records alike in one thing:
+    their initial cost, their limit, or their group. What has predicted the latest records best is used.
+
+    Short records finish first, which makes early estimates too low; callers must be able to evict records. An eviction
+    raises the estimates for a while.
     """
 
     def __init__(self) -> None:
-        self._latest: deque[float] = deque()
-        self._sorted: list[float] = []
-        self._beyond: list[float] | None = None
+        self._all = _Shares()
+        self._kinds: OrderedDict[tuple[str, Hashable], _Shares] = OrderedDict()
+        self._errors: dict[str, float] = {}
+        """By what records are alike in: the error of its predictions, less that of the predictions for all."""
+        self._best: str | None = None
+        self._caution = 0.0
 
-    def finished(self, start: float, most: float, final: float) -> None:
+    def finished(self, start: float, most: float, final: float, group: Hashable = None) -> None:
         """A record with initial cost `start` and maximum `most` finished at `final`."""
         if most <= start:
             return
         share = min(max((final - start) / (most - start), 0.0), 1.0)
-        self._latest.append(share)
-        insort(self._sorted, share)
-        if len(self._latest) > _SAMPLE:
-            del self._sorted[bisect_right(self._sorted, self._latest.popleft()) - 1]
-        self._beyond = None
+        usual = abs(self._all.beyond(0.0) - share)
+        for name in _NAMES:
+            value = _kind(name, start, most, group)
+            if value is None:
+                continue
+            shares = self._kinds.setdefault((name, value), _Shares())
+            self._kinds.move_to_end((name, value))
+            if len(shares) >= _ENOUGH_ALIKE:
+                error = abs(shares.beyond(0.0) - share) - usual
+                known = self._errors.get(name, 0.0)
+                self._errors[name] = known + _SMOOTHING * (error - known)
+            shares.add(share)
+        if len(self._kinds) > _KINDS:
+            self._kinds.popitem(last=False)
+        best = min(self._errors, key=self._errors.__getitem__, default=None)
+        self._best = best if best is not None and self._errors[best] < 0 else None
+        self._all.add(share)
+        self._caution *= _LOWERED
 
-    def expected(self, start: float, most: float, held: float) -> float:
+    def evicted(self) -> None:
+        """A record had to leave, because others grew further than expected."""
+        self._caution = min(self._caution + _RAISED, 1.0)
+
+    def expected(self, start: float, most: float, held: float, group: Hashable = None) -> float:
         """The expected final cost of a record that has reached `held`: between `held` and `most`.
 
         The mean over the kept records that grew further than this one; `most` if there are none.
         """
-        if most <= start or held >= most or len(self._sorted) < _ENOUGH:
+        if most <= start or held >= most or len(self._all) < _ENOUGH:
             return max(most, held)
-        first = bisect_right(self._sorted, (held - start) / (most - start)) if held > start else 0
+        shares = self._all
+        if self._best is not None:
+            alike = self._kinds.get((self._best, _kind(self._best, start, most, group)))
+            shares = alike if alike is not None and len(alike) >= _ENOUGH_ALIKE else shares
+        mean = shares.beyond((held - start) / (most - start) if held > start else 0.0)
+        likely = start + (most - start) * mean
+        return max(held, likely + self._caution * (most - likely))
+
+
+class _Shares:
+    """How far the latest records grew."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._sums: list[float] | None = None
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def add(self, share: float) -> None:
+        self._latest.append(share)
+        insort(self._sorted, share)
+        if len(self._latest) > _SAMPLE:
+            del self._sorted[bisect_right(self._sorted, self._latest.popleft()) - 1]
+        self._sums = None
+
+    def beyond(self, share: float) -> float:
+        """The mean of those that grew further than `share`, or of all for 0; 1 if there are none."""
+        first = bisect_right(self._sorted, share) if share > 0 else 0
         longer = len(self._sorted) - first
         if not longer:
-            return most
-        if self._beyond is None:
-            self._beyond = [0.0]
-            for share in reversed(self._sorted):
-                self._beyond.append(self._beyond[-1] + share)
-        return max(held, start + (most - start) * self._beyond[longer] / longer)
+            return 1.0
+        if self._sums is None:
+            self._sums = [0.0]
+            for one in reversed(self._sorted):
+                self._sums.append(self._sums[-1] + one)
+        return self._sums[longer] / longer
+
+
+def _kind(name: str, start: float, most: float, group: Hashable) -> Hashable:
+    """What a record has in common with those of its kind: a size within a factor of about 1.4, or the group."""
+    if name == "group":
+        return group
+    return round(2 * math.log2(max(start if name == "start" else most - start, 1.0)))

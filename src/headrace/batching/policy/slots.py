@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import insort
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import count
 
 from headrace.batching.pending import QueueEntry
@@ -15,9 +16,9 @@ _keys = count()
 class SlotEntry:
     """One record in the engine, or evicted and waiting to rejoin."""
 
-    __slots__ = ("entry", "held", "key", "most", "record", "resume", "shared", "start")
+    __slots__ = ("entry", "group", "held", "key", "most", "record", "resume", "shared", "start")
 
-    def __init__(self, entry: QueueEntry, record: object, start: float, most: float) -> None:
+    def __init__(self, entry: QueueEntry, record: object, start: float, most: float, group: Hashable = None) -> None:
         self.entry = entry
         self.record = record
         self.resume: object = None
@@ -26,6 +27,8 @@ class SlotEntry:
         """Initial cost."""
         self.most = most
         """Maximum cost."""
+        self.group = group
+        """Records of the same group are expected to grow alike."""
         self.held = start
         """Cost during its next step."""
         self.shared = 0.0
@@ -34,16 +37,51 @@ class SlotEntry:
         """Its key in the engine, new each time it joins."""
 
 
+class Peak:
+    """The largest cost that records will have together, if all grow by the same amount in a step.
+
+    A record that is expected to end soon makes room before the others have grown.
+    """
+
+    def __init__(self) -> None:
+        self._growing: list[tuple[float, float]] = []
+        """How far each still grows, and its cost now, in ascending order."""
+        self._constant = 0.0
+
+    def add(self, slot: SlotEntry, expected: float) -> None:
+        """Add a record with this expected final cost."""
+        if slot.most <= slot.start:
+            self._constant += slot.held - slot.shared
+        else:
+            insort(self._growing, (expected - slot.held, slot.held - slot.shared))
+
+    def remove(self, slot: SlotEntry, expected: float) -> None:
+        """Take back `add`."""
+        if slot.most <= slot.start:
+            self._constant -= slot.held - slot.shared
+        else:
+            self._growing.remove((expected - slot.held, slot.held - slot.shared))
+
+    @property
+    def cost(self) -> float:
+        """The cost at the end of the record after whose end it is never as large again."""
+        held = largest = 0.0
+        for records, (left, cost) in enumerate(reversed(self._growing), 1):
+            held += cost
+            largest = max(largest, held + records * left)
+        return self._constant + largest
+
+
 class Slots:
-    """The records in the engine: at most `max_slots`, with an expected final cost within `budget`.
+    """The records in the engine: at most `max_slots`, with an expected cost within `budget` until all have ended.
 
     A single record always fits, whatever it costs.
     """
 
-    def __init__(self, max_slots: int, budget: float) -> None:
+    def __init__(self, max_slots: int, budget: float, growth: Growth | None = None) -> None:
         self.max_slots = max_slots
         self.budget = budget
-        self.growth = Growth()
+        self.growth = growth or Growth()
         self._by_key: dict[int, SlotEntry] = {}
 
     def __len__(self) -> int:
@@ -62,26 +100,31 @@ class Slots:
         """Current cost of all records."""
         return sum(slot.held - slot.shared for slot in self._by_key.values())
 
-    def promised(self) -> float:
-        """Expected final cost of all records."""
-        return sum(self._expected(slot) for slot in self._by_key.values())
+    def peak(self) -> Peak:
+        """The expected cost of all records."""
+        peak = Peak()
+        for slot in self._by_key.values():
+            peak.add(slot, self._expected(slot))
+        return peak
 
     def _expected(self, slot: SlotEntry) -> float:
-        return self.growth.expected(slot.start, slot.most, slot.held) - slot.shared
+        return self.growth.expected(slot.start, slot.most, slot.held, slot.group)
 
-    def has_room(self, promised: float, slot: SlotEntry) -> bool:
-        """Whether one more record may join, when the others are expected to cost `promised`."""
-        if not self._by_key:
-            return True
+    def takes(self, peak: Peak, slot: SlotEntry) -> bool:
+        """Add one more record to the expected cost of the others, if there is room."""
         if self.full:
             return False
-        return promised + self._expected(slot) <= self.budget
+        expected = self._expected(slot)
+        peak.add(slot, expected)
+        if not self._by_key or peak.cost <= self.budget:
+            return True
+        peak.remove(slot, expected)
+        return False
 
-    def join(self, slot: SlotEntry) -> float:
-        """Assign a slot and a key to a record; returns its expected cost."""
+    def join(self, slot: SlotEntry) -> None:
+        """Assign a slot and a key to a record."""
         slot.key = next(_keys)
         self._by_key[slot.key] = slot
-        return self._expected(slot)
 
     def leave(self, key: int) -> SlotEntry | None:
         """Free a slot and return its record; None for an unknown key."""
@@ -106,6 +149,7 @@ class Slots:
             _, slot = self._by_key.popitem()
             held -= slot.held - slot.shared
             evicted.append(slot)
+            self.growth.evicted()
         return evicted
 
     def clear(self) -> list[SlotEntry]:

@@ -14,15 +14,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from headrace.device.placement import release
 from headrace.engines.base import Prepared
-from headrace.engines.chat import checked_messages, rendered
 from headrace.engines.generation import logprobs
 from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
-from headrace.engines.requests import Generation, Request, Sampling, parse
+from headrace.engines.networks.pytorch import load_pretrained, loading
+from headrace.engines.requests.chat import checked_messages, rendered
+from headrace.engines.requests.generation import Generation, Request, Sampling, parse
+from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
 from headrace.engines.text.tokenizing import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
-from headrace.engines.torch_network import load_pretrained, loading
-from headrace.engines.vocabulary import check_ids, detokenized, token_strings
 from headrace.errors import EngineError, RecordError
 from headrace.records import text_refusal
 

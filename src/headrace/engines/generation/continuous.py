@@ -25,7 +25,7 @@ from headrace.engines.generation.sampling import BatchSampler
 from headrace.engines.generation.scheduler import PageScheduler
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile
-from headrace.engines.requests import Generation, Sampling, default_sampling
+from headrace.engines.requests.generation import Generation, Sampling, default_sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class GenerationEngine:
         seed: combined with each prompt to seed its sampling; a request's own seed takes precedence.
         tensor_parallel_size: processes that hold a part of the model each, on a device of their own.
         sampling: defaults for requests that do not set them: `max_tokens`, `temperature`, `top_p`, `top_k`,
-            `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.Sampling`.
+            `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.generation.Sampling`.
 
     Raises:
         ConfigError: no such folder, or a parameter out of range.
@@ -229,6 +229,10 @@ class GenerationEngine:
         ask = record.ask if isinstance(record, Resumed) else record
         return len(ask.prompt) + 1, len(ask.prompt) + ask.sampling.max_tokens
 
+    def group(self, record: TokenizedRequest | Resumed) -> int:
+        """The first page of the prompt, which requests of one kind have in common."""
+        return hash((record.ask if isinstance(record, Resumed) else record).prompt[:_PAGE])
+
     def follow(self, payload: TokenizedRequest, listener: Callable[[str], None]) -> TokenizedRequest:
         """The same request, with `listener` called with the partial answer."""
         return replace(payload, listener=listener)
@@ -261,11 +265,8 @@ class GenerationEngine:
         """
         if self._lm.model is None:
             raise EngineDeadError("the generation engine is closed; create a new one")
-        if self._ranks is None:
+        with self._ranks.step() if self._ranks is not None else contextlib.nullcontext():
             self._run_step()
-        else:
-            with self._ranks.step():
-                self._run_step()
         finished = [*self._ended(), *self._stopped()]
         for key, answer in self._answers.items():
             if answer.ask.listener is not None:
@@ -359,9 +360,8 @@ class GenerationEngine:
 
     def cancel(self, request_id: str) -> None:
         """Remove a request that is scheduled, on this rank alone."""
-        scheduler = self._processor.scheduler
-        scheduler.set_request_cancellation(request_id)
-        scheduler.clear_cancelled_requests()
+        self._processor.scheduler.set_request_cancellation(request_id)
+        self._processor.scheduler.clear_cancelled_requests()
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""

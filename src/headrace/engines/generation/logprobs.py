@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headrace.engines.generation.sampling import TokenLogprob
-from headrace.engines.requests import Chance, Request, TokenChance
+from headrace.engines.requests.generation import Chance, Request, TokenChance
 from headrace.errors import RecordError
 
 FIELDS = ("logprobs", "top_logprobs")

@@ -12,7 +12,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 from transformers.generation.logits_process import LogitsProcessorList
 
 from headrace.engines.generation.tensor_parallel import agreed, is_follower
-from headrace.engines.requests import Sampling
+from headrace.engines.requests.generation import Sampling
 
 if TYPE_CHECKING:
     from transformers.generation.continuous_batching.requests import FutureRequestState

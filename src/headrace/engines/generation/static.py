@@ -15,7 +15,7 @@ from headrace.device.placement import running
 from headrace.engines.base import Prepared
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
 from headrace.engines.profile import EngineProfile
-from headrace.engines.requests import Generation, default_sampling
+from headrace.engines.requests.generation import Generation, default_sampling
 from headrace.errors import EngineDeadError
 
 

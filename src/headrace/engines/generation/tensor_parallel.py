@@ -19,7 +19,7 @@ import torch.distributed as dist
 from transformers import AutoConfig
 
 from headrace.device.placement import choose_device
-from headrace.engines.torch_network import loading
+from headrace.engines.networks.pytorch import loading
 from headrace.errors import ConfigError, EngineDeadError, EngineError, MissingExtraError, WorkerDiedError, text_of
 from headrace.processes.actor import ActorProcess
 

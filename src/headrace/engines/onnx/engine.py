@@ -12,15 +12,16 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 from transformers import AutoConfig, AutoTokenizer
 
 from headrace.device.forward import ForwardMeter
-from headrace.engines.heads import VectorHead
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
 from headrace.engines.model_kinds import with_own_settings
-from headrace.engines.network import Arrays, Rows
-from headrace.engines.quantizing import OutputDtype, check_output_dtype
+from headrace.engines.networks.base import Arrays, Rows
+from headrace.engines.networks.heads import ChunkJoin, VectorHead
+from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype
 from headrace.engines.text.pooling import Pooling, pooling_of
+from headrace.engines.text.splitting import LongTexts, TooLong, not_split
 from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
-from headrace.engines.text.tokenizing import Takes, TextTokens, TooLong, tokens_for
+from headrace.engines.text.tokenizing import Takes, TextTokens, tokens_for
 from headrace.engines.vision.images import MAX_PIXELS, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
 from headrace.errors import ConfigError, EngineDeadError, EngineError
@@ -101,6 +102,10 @@ class OnnxNetwork:
         """None: the file fixes the dtype."""
         return {}
 
+    def length_for(self, texts: int, longest: int) -> int:  # noqa: ARG002  # no shape is faster
+        """See `Network.length_for`."""
+        return longest
+
     def run(self, arrays: Arrays) -> Rows:
         """See `Network.run`. onnxruntime has no error type for device failures, so they count as the batch's."""
         session = self._session
@@ -133,12 +138,14 @@ def _pooled(pooling: Pooling, states: Rows, mask: np.ndarray[tuple[int, ...], np
     return np.asarray(vectors, dtype=np.float32)
 
 
-def embed(
+def embed(  # noqa: PLR0913 - one parameter per setting of the user
     model: str | Path | None = None,
     *,
     providers: Sequence[str] = (),
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
+    chunk_overlap: int | None = None,
+    chunk_join: ChunkJoin | None = None,
     output_dtype: OutputDtype = "float32",
 ) -> TextEngine:
     """Embed texts: the model's output `sentence_embedding`, else its pooled token states.
@@ -147,7 +154,9 @@ def embed(
         model: a folder with an ONNX model, its config.json and tokenizer.
         providers: onnxruntime's execution providers, in order; empty for all available ones.
         max_model_len: in tokens; None for the model's limit.
-        on_too_long: truncate a longer text, or fail its record.
+        on_too_long: truncate a longer text, fail its record, or split it into chunks.
+        chunk_overlap: tokens that neighbouring chunks have in common; None for none.
+        chunk_join: how the outputs for the chunks become one; None for the default of the task.
         output_dtype: as of `EmbeddingEngine`.
 
     Raises:
@@ -155,26 +164,30 @@ def embed(
         EngineError: the files cannot be loaded.
     """
     check_output_dtype(output_dtype)
+    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
     folder = named_folder(model, ONNX_WEIGHTS)
     pooling = pooling_of(folder, _POOLING, "the engine onnx", way_out=_EXPORT)
     network = OnnxNetwork(folder, providers, _VECTORS[:1], pooling)
-    tokens = _tokens(folder, "text", max_model_len, on_too_long)
+    tokens = _tokens(folder, "text", max_model_len, long_texts)
     facts = {"engine": "embedding"} | ({} if output_dtype == "float32" else {"output_dtype": output_dtype})
     return TextEngine(network, tokens, VectorHead(None, output_dtype=output_dtype), facts)
 
 
-def classify(
+def classify(  # noqa: PLR0913 - as above
     model: str | Path | None = None,
     *,
     providers: Sequence[str] = (),
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
+    chunk_overlap: int | None = None,
+    chunk_join: ChunkJoin | None = None,
     top_labels: int | None = None,
 ) -> TextEngine:
     """Classify texts or text pairs; `top_labels` is the number of labels to list. Other parameters as `embed`."""
+    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
     folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
-    return classifier(network, _tokens(folder, "either", max_model_len, on_too_long), _config(folder), top_labels)
+    return classifier(network, _tokens(folder, "either", max_model_len, long_texts), _config(folder), top_labels)
 
 
 def score(
@@ -183,11 +196,14 @@ def score(
     providers: Sequence[str] = (),
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
+    chunk_overlap: int | None = None,
+    chunk_join: ChunkJoin | None = None,
 ) -> TextEngine:
     """Create a cross-encoder: one score per text pair. Parameters and errors as `embed`."""
+    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
     folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
-    return scorer(network, _tokens(folder, "pair", max_model_len, on_too_long), _config(folder))
+    return scorer(network, _tokens(folder, "pair", max_model_len, long_texts), _config(folder))
 
 
 def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
@@ -204,7 +220,7 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     candidates = Candidates(labels, hypothesis_template, multi_label)
     folder = named_folder(model, ONNX_WEIGHTS)
     network = OnnxNetwork(folder, providers, ["logits"])
-    tokens = _tokens(folder, "premise", max_model_len, on_too_long)
+    tokens = _tokens(folder, "premise", max_model_len, not_split(on_too_long))
     return ZeroShotEngine(network, tokens, candidates, _config(folder))
 
 
@@ -242,11 +258,9 @@ def _model_file(folder: Path) -> Path:
     return found[0]
 
 
-def _tokens(folder: Path, takes: Takes, max_model_len: int | None, on_too_long: TooLong) -> TextTokens:
+def _tokens(folder: Path, takes: Takes, max_model_len: int | None, long_texts: LongTexts) -> TextTokens:
     check_tokenizer(folder)
-    return tokens_for(
-        _loaded(AutoTokenizer.from_pretrained, folder), _config(folder), takes, max_model_len, on_too_long
-    )
+    return tokens_for(_loaded(AutoTokenizer.from_pretrained, folder), _config(folder), takes, max_model_len, long_texts)
 
 
 def _config(folder: Path) -> ModelConfig:

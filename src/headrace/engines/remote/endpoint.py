@@ -13,7 +13,7 @@ from headrace.client import AsyncClient, ClientSettings
 from headrace.concurrency.loop_thread import LoopThread
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
-from headrace.engines.requests import Generation, Sampling, parse
+from headrace.engines.requests.generation import Generation, Sampling, parse
 from headrace.errors import EngineDeadError, EngineError, RecordError
 from headrace.records import text_refusal
 

@@ -12,11 +12,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, named_folder
 from headrace.engines.model_kinds import with_own_settings
+from headrace.engines.networks.heads import ChunkJoin
+from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained, loading
 from headrace.engines.text.encoders import by_length, tune
 from headrace.engines.text.quantizing import Quantize, check_quantize, to_int8
+from headrace.engines.text.splitting import LongTexts, TooLong, not_split
 from headrace.engines.text.tasks import Candidates, TextEngine, ZeroShotEngine, classifier, scorer
-from headrace.engines.text.tokenizing import TooLong, tokens_for
-from headrace.engines.torch_network import TorchNetwork, load_pretrained, loading
+from headrace.engines.text.tokenizing import tokens_for
 from headrace.errors import EngineError
 
 
@@ -28,6 +30,8 @@ def classify(  # noqa: PLR0913 - one parameter per setting of the user
     quantize: Quantize = None,
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
+    chunk_overlap: int | None = None,
+    chunk_join: ChunkJoin | None = None,
     top_labels: int | None = None,
 ) -> TextEngine:
     """Create a classifier of texts or text pairs.
@@ -39,18 +43,21 @@ def classify(  # noqa: PLR0913 - one parameter per setting of the user
             "float16" or "bfloat16".
         quantize: "int8" to multiply 8-bit integers in the encoder's linear layers (needs the extra quantize).
         max_model_len: in tokens; None for the model's limit.
-        on_too_long: truncate a longer text, or fail its record.
+        on_too_long: truncate a longer text, fail its record, or split it into chunks.
+        chunk_overlap: tokens that neighbouring chunks have in common; None for none.
+        chunk_join: how the outputs for the chunks become one; None for the default of the task.
         top_labels: how many labels to list with their scores.
 
     Raises:
         ConfigError: no such folder, or a parameter that the model does not support.
         EngineError: the files cannot be loaded, or the model is of another kind.
     """
+    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
     network, tokenizer, config = _load(model, device, dtype, quantize)
-    return classifier(network, tokens_for(tokenizer, config, "either", max_model_len, on_too_long), config, top_labels)
+    return classifier(network, tokens_for(tokenizer, config, "either", max_model_len, long_texts), config, top_labels)
 
 
-def score(
+def score(  # noqa: PLR0913 - as above
     model: str | Path | None = None,
     *,
     device: str = "auto",
@@ -58,10 +65,13 @@ def score(
     quantize: Quantize = None,
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
+    chunk_overlap: int | None = None,
+    chunk_join: ChunkJoin | None = None,
 ) -> TextEngine:
     """Create a cross-encoder: one score per text pair. Parameters and errors as `classify`."""
+    long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
     network, tokenizer, config = _load(model, device, dtype, quantize)
-    return scorer(network, tokens_for(tokenizer, config, "pair", max_model_len, on_too_long), config)
+    return scorer(network, tokens_for(tokenizer, config, "pair", max_model_len, long_texts), config)
 
 
 def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
@@ -87,7 +97,7 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     """
     candidates = Candidates(labels, hypothesis_template, multi_label)
     network, tokenizer, config = _load(model, device, dtype, quantize)
-    tokens = tokens_for(tokenizer, config, "premise", max_model_len, on_too_long)
+    tokens = tokens_for(tokenizer, config, "premise", max_model_len, not_split(on_too_long))
     return ZeroShotEngine(network, tokens, candidates, config)
 
 

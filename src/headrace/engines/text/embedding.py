@@ -10,9 +10,9 @@ from typing import Unpack
 import torch
 from sentence_transformers import SentenceTransformer
 
-from headrace.engines.heads import VectorHead, matryoshka_dimensions
+from headrace.engines.networks.heads import VectorHead, matryoshka_dimensions
+from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype, length_of
 from headrace.engines.options import EncoderOptions
-from headrace.engines.quantizing import OutputDtype, check_output_dtype, length_of
 from headrace.engines.text import static
 from headrace.engines.text.modules import open_encoder
 from headrace.engines.text.quantizing import Quantize, check_quantize, to_int8

@@ -14,8 +14,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import GELUActivation
 
+from headrace.engines.networks.pytorch import TOLERANCE, known_mask
 from headrace.engines.text import packing
-from headrace.engines.torch_network import TOLERANCE, known_mask
 
 _LEAST_WIDTH = 256
 """Minimum hidden size. In smaller models, many small attention calls cost more than the padding they save."""

@@ -14,12 +14,13 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding, 
 from headrace.device.placement import choose_device, choose_dtype
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, find_folder
+from headrace.engines.networks.pytorch import TorchNetwork, loading
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text import static
 from headrace.engines.text.encoders import by_length, tune
 from headrace.engines.text.prompts import Prompts, chosen_prompt
+from headrace.engines.text.splitting import LongTexts
 from headrace.engines.text.tokenizing import TextTokens, choose_length, usable_positions
-from headrace.engines.torch_network import TorchNetwork, loading
 from headrace.errors import EngineError
 
 ModuleT = TypeVar("ModuleT", SentenceTransformer, SparseEncoder, MultiVectorEncoder)
@@ -69,7 +70,10 @@ class Encoder(Generic[ModuleT]):
         shortest = tokenizer.num_special_tokens_to_add() + 1
         wanted = self.options.get("max_model_len")
         length = choose_length([limit or own], usable_positions(self.config), shortest, wanted)
-        too_long = self.options.get("on_too_long", "truncate")
+        options = self.options
+        too_long = LongTexts(
+            options.get("on_too_long", "truncate"), options.get("chunk_overlap"), options.get("chunk_join")
+        )
         pad_id = self.config.get("pad_token_id")
         return TextTokens(tokenizer, length, too_long, prompts=prompts or self.prompts, pad_id=pad_id)
 

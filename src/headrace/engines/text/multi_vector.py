@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
-from headrace.engines.base import Prepared, PromptedText
+from headrace.engines.base import Chunks, Prepared, PromptedText
 from headrace.engines.model_folder import named_folder
-from headrace.engines.network import Rows
+from headrace.engines.networks.base import Rows
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text.encoders import keep_padding
 from headrace.engines.text.modules import Encoder, open_encoder
@@ -81,7 +81,7 @@ class MultiVectorEngine(TextEngine):
         super().__init__(network, documents, list, facts, per_token=True)
         self.profile = replace(self.profile, prompt_names=tuple(named))
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception]:
         """Tokens of each query and document; a RecordError if the input is not text."""
         are_queries = [self._is_query(value) for value in inputs]
         queries = iter(self._queries.prepare(_where(inputs, are_queries)))
@@ -95,14 +95,16 @@ class MultiVectorEngine(TextEngine):
     def _is_query(self, value: object) -> bool:
         return value.prompt_name == _QUERY if isinstance(value, PromptedText) else self._asks
 
-    def _expanded(self, query: Prepared[Tokens] | Exception) -> Prepared[Tokens] | Exception:
-        if isinstance(query, Exception):
+    def _expanded(
+        self, query: Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception
+    ) -> Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception:
+        if isinstance(query, Exception) or isinstance(query.payload, Chunks):  # no text is split
             return query
         missing, attended = 0, False
         if self._expansion is not None:
             missing, attended = max(self._expansion["length"] - query.cost, 0), bool(self._expansion["attend"])
         tokens = self._queries.expanded(query.payload, [self._expansion_id] * missing, attended)
-        return replace(query, payload=tokens, cost=tokens.shape[1])
+        return Prepared(tokens, tokens.shape[1], query.truncated)
 
     def _outputs(self, batch: list[Tokens], rows: Rows) -> list[TokenVectors | RecordError]:
         ends = np.cumsum([tokens.shape[1] for tokens in batch])

@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from headrace.device.streams import to_device
-from headrace.engines.torch_network import HOST_MASK
+from headrace.engines.networks.pytorch import HOST_MASK
 
 try:
     from torch.nn.attention.varlen import varlen_attn

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from headrace.engines.network import Network, Rows
-from headrace.engines.text.tokenizing import TextTokens, Tokens
+from headrace.engines.networks.base import Network, Rows
+from headrace.engines.text.tokenizing import TextTokens, Tokens, longest_of
 from headrace.errors import EngineDeadError, EngineError, EngineOutOfMemoryError
 
 Padding: TypeAlias = Literal["right", "left", "equal lengths", "one at a time"]
@@ -55,6 +55,9 @@ class TextRows:
             EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the network is closed.
         """
+        if self.padding == "right" or self.padding == "left":
+            length = self._network.length_for(len(batch), longest_of(batch))
+            return self._padded(batch, self.padding, min(length, self._tokens.max_model_len))
         return self._run(batch, self.padding)
 
     def describe(self) -> dict[str, object]:
@@ -63,7 +66,7 @@ class TextRows:
 
     def _run(self, batch: Sequence[Tokens], padding: Padding) -> Rows:
         if padding == "right" or padding == "left":
-            return self._network.run(self._tokens.collate(batch, self._network.inputs, padding))
+            return self._padded(batch, padding, longest_of(batch))
         groups: dict[int, list[int]] = {}
         for place, tokens in enumerate(batch):
             groups.setdefault(place if padding == "one at a time" else tokens.shape[1], []).append(place)
@@ -71,6 +74,9 @@ class TextRows:
         places = [place for group in groups.values() for place in group]
         counts = [batch[place].shape[1] if self._per_token else 1 for place in places]
         return rows[np.argsort(np.repeat(places, counts), kind="stable")]
+
+    def _padded(self, batch: Sequence[Tokens], side: Literal["right", "left"], length: int) -> Rows:
+        return self._network.run(self._tokens.collate(batch, self._network.inputs, side, length))
 
     def _choose_padding(self) -> Padding:
         samples = self._tokens.samples()

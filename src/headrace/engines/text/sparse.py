@@ -14,7 +14,7 @@ from sentence_transformers import SparseEncoder
 
 from headrace.batching.options import whole
 from headrace.engines.model_folder import named_folder
-from headrace.engines.network import Rows
+from headrace.engines.networks.base import Rows
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text.modules import open_encoder
 from headrace.engines.text.tasks import TextEngine

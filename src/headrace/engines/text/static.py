@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from headrace.device.streams import to_device
+from headrace.engines.networks.pytorch import HOST_MASK
 from headrace.engines.profile import EngineProfile
-from headrace.engines.torch_network import HOST_MASK
 from headrace.errors import ConfigError
 
 Call = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]

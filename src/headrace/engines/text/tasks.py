@@ -8,21 +8,24 @@ from dataclasses import replace
 import numpy as np
 
 from headrace.device.forward import ForwardMeter
-from headrace.engines.base import Prepared
-from headrace.engines.heads import (
+from headrace.engines.base import Chunks, Part, Prepared
+from headrace.engines.model_config import ModelConfig
+from headrace.engines.networks.base import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
+from headrace.engines.networks.heads import (
     Classification,
     Function,
     Head,
+    JoiningHead,
     LabelHead,
+    RowJoin,
     ScoreHead,
     apply,
     label_function,
     label_names,
 )
-from headrace.engines.model_config import ModelConfig
-from headrace.engines.network import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
 from headrace.engines.profile import EngineProfile
 from headrace.engines.text.padding import TextRows
+from headrace.engines.text.splitting import LongTexts, not_split
 from headrace.engines.text.tokenizing import TextTokens, Tokens
 from headrace.errors import ConfigError
 
@@ -50,13 +53,16 @@ class TextEngine:
         *,
         per_token: bool = False,
     ) -> None:
+        self._join = _row_join(head, tokens.long_texts, per_token)
+        if self._join is not None:
+            tokens.split_with(self._join)
         self.network = network
         self.tokens = tokens
         self._rows = TextRows(network, tokens, per_token=per_token)
         self._head = head
         self._facts = facts
         budget = max(BATCH_TOKENS[network.kind], tokens.max_model_len)
-        self.profile = replace(_profile(network, tokens, budget), tokenizes=True)
+        self.profile = replace(_profile(network, tokens, budget), tokenizes=True, splits=tokens.long_texts.splits)
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an output. Reads all of the model's files."""
@@ -65,7 +71,8 @@ class TextEngine:
             **self.network.describe(),
             **self._rows.describe(),
             "max_model_len": self.tokens.max_model_len,
-            "on_too_long": self.tokens.on_too_long,
+            **self.tokens.long_texts.describe(),
+            **({} if self._join is None else {"chunk_join": self._join.how}),
         }
 
     def hardware(self) -> Mapping[str, object]:
@@ -80,7 +87,7 @@ class TextEngine:
         """See `TunableEngine.forward_meter`."""
         return self.network.meter
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception]:
         """See `TextTokens.prepare`."""
         return self.tokens.prepare(inputs)
 
@@ -96,14 +103,24 @@ class TextEngine:
         """See `TokenizingEngine.token_strings`."""
         return self.tokens.token_strings(ids)
 
-    def forward(self, batch: list[Tokens]) -> Sequence[object]:
-        """One output per text.
+    def forward(self, batch: list[Tokens | Part[Tokens]]) -> Sequence[object]:
+        """One output per text; for a part of a long text, its row.
 
         Raises:
             EngineOutOfMemoryError: the batch does not fit on the device.
             EngineDeadError: the device failed, or the engine is closed.
         """
-        return self._outputs(batch, self._rows(batch)) if batch else []
+        if not batch:
+            return []
+        whole = [item.payload if isinstance(item, Part) else item for item in batch]
+        rows = self._rows(whole)
+        outputs = self._outputs(whole, rows)
+        if not any(isinstance(item, Part) for item in batch):
+            return outputs
+        return [
+            row.copy() if isinstance(item, Part) else output
+            for item, row, output in zip(batch, rows, outputs, strict=True)
+        ]
 
     def _outputs(self, batch: list[Tokens], rows: Rows) -> Sequence[object]:  # noqa: ARG002 - for subclasses
         return self._head(rows)
@@ -146,7 +163,7 @@ class ZeroShotEngine:
             **self.network.describe(),
             **self._rows.describe(),
             "max_model_len": self.tokens.max_model_len,
-            "on_too_long": self.tokens.on_too_long,
+            **self.tokens.long_texts.describe(),
             "labels": list(self._candidates.labels),
             "template": self._candidates.template,
             "multi_label": self._candidates.multi_label,
@@ -174,6 +191,7 @@ class ZeroShotEngine:
         for pair in self.tokens.prepare([(value, hypothesis) for hypothesis in self._candidates.hypotheses]):
             if isinstance(pair, Exception):
                 return pair
+            assert not isinstance(pair.payload, Chunks), "no join was given"
             rows.append(pair.payload)
             truncated = truncated or pair.truncated
         return Prepared(rows, cost=len(rows) * max(row.shape[1] for row in rows), truncated=truncated)
@@ -282,6 +300,20 @@ def score_head(config: ModelConfig) -> tuple[Head, dict[str, object]]:
     if function is None:
         raise ConfigError(f"the model's activation {name} is unknown; known: {', '.join(_ACTIVATIONS)}")
     return ScoreHead(function), {"engine": "score", "scores": function}
+
+
+def _row_join(head: Head, long_texts: LongTexts, per_token: bool) -> RowJoin | None:
+    """What joins the rows of a text's chunks; None if no text is split."""
+    if not long_texts.splits:
+        return None
+    if per_token or not isinstance(head, JoiningHead):
+        not_split(long_texts.on_too_long)
+    assert isinstance(head, JoiningHead), "refused above"
+    how = long_texts.chunk_join or head.joins[0]
+    if how not in head.joins:
+        known = " or ".join(map(repr, head.joins))
+        raise ConfigError(f"chunk_join is {how!r}; this task joins the outputs for the chunks of a text by {known}")
+    return RowJoin(head, how)
 
 
 def _entailment_columns(config: ModelConfig) -> tuple[int, int]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from headrace.engines.base import Prepared, PromptedText, TokenIds
+from headrace.engines.base import Chunks, Prepared, PromptedText, TokenIds
 from headrace.engines.model_config import ModelConfig
+from headrace.engines.networks.base import Rows
+from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
 from headrace.engines.text.prompts import Prompts
+from headrace.engines.text.splitting import LongTexts, joined_ids, tokens_before_text
 from headrace.engines.text.truncation import TextTruncator
-from headrace.engines.vocabulary import check_ids, detokenized, token_strings
 from headrace.errors import ConfigError, RecordError
 from headrace.records import kind_of, text_refusal
 
@@ -27,7 +29,11 @@ Tokens: TypeAlias = NDArray[np.int32]
 TOKEN_MASK = "token_mask"
 """The input array that marks the tokens of a text, also those that nothing attends to."""
 
-TooLong: TypeAlias = Literal["truncate", "error"]
+
+Join: TypeAlias = Callable[[Sequence[Rows], Sequence[int]], object]
+"""Makes one output of the rows of a text's chunks, and their weights."""
+
+Ready: TypeAlias = "Prepared[Tokens] | Prepared[Chunks[Tokens]] | RecordError"
 
 Takes: TypeAlias = Literal["text", "pair", "either", "premise"]
 """The input type. "premise" is a pair of which only the first text is truncated."""
@@ -64,11 +70,17 @@ _COUNT_FROM_PADDING = frozenset(
 """Model types whose positions start after the id of the padding token."""
 
 
+def longest_of(batch: Sequence[Tokens]) -> int:
+    """The tokens of the longest text."""
+    return max(int(tokens.shape[1]) for tokens in batch)
+
+
 class TextTokens:
     """Tokenizes texts for a model. Thread-safe.
 
     Args:
         tokenizer: the model's transformers tokenizer.
+        long_texts: what happens to texts with more than `max_model_len` tokens.
         takes: the input type.
         prompts: prepended to texts; None for none.
         pad_id: the model's padding token; None for the tokenizer's.
@@ -78,22 +90,21 @@ class TextTokens:
         self,
         tokenizer: PreTrainedTokenizerBase,
         max_model_len: int,
-        on_too_long: TooLong,
+        long_texts: LongTexts,
         *,
         takes: Takes = "text",
         prompts: Prompts | None = None,
         pad_id: int | None = None,
     ) -> None:
-        if on_too_long not in ("truncate", "error"):
-            raise ConfigError(f"on_too_long is {on_too_long!r}; it must be 'truncate' or 'error'")
         self.max_model_len = max_model_len
-        self.on_too_long = on_too_long
+        self.long_texts = long_texts
         self._takes = takes
         # A private copy: the model's tokenizer sets truncation and padding on each call, which is not thread-safe.
         # This copy is not changed after construction.
         self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._sample = self._tokenizer.encode("text")
         self._pair_sample = None if takes == "text" else self._tokenizer.encode("text", "pair")
         self._tokenizer.enable_truncation(
             max_model_len,
@@ -107,18 +118,26 @@ class TextTokens:
         if pad_id is None or pad_id < 0:
             pad_id = tokenizer.pad_token_id
         self._pad_id: int = pad_id or 0
-        sample = self._tokenizer.encode("text") if takes == "text" else self._tokenizer.encode("text", "pair")
+        sample = self._pair_sample or self._sample
         self._typed = "token_type_ids" in tokenizer.model_input_names and any(sample.type_ids)
         self._pair_room = max_model_len - tokenizer.num_special_tokens_to_add(pair=True)
+        self._join: Join | None = None
         self._prompts = prompts or Prompts()
         first = self._prompts.default
-        self.prompt_length = _tokens_before_text(self._tokenizer.encode(first)) if first else 0
+        self.prompt_length = tokens_before_text(self._tokenizer.encode(first)) if first else 0
         """Of the default prompt, in tokens, including the special tokens before a text."""
+        self._text_room = max_model_len - tokenizer.num_special_tokens_to_add()
+        if long_texts.splits:
+            long_texts.check_room(self._text_room if takes in ("text", "either") else self._pair_room)
         # The job's workers tokenize chunks in parallel. A thread pool inside each call would take cores from the model
         # on CPU, and warns when a process forks.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Exception]:
+    def split_with(self, join: Join) -> None:
+        """Say how the outputs for the chunks of a text become one. Call it before `prepare`."""
+        self._join = join
+
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception]:
         """Tokens of each input, with their number as cost; a RecordError if the input has the wrong type.
 
         An empty text is accepted if the model adds special tokens.
@@ -128,7 +147,9 @@ class TextTokens:
         done = {place: ready for place, value in enumerate(good) if (ready := self._ready(value)) is not None}
         rest = [self._shortened(value) for place, value in enumerate(good) if place not in done]
         encodings = iter(self._tokenizer.encode_batch_fast(rest))
-        prepared = (done[place] if place in done else self._prepared(next(encodings)) for place in range(len(good)))
+        prepared = (
+            done[place] if place in done else self._prepared(next(encodings), value) for place, value in enumerate(good)
+        )
         return [next(prepared) if error is None else error for error in errors]
 
     def refusal(self, value: object) -> RecordError | None:
@@ -182,10 +203,14 @@ class TextTokens:
         return [self._arrays(self._tokenizer.encode(self._prompts.before(text), *second)) for text in texts]
 
     def collate(
-        self, batch: Sequence[Tokens], names: frozenset[str], side: Literal["right", "left"] = "right"
+        self,
+        batch: Sequence[Tokens],
+        names: frozenset[str],
+        side: Literal["right", "left"] = "right",
+        longest: int | None = None,
     ) -> dict[str, NDArray[np.int64]]:
         """The input arrays listed in `names`, of shape (texts, longest), padded on `side`."""
-        longest = max(tokens.shape[1] for tokens in batch)
+        longest = longest or longest_of(batch)
         ids = np.full((len(batch), longest), self._pad_id, dtype=np.int64)
         mask = np.zeros((len(batch), longest), dtype=np.int64)
         types = np.zeros((len(batch), longest), dtype=np.int64)
@@ -202,7 +227,7 @@ class TextTokens:
         arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types, TOKEN_MASK: real_tokens}
         return {name: array for name, array in arrays.items() if name in names}
 
-    def _ready(self, value: str | Sequence[str] | PromptedText | TokenIds) -> Prepared[Tokens] | RecordError | None:
+    def _ready(self, value: str | Sequence[str] | PromptedText | TokenIds) -> Ready | None:
         """The model input of a value that the tokenizer does not handle; None for others."""
         if isinstance(value, PromptedText):
             return None
@@ -240,7 +265,7 @@ class TextTokens:
         longer = self._cutter.cut(longer, max(enough, len(self._cutter.ids(shorter)) + 1))
         return (shorter, longer) if len(first) <= len(second) else (longer, shorter)
 
-    def _cut_pair(self, value: str | Sequence[str]) -> Prepared[Tokens] | RecordError | None:
+    def _cut_pair(self, value: str | Sequence[str]) -> Ready | None:
         """Truncate a pair of two long texts as the tokenizer would; None for a pair that the tokenizer can handle.
 
         The tokenizer builds all combinations of the overflowing parts: gigabytes for two texts of 30,000 tokens.
@@ -254,25 +279,62 @@ class TextTokens:
         room = self._pair_room
         if len(first) + len(second) <= room or min(len(first), len(second)) <= room // 2:
             return None
-        if self.on_too_long == "error":
+        if self.long_texts.on_too_long == "error":
             return self._too_long()
+        if self.long_texts.splits:
+            return self._split(value)
         more = room // 2 + room % 2  # the longer text keeps the odd token
         kept = (more, room // 2) if len(first) > len(second) else (room // 2, more)
         left = self._side == "left"
         parts = [ids[-count:] if left else ids[:count] for ids, count in zip((first, second), kept, strict=True)]
-        rows = _joined(sample, parts)
+        rows = joined_ids(sample, parts)
         return Prepared(np.array(rows if self._typed else rows[:1], dtype=np.int32), len(rows[0]), truncated=True)
+
+    def _split(self, value: str | Sequence[str] | PromptedText) -> Ready:
+        """The chunks of a long text. Each has the prompt and special tokens, or the shorter text of a pair."""
+        if isinstance(value, (str, PromptedText)):
+            text = self._prompts.before(value)
+            ids = self._cutter.all_ids(text)
+            prompt = self._cutter.count_before(text, len(text) - len(value if isinstance(value, str) else value.text))
+            again, ids, room, sample, place = ids[:prompt], ids[prompt:], self._text_room, self._sample, 0
+        else:
+            first, second = map(self._cutter.all_ids, value)
+            place = 0 if len(first) > len(second) else 1
+            again, ids = (second, first) if place == 0 else (first, second)
+            room, sample = self._pair_room, self._pair_sample or self._sample
+        room -= len(again)
+        if self.long_texts.overlap >= room:
+            return RecordError(
+                f"the text cannot be split: {len(again):,} tokens of its prompt, or of the shorter text of the pair, "
+                f"must be in each chunk, which leaves room for {max(room, 0):,}; chunk_overlap is "
+                f"{self.long_texts.overlap}"
+            )
+        assert self._join is not None, "the engine has said it"
+        cuts = list(self.long_texts.chunks(len(ids), room))
+        shared = again.tolist()
+        parts: list[Tokens] = []
+        for cut in cuts:
+            chunk = ids[cut].tolist()
+            if sample is self._sample:
+                rows = joined_ids(sample, [shared + chunk])
+            else:
+                rows = joined_ids(sample, [chunk, shared] if place == 0 else [shared, chunk])
+            parts.append(np.array(rows if self._typed else rows[:1], dtype=np.int32))
+        costs = [part.shape[1] for part in parts]
+        return Prepared(Chunks(parts, costs, [cut.stop - cut.start for cut in cuts], self._join), cost=sum(costs))
 
     def _too_long(self) -> RecordError:
         return RecordError(
             f"the text is longer than the model's maximum of {self.max_model_len} tokens; "
-            "on_too_long='truncate' truncates it"
+            "on_too_long='truncate' truncates it, and 'split' splits it"
         )
 
-    def _prepared(self, encoding: Encoding) -> Prepared[Tokens] | RecordError:
+    def _prepared(self, encoding: Encoding, value: str | Sequence[str] | PromptedText) -> Ready:
         truncated = bool(encoding.overflowing)
-        if truncated and self.on_too_long == "error":
+        if truncated and self.long_texts.on_too_long == "error":
             return self._too_long()
+        if truncated and self.long_texts.splits:
+            return self._split(value)
         if not encoding.ids:
             return RecordError("the text is empty or only white space, and has no tokens for this model")
         return Prepared(self._arrays(encoding), cost=len(encoding.ids), truncated=truncated)
@@ -287,7 +349,7 @@ def tokens_for(
     config: ModelConfig,
     takes: Takes,
     max_model_len: int | None,
-    on_too_long: TooLong,
+    long_texts: LongTexts,
     prompts: Prompts | None = None,
 ) -> TextTokens:
     """Create the tokenization of a plain transformers model from its tokenizer and config.json.
@@ -302,7 +364,7 @@ def tokens_for(
     limits = [tokenizer.model_max_length, own.get("max_seq_length")]
     length = choose_length(limits, usable_positions(config), smallest, max_model_len)
     pad_id = config.get("pad_token_id")
-    return TextTokens(tokenizer, length, on_too_long, takes=takes, prompts=prompts, pad_id=pad_id)
+    return TextTokens(tokenizer, length, long_texts, takes=takes, prompts=prompts, pad_id=pad_id)
 
 
 def usable_positions(config: ModelConfig) -> int | None:
@@ -335,21 +397,3 @@ def choose_length(limits: Sequence[int | None], positions: int | None, smallest:
     if not smallest <= wanted <= largest:
         raise ConfigError(f"max_model_len is {wanted}; this model takes {smallest} to {largest} tokens")
     return wanted
-
-
-def _joined(sample: Encoding, parts: Sequence[list[int]]) -> tuple[list[int], list[int]]:
-    """Ids and types of a text pair, with special tokens and types as in the sample pair."""
-    ids: list[int] = []
-    types: list[int] = []
-    before: int | None = None
-    for token, kind, sequence in zip(sample.ids, sample.type_ids, sample.sequence_ids, strict=True):
-        part = [token] if sequence is None else parts[sequence] if sequence != before else []
-        ids += part
-        types += [kind] * len(part)
-        before = sequence
-    return ids, types
-
-
-def _tokens_before_text(prompt: Encoding) -> int:
-    """The number of prompt tokens before a text, which some models exclude from pooling."""
-    return len(prompt.ids) - (1 if prompt.special_tokens_mask[-1] else 0)

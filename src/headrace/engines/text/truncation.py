@@ -17,6 +17,8 @@ import re
 import unicodedata
 from typing import Literal, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE, Model, Unigram, WordPiece
 from tokenizers.pre_tokenizers import BertPreTokenizer
@@ -31,6 +33,15 @@ _WORDS = 4
 """Words at the end of a prefix that may differ in the whole text, for example in a run of spaces."""
 _CHARACTERS = 32
 """Characters at the end of a prefix that may differ, for example combining marks or partial special tokens."""
+
+_PIECE = 1 << 16
+"""Characters of a long text that are tokenized together."""
+_OVERLAP = 32
+"""Neighbouring pieces have one character in this many in common,"""
+_LEAST_OVERLAP = 2048
+"""and at least so many."""
+_ALIKE = 8
+"""Tokens in a row that must be the same in two pieces where they are joined."""
 
 _RUN = 1000
 """In characters; longer than any token."""
@@ -58,6 +69,48 @@ class TextTruncator:
         """All tokens of a text."""
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
+
+    def all_ids(self, text: str, piece: int = _PIECE) -> NDArray[np.int32]:
+        """All tokens of a text of any length, read in pieces: a token takes far more memory than its characters.
+
+        Two pieces overlap. They are joined in the middle of the overlap, where several tokens in a row are the same in
+        both. If there are none, as in a word that is longer than the overlap, larger pieces are tried.
+        """
+        while piece < len(text):
+            found = self._in_pieces(text, piece)
+            if found is not None:
+                return found
+            if self._runs is not None:
+                text = self._runs.sub(lambda run: run[0][:_RUN], text)
+            piece *= 8
+        return np.array(self.ids(text), dtype=np.int32)
+
+    def _in_pieces(self, text: str, piece: int) -> NDArray[np.int32] | None:
+        """All tokens, or None where two pieces cannot be joined."""
+        overlap = max(piece // _OVERLAP, _LEAST_OVERLAP)
+        found: list[NDArray[np.int64]] = []
+        start, tokens = 0, self._placed(text, 0, piece)
+        while start + piece < len(text):
+            start += piece - overlap
+            following = self._placed(text, start, start + piece)
+            seam = _seam(tokens, following, start + overlap // 2)
+            if seam is None:
+                return None
+            found.append(tokens[: seam[0], 0])
+            tokens = following[seam[1] :]
+        return np.concatenate([*found, tokens[:, 0]]).astype(np.int32)
+
+    def _placed(self, text: str, start: int, end: int) -> NDArray[np.int64]:
+        """The tokens of a part of a text: id, first character and the one after the last, a row for each."""
+        encoding = self._encode(text[start:end])
+        ids = np.array(encoding.ids, dtype=np.int64)
+        offsets = np.array(encoding.offsets, dtype=np.int64).reshape(len(ids), 2)
+        return np.column_stack([ids, offsets + start])
+
+    def count_before(self, text: str, end: int) -> int:
+        """How many of a text's first tokens lie before this character."""
+        placed = self._placed(text, 0, end + _MORE_CHARACTERS) if end else ()
+        return next((n for n, (_, _, last) in enumerate(placed) if last > end), len(placed))
 
     def cut(self, text: str, tokens: int) -> str:
         """A prefix of the text with more than `tokens` tokens, the first `tokens` of which are the same; or the text.
@@ -125,6 +178,20 @@ class TextTruncator:
 
     def _encode(self, text: str) -> Encoding:
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _seam(before: NDArray[np.int64], after: NDArray[np.int64], middle: int) -> tuple[int, int] | None:
+    """Where two pieces have the same tokens, at or after a character: an index in each; None if they nowhere do."""
+    first = int(np.searchsorted(after[:, 1], middle))
+    for index in range(first, len(after) - _ALIKE):
+        place = int(np.searchsorted(before[:, 1], after[index, 1]))
+        while place + _ALIKE < len(before) and before[place, 1] == after[index, 1]:
+            if np.array_equal(before[place : place + _ALIKE], after[index : index + _ALIKE]):
+                return place, index
+            place += 1
+        if place + _ALIKE >= len(before):
+            return None
+    return None
 
 
 def _joins(model: Model) -> bool:

@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForImageClassification, PreTrainedM
 from transformers.utils import ModelOutput
 
 from headrace.engines.model_folder import named_folder
-from headrace.engines.torch_network import TorchNetwork, load_pretrained
+from headrace.engines.networks.pytorch import TorchNetwork, load_pretrained
 from headrace.engines.vision.images import MAX_PIXELS, images_for
 from headrace.engines.vision.tasks import ImageEngine, image_classifier, image_embedder
 from headrace.errors import EngineError

@@ -8,9 +8,9 @@ import numpy as np
 
 from headrace.device.forward import ForwardMeter
 from headrace.engines.base import Prepared
-from headrace.engines.heads import Head, LabelHead, VectorHead, label_function, label_names
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.network import BATCH_IMAGES, Network
+from headrace.engines.networks.base import BATCH_IMAGES, Network
+from headrace.engines.networks.heads import Head, LabelHead, VectorHead, label_function, label_names
 from headrace.engines.profile import EngineProfile
 from headrace.engines.vision.images import ImageInputs, Pixels
 

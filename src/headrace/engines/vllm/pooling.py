@@ -20,17 +20,18 @@ from vllm.inputs.engine import tokens_input
 from vllm.tasks import PoolingTask
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from headrace.engines.base import Prepared
-from headrace.engines.heads import Head, VectorHead, matryoshka_dimensions
+from headrace.engines.base import Chunks, Prepared
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.model_kinds import with_own_settings
-from headrace.engines.network import Rows
+from headrace.engines.networks.base import Rows
+from headrace.engines.networks.heads import Head, VectorHead, matryoshka_dimensions
+from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype, length_of
 from headrace.engines.profile import EngineProfile
-from headrace.engines.quantizing import OutputDtype, check_output_dtype, length_of
 from headrace.engines.text.pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
+from headrace.engines.text.splitting import TooLong, not_split
 from headrace.engines.text.tasks import label_head, score_head
-from headrace.engines.text.tokenizing import TextTokens, Tokens, TooLong, tokens_for
+from headrace.engines.text.tokenizing import TextTokens, Tokens, tokens_for
 from headrace.errors import ConfigError, EngineError, HeadraceError, RecordError
 
 _MODES = ("mean", "cls", "last")
@@ -90,10 +91,10 @@ class PoolingEngine:
             "version": vllm.__version__,
             "model": digest(self._folder),
             "max_model_len": self.tokens.max_model_len,
-            "on_too_long": self.tokens.on_too_long,
+            "on_too_long": self.tokens.long_texts.on_too_long,
         }
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception]:
         """See `TextTokens.prepare`."""
         return self.tokens.prepare(inputs)
 
@@ -168,7 +169,7 @@ def embed(  # noqa: PLR0913 - one parameter per setting of the user
     check_pooled_prompts(pooling, prompts, "vLLM")
     config, tokenizer = _files(folder, options)
     config = with_own_settings(folder, config, prompted=True)
-    tokens = tokens_for(tokenizer, config, "text", max_model_len, on_too_long, prompts)
+    tokens = tokens_for(tokenizer, config, "text", max_model_len, not_split(on_too_long), prompts)
     pooler = PoolerConfig(seq_pooling_type=_TYPES[pooling.mode], use_activation=False)
     core = _start(folder, tokens, {"convert": "embed", "pooler_config": pooler, **options})
     full = int(core.config.model_config.embedding_size)
@@ -204,7 +205,7 @@ def classify(
     config, tokenizer = _files(folder, options)
     config = with_own_settings(folder, config)
     head, facts = label_head(config, top_labels)
-    tokens = tokens_for(tokenizer, config, "either", max_model_len, on_too_long)
+    tokens = tokens_for(tokenizer, config, "either", max_model_len, not_split(on_too_long))
     core = _start(folder, tokens, options)
     return PoolingEngine(folder, core, "classify", tokens, head, {**facts, "options": deciding(options)})
 
@@ -221,7 +222,7 @@ def score(
     config, tokenizer = _files(folder, options)
     config = with_own_settings(folder, config)
     head, facts = score_head(config)
-    tokens = tokens_for(tokenizer, config, "pair", max_model_len, on_too_long)
+    tokens = tokens_for(tokenizer, config, "pair", max_model_len, not_split(on_too_long))
     core = _start(folder, tokens, options)
     return PoolingEngine(folder, core, "classify", tokens, head, {**facts, "options": deciding(options)})
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-from headrace.engines.requests import Request
+from headrace.engines.requests.generation import Request
 from headrace.errors import RecordError
 from headrace.records import text_refusal
 

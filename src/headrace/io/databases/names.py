@@ -41,9 +41,7 @@ class Address:
     @property
     def folder(self) -> Path:
         """Where jobs that write the table keep their state: a folder in the current one."""
-        words = re.sub(r"[^a-zA-Z0-9]+", "-", self.shown)[:80].strip("-")
-        digest = hashlib.blake2b(self._identity.encode(), digest_size=4).hexdigest()
-        return Path(f"{words}-{digest}.job")
+        return state_folder(self.shown, self._identity)
 
     @property
     def _identity(self) -> str:
@@ -59,6 +57,13 @@ class Address:
     def path(self) -> Path:
         """Of such a database. As in SQLAlchemy, three slashes are before a relative path and four before others."""
         return Path(unquote(urlsplit(self.url).path).removeprefix("/"))
+
+
+def state_folder(shown: str, identity: str | None = None) -> Path:
+    """The folder, in the current one, for the state of jobs that write to an address."""
+    words = re.sub(r"[^a-zA-Z0-9]+", "-", shown)[:80].strip("-")
+    digest = hashlib.blake2b((identity or shown).encode(), digest_size=4).hexdigest()
+    return Path(f"{words}-{digest}.job")
 
 
 def is_database(name: object) -> bool:

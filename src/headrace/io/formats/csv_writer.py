@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -73,16 +72,9 @@ class CsvWriter:
         return (self._delimiter.join(map(self._cell, values)) + "\n").encode()
 
     def _cell(self, value: object) -> str:
-        if value is None:
+        text = self._json.text(value)
+        if text is None:
             return ""
-        if isinstance(value, str):
-            text = str(value)
-        else:
-            text = self._json.dump(value)
-            if text == "null":
-                return ""
-            if text.startswith('"'):  # a date, say
-                text = json.loads(text)
         if not text or text[0] == " " or text[-1] == " " or not self._quoted.isdisjoint(text):
             return '"' + text.replace('"', '""') + '"'
         return text

@@ -15,7 +15,7 @@ from headrace.io.base import Take
 from headrace.io.formats.arrow_types import settled
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.row_groups import RowGroups, row_bytes
-from headrace.io.formats.strict_json import OnNan, StrictJson, depth
+from headrace.io.formats.strict_json import OnNan, StrictJson, depth, own_text
 from headrace.io.formats.vectors import MATRIX_KINDS, VECTOR_KINDS, is_vector, matrix_array, vector_array
 from headrace.io.storage.locations import file_names
 from headrace.records import Failed, Ok
@@ -44,8 +44,8 @@ class ParquetWriter:
 
     A column's type is found from its values, part by part, and settled when the parts are merged: numbers widen, and
     where nothing else holds all of them (ids that are integers here and text there, dicts without a key) values become
-    text, an integer in its decimal form and anything else as JSON. Once the output of some record was a vector, one
-    that is none fails its record.
+    text: numbers, dicts and lists as JSON, others such as dates as their own text. Once the output of some record was a
+    vector, one that is none fails its record.
 
     In a folder, where parts stay, the first part with rows fixes the columns and their types for the job: a column
     without a value in it is text, decimals have the most digits there are. A value of a later part that does not fit
@@ -73,7 +73,7 @@ class ParquetWriter:
         self._pa: Any = pyarrow
         self._pq: Any = pyarrow.parquet
         self._column = column
-        self._json = StrictJson(str, on_nan, compact=False)
+        self._json = StrictJson(own_text, on_nan, compact=False)
         self._refused_in: set[str] | None = set() if on_nan == "error" else None
         """Columns written as text when NaN fails its record: NaN then also fails a record that is encoded alone."""
         self._folder = folder
@@ -198,8 +198,7 @@ class ParquetWriter:
         return self._as_texts(values, self._json)
 
     def _as_texts(self, values: list[object], encoder: StrictJson) -> pa.Array:
-        texts = [value if value is None or isinstance(value, str) else encoder.dump(value) for value in values]
-        return self._pa.array(texts, self._pa.string())
+        return self._pa.array([encoder.text(value) for value in values], self._pa.string())
 
     def _problem(self, kind: pa.DataType) -> str:
         """Why a column of this type cannot be written and read; empty if it can. Tested once per type."""

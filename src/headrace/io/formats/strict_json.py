@@ -54,6 +54,19 @@ class StrictJson:
                 raise ValueError("it holds NaN or an infinity, which JSON lacks; --on-nan null writes null") from None
             return self.encode(plain)
 
+    def text(self, value: object) -> str | None:
+        """The value as a text: itself if it is one, null as None, and others as JSON, if that is no text in quotes.
+
+        Raises:
+            TypeError, ValueError, RecursionError: see `dump`.
+        """
+        if value is None or isinstance(value, str):
+            return value
+        text = self.dump(value)
+        if text == "null":
+            return None
+        return str(json.loads(text)) if text.startswith('"') else text
+
     def _without_nan(self, value: object) -> object:
         if isinstance(value, float):
             if math.isfinite(value):
@@ -73,6 +86,17 @@ class StrictJson:
             return key
         self.nulled += 1
         return str(key)
+
+
+def own_text(value: object) -> str:
+    """The text of a value.
+
+    Raises:
+        TypeError: its class has none but that of every object, with an address.
+    """
+    if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
+        raise TypeError(f"a value of type {type(value).__name__} has no text; make one with a function (--map)")
+    return str(value)
 
 
 def depth(value: object, limit: int) -> int:

@@ -76,7 +76,7 @@ class ParquetFormat:
                 for batch in table.iter_batches(batch_size=rows, row_groups=[group], use_threads=False):
                     end = start + batch.num_rows
                     # Repeated values are stored once, so rows may be larger than the group's size suggests.
-                    yield from _slices(batch, base + start, next_todo, share(file.size or 0, start, end, total))
+                    yield from slices(batch, base + start, next_todo, share(file.size or 0, start, end, total))
                     start = end
             return int(total)
 
@@ -109,7 +109,7 @@ class ArrowFormat:
                 if not batch.num_rows or next_todo(base + start) >= base + end:
                     yield Chunk((), (), size)
                 else:
-                    yield from _slices(batch, base + start, next_todo, size)
+                    yield from slices(batch, base + start, next_todo, size)
                 start = end
             yield Chunk((), (), max(0, (file.size or 0) - seen))
             return start
@@ -129,7 +129,7 @@ class ArrowFormat:
                 yield table.get_batch(number)
 
 
-def _slices(batch: pa.RecordBatch, first: int, next_todo: Callable[[int], int], size: int) -> Iterator[Chunk]:
+def slices(batch: pa.RecordBatch, first: int, next_todo: Callable[[int], int], size: int) -> Iterator[Chunk]:
     """A record batch as chunks; `first` is the position of its first row."""
     total = batch.num_rows
     rows = max(1, min(CHUNK_ROWS, CHUNK_BYTES * total // max(1, batch.nbytes)))

@@ -11,7 +11,7 @@ from headrace.io.base import Take
 from headrace.io.databases.base import Row, TableStore
 from headrace.io.databases.names import Address
 from headrace.io.formats.dead_letters import encode_failures
-from headrace.io.formats.strict_json import OnNan, StrictJson
+from headrace.io.formats.strict_json import OnNan, StrictJson, own_text
 from headrace.io.storage.locations import with_retries
 from headrace.records import Failed, Ok
 
@@ -28,7 +28,7 @@ class TableWriter:
         self._address = address
         self._column = column
         self.columns = ("id", *keep, column)
-        self._json = StrictJson(str, on_nan, compact=False)
+        self._json = StrictJson(own_text, on_nan, compact=False)
         self._store = open_table(address, self._json)
 
     @property

@@ -10,13 +10,15 @@ from pathlib import Path
 
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter
-from headrace.io.databases.names import Address, is_database, parse_table
+from headrace.io.databases.names import Address, is_database, parse_table, state_folder
 from headrace.io.formats.csv_writer import DELIMITERS, CsvWriter
 from headrace.io.formats.jsonl import JsonlWriter
 from headrace.io.formats.openai_batch import OpenAIWriter
 from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.formats.strict_json import OnNan
+from headrace.io.sinks.hub import HubWriter
 from headrace.io.storage import compression
+from headrace.io.storage.hub_names import DatasetAddress, is_dataset_address, parse_dataset
 from headrace.io.storage.locations import can_write, is_remote, locate
 
 _TEXTS = ("jsonl", *DELIMITERS)
@@ -38,6 +40,8 @@ class Target:
     """".gz", ".zst" or none."""
     table: Address | None = None
     """The table that takes the rows; `place` is then a folder with the state of the job."""
+    dataset: DatasetAddress | None = None
+    """The dataset that the parts in `place` are pushed to at the end."""
 
     @property
     def work(self) -> Path:
@@ -67,6 +71,8 @@ class Target:
         Raises:
             MissingExtraError: a dependency of the format is not installed.
         """
+        if self.dataset is not None:
+            return HubWriter(self.dataset, self.place, column, on_nan)
         if self.format == "parquet":
             return ParquetWriter(column, on_nan, self.place if self.is_folder else None)
         if self.format in DELIMITERS:
@@ -76,6 +82,8 @@ class Target:
     def __str__(self) -> str:
         if self.table is not None:
             return self.table.shown
+        if self.dataset is not None:
+            return str(self.dataset)
         return f"{self.place}/" if self.is_folder else str(self.place)
 
 
@@ -84,7 +92,7 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
 
     Args:
         name: a path or a URL; its suffix determines the format. A folder without a suffix gets JSON Lines. Or the
-            address of a table (`headrace.io.databases.names`).
+            address of a table (`headrace.io.databases.names`) or dataset (`headrace.io.storage.hub_names`).
         format: one of `FORMATS`; overrides the suffix.
 
     Raises:
@@ -97,6 +105,11 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
             raise ConfigError(f"a table has no output format: leave out {format!r}")
         table = parse_table(name)
         return Target(table.folder, True, TABLE, table=table)
+    if is_dataset_address(name):
+        if format not in (None, "parquet"):
+            raise ConfigError(f"a dataset of the hub is written as Parquet: leave out {format!r}")
+        dataset = parse_dataset(str(name), ("split",))
+        return Target(state_folder(str(dataset)), True, "parquet", dataset=dataset)
     place = locate(name)
     if not can_write(place):
         raise ConfigError(f"cannot write {name}: such an address can only be read; name a file, or one of a store")

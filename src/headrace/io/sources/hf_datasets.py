@@ -1,15 +1,22 @@
-"""Datasets of the `datasets` library, saved to disk or passed from Python."""
+"""Datasets of the `datasets` library: on the Hugging Face Hub, saved to disk, or passed from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, MissingExtraError
+from headrace.errors import ConfigError, MissingExtraError, text_of
 from headrace.io.base import Chunk
+from headrace.io.sources.arrow_batches import ArrowBatches
 from headrace.io.storage.files import CHUNK_ROWS, todo
+from headrace.io.storage.hub_names import DatasetAddress
 from headrace.records import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class DatasetSource:
@@ -52,10 +59,7 @@ def load_saved(folder: Path) -> DatasetSource:
         ConfigError: it contains several splits, or is damaged.
         MissingExtraError: datasets is not installed.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtraError('a saved dataset needs datasets: pip install "headrace[io]"') from error
+    datasets = _library()
     try:
         dataset = datasets.load_from_disk(str(folder))
     except (OSError, ValueError) as error:
@@ -65,6 +69,78 @@ def load_saved(folder: Path) -> DatasetSource:
             f"{folder} holds the splits {', '.join(dataset)}: name one, such as {folder / next(iter(dataset))}"
         )
     return DatasetSource(dataset)
+
+
+def pinned(address: DatasetAddress) -> DatasetAddress:
+    """The address with the commit that its revision is now.
+
+    Raises:
+        ConfigError: the hub has no such dataset or revision, or refuses it.
+    """
+    if address.commit is not None:
+        return address
+    _library()
+    import huggingface_hub
+
+    try:
+        found = huggingface_hub.HfApi().dataset_info(address.name, revision=address.revision)
+    except Exception as error:
+        raise ConfigError(
+            f"cannot read {address}: {_line(error)}; check the name, the network and HF_ENDPOINT, or log in (hf auth "
+            "login) for a private dataset"
+        ) from error
+    return replace(address, revision=found.sha)
+
+
+def load_from_hub(address: DatasetAddress) -> ArrowBatches:
+    """The rows of one split at one commit, streamed: nothing is downloaded to the disk.
+
+    Raises:
+        ConfigError: it cannot be read, or the address must name a configuration or split.
+        MissingExtraError: datasets is not installed.
+    """
+    datasets = _library()
+    address = pinned(address)
+    try:  # the prefix keeps a local folder of the same name from being read
+        splits = datasets.load_dataset(
+            f"hf://datasets/{address.name}", address.config, revision=address.revision, streaming=True
+        )
+    except Exception as error:
+        raise ConfigError(f"cannot read {address}: {_line(error)}") from error
+    name = address.split or next(iter(splits))
+    if name not in splits or (address.split is None and len(splits) > 1):
+        example = replace(address, split=next(iter(splits)))
+        raise ConfigError(f"{address} has the splits {', '.join(splits)}: name one, such as {example}")
+    dataset = splits[name]
+    info = (dataset.info.splits or {}).get(name)
+    facts = {
+        "format": "hub",
+        "dataset": address.name,
+        "commit": address.revision,
+        "config": dataset.info.config_name,
+        "split": name,
+        "columns": list(address.columns),
+    }
+
+    def read() -> Iterator[pa.RecordBatch]:
+        chosen = dataset.select_columns(list(address.columns)) if address.columns else dataset
+        for table in chosen.with_format("arrow").iter(batch_size=CHUNK_ROWS):
+            yield from table.combine_chunks().to_batches()
+
+    return ArrowBatches(str(address), facts, info.num_examples if info else None, read)
+
+
+def _library() -> ModuleType:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtraError(f'a dataset needs {error.name}: pip install "headrace[io]"') from error
+    library: ModuleType = datasets
+    return library
+
+
+def _line(error: Exception) -> str:
+    return " ".join(text_of(error).split())[:300] or type(error).__name__
 
 
 def is_dataset(rows: object) -> bool:

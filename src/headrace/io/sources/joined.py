@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from headrace.errors import JobError, text_of
 from headrace.io.base import Chunk, Source
 from headrace.io.sources.opening import open_source
-from headrace.io.storage.locations import exists
+from headrace.io.storage.locations import exists, is_remote
 from headrace.records import Failed, JoinedRow, Record
 
 
@@ -152,7 +152,8 @@ class _Outputs:
         if not exists(step.file):
             raise JobError(f"{step.file}, the output of step {step.name!r}, is missing; run again to compute it again")
         self._numbers = _numbers(step) if step.format == "parquet" else {}
-        for chunk in open_source(step.file, step.format).chunks(lambda position: max(position, self._wanted)):
+        file = str(step.file) if is_remote(step.file) else step.file
+        for chunk in open_source(file, step.format).chunks(lambda position: max(position, self._wanted)):
             for record in chunk.records:
                 yield record.position, record.data
 

@@ -16,14 +16,16 @@ from headrace.io.formats.tables import ArrowFormat, ParquetFormat
 from headrace.io.sources import folders, images
 from headrace.io.sources.dataframes import table_source
 from headrace.io.sources.folders import Name
-from headrace.io.sources.hf_datasets import DatasetSource, is_dataset, is_saved_dataset, load_saved
+from headrace.io.sources.hf_datasets import DatasetSource, is_dataset, is_saved_dataset, load_from_hub, load_saved
 from headrace.io.sources.images import ImageSource
 from headrace.io.sources.in_memory import IterableSource, SequenceSource
 from headrace.io.sources.sql import is_database_object, sql_source
 from headrace.io.sources.stdin import spool
 from headrace.io.sources.tar import TarFormat
+from headrace.io.sources.versioned_tables import versioned_table
 from headrace.io.storage import compression
 from headrace.io.storage.files import FileFormat, FileSource, InputFile, look_at
+from headrace.io.storage.hub_names import is_dataset_address, parse_dataset
 from headrace.io.storage.locations import is_remote, locate
 
 _FORMATS: Mapping[str, Callable[[], FileFormat]] = {
@@ -45,6 +47,8 @@ _SUFFIXES = {
     ".tar": "tar",
     ".tgz": "tar",
 }
+HUB_OPTIONS = ("config", "split", "columns")
+"""What the address of a dataset on the Hugging Face Hub may name."""
 _COMPRESSED = ("jsonl", "csv", "tsv", "tar")
 
 
@@ -75,6 +79,10 @@ def open_source(source: object, format: str | None = None, sql: str | None = Non
         raise ConfigError("the input has an empty name; name a file, folder, glob or address, or - for stdin")
     if str(source) == "-":
         return FileSource([_with_format(look_at(spool(_stdin_suffix(format))), None)])
+    if format is None and is_dataset_address(source):
+        return load_from_hub(parse_dataset(str(source), HUB_OPTIONS))
+    if format is None and (table := versioned_table(source)) is not None:
+        return table
     place = locate(source)
     if folders.is_pattern(place) and (is_remote(place) or not os.path.lexists(place)):
         return _many(folders.expand(place), folders.anchor_of(place), format)
@@ -88,7 +96,7 @@ def open_source(source: object, format: str | None = None, sql: str | None = Non
 def _from_python(source: Any) -> Source:
     if is_dataset(source):
         return DatasetSource(source)
-    if (found := table_source(source)) is not None:
+    if (found := table_source(source) or versioned_table(source)) is not None:
         return found
     if isinstance(source, (Mapping, bytes, bytearray)):
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 import itertools
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -87,15 +88,26 @@ def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
 def rearranged(
     runs: Sequence[Sequence[Path]],
     takes: Iterable[Take],
-    rows_of: Callable[[Sequence[Path]], Iterator[bytes]] = lines_of,
+    rows_of: Callable[[Sequence[Path]], Iterable[bytes]] | None = None,
 ) -> Iterator[bytes]:
     """Lines, or other rows, of several runs of files as new texts: see `PartWriter.rearrange`."""
-    # Each file is read whole and closed: there may be more runs than a process may open files.
-    readers = [itertools.chain.from_iterable(list(rows_of([path])) for path in paths) for paths in runs]
+
+    def rows(path: Path) -> Iterable[bytes]:  # closes the file: there may be more runs than a process may open files
+        return _closed_lines(path) if rows_of is None else list(rows_of([path]))
+
+    readers = [itertools.chain.from_iterable(map(rows, paths)) for paths in runs]
     for counts, orders in takes:
         lines = [line for run, count in zip(readers, counts, strict=True) for line in itertools.islice(run, count)]
         for order in orders:
             yield b"".join([lines[number] for number in order])
+
+
+def _closed_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a small file, which is read and closed first."""
+    blocks = iter([(path.read_bytes(), 0)])
+    suffix = path.suffix
+    plain = compression.decompressed(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
+    yield from io.BytesIO(b"".join(block for block, _ in plain))
 
 
 def full_lines(lines: list[bytes]) -> list[bytes]:

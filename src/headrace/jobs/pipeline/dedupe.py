@@ -42,6 +42,32 @@ def key_of(value: object) -> bytes | None:
     return hashlib.blake2b(content, digest_size=32).digest()
 
 
+class RepeatCounter:
+    """Counts how many of the first inputs are equal to an earlier one, to tell whether computing them once is worth it.
+
+    Threads may call it at the same time; the counts may then be off by some.
+    """
+
+    most = 20_000
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._looked = 0
+
+    def look(self, inputs: Sequence[object]) -> tuple[int, int]:
+        """How many of these inputs were compared with earlier ones, and how many are equal to one."""
+        if self._looked >= self.most:
+            return 0, 0
+        texts = [hash(value) for value in inputs if type(value) is str]
+        fresh = set(texts) - self._seen
+        self._looked += len(inputs)
+        if self._looked < self.most:
+            self._seen |= fresh
+        else:
+            self._seen.clear()
+        return len(texts), len(texts) - len(fresh)
+
+
 class Deduplicator(Generic[ItemT]):
     """Decides which items are computed, which wait for an equal one, and which have a known output.
 

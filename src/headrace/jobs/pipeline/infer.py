@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 
 from headrace.batching.callables import PROMISES, unfinished
+from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.pending import checked_results
-from headrace.batching.step_model import SharingStepModel
+from headrace.batching.step_model import SharingStepModel, group_of
 from headrace.engines.base import AnyBatchEngine, AnyStepEngine, AnyStreamEngine
 from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, StoppedError, text_of
-from headrace.jobs.pipeline.job import StopRequest
+from headrace.jobs.pipeline.job import BatcherPort, StopRequest
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.state.in_flight import InFlight
 from headrace.retry import TRANSIENT
@@ -19,13 +20,16 @@ MAX_RUN = 512
 """Maximum records submitted to the batcher together."""
 
 
-def longest_first(work: list[Work]) -> Iterator[list[Work]]:
-    """Runs of equal cost, costliest first: out-of-memory errors come early, and the end has no long tail."""
+def longest_first(work: list[Work], expected: Callable[[Work], float] | None = None) -> Iterator[list[Work]]:
+    """Runs of equal cost, costliest first: out-of-memory errors come early, and the end has no long tail.
+
+    `expected` is the cost that a record will have at its end, if that is not its cost now.
+    """
     if not work:
         return
     cost = work[0].cost
-    if any(item.cost != cost for item in work):
-        work = sorted(work, key=_cost, reverse=True)  # equal ones stay in input order
+    if expected is not None or any(item.cost != cost for item in work):
+        work = sorted(work, key=expected or _cost, reverse=True)  # equal ones stay in input order
     start = 0
     while start < len(work):
         cost, end = work[start].cost, start + 1
@@ -34,6 +38,11 @@ def longest_first(work: list[Work]) -> Iterator[list[Work]]:
             end += 1
         yield work[start:end]
         start = end
+
+
+def expected_cost(batcher: BatcherPort) -> Callable[[Work], float] | None:
+    """What `longest_first` sorts by: how long answers get, learned from those that are finished; None for a cost."""
+    return batcher.expected_cost if isinstance(batcher, ContinuousBatcher) else None
 
 
 def in_order(work: list[Work]) -> Iterator[list[Work]]:
@@ -161,6 +170,10 @@ class WorkSteps:
     def overlap(self, record: Work) -> float:
         """See `SharingStepModel.overlap`."""
         return 0.0 if self._sharing is None else self._sharing.overlap(record.payload)
+
+    def group(self, record: Work) -> Hashable:
+        """See `GroupingStepModel.group`."""
+        return group_of(self._engine, record.payload)
 
     def remove(self, key: int) -> Work | None:
         """Remove a record; returns the work to continue it with."""

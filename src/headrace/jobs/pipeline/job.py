@@ -249,7 +249,8 @@ class Tally:
         if self.failed > limit * self._known:
             raise TooManyErrorsError(
                 f"{self.failed} of {self._known} records failed, more than --max-error-rate {limit:g} allows"
-                f"{self._kinds()}; finished records are kept: fix the cause, or run again with a higher rate"
+                f"{self._kinds()}; finished records are kept: fix the cause, or run again with a higher rate "
+                "(in Python: limits=Limits(max_error_rate=...))"
             )
 
     def _kinds(self) -> str:

@@ -46,6 +46,8 @@ class Memory:
         """Bytes of their prepared payloads."""
         self.outputs = 0.0
         """Bytes of uncommitted outputs."""
+        self.committing = False
+        """Whether a part is being finished or written, which will release records."""
         self.on_wait: Callable[[], None] = lambda: None
         """Called when reading begins to wait."""
         self._rows = 0.0

@@ -204,7 +204,8 @@ class Ordering:
         del prompts
         if not is_sorted:
             self._judge(held, shared)
-        by_prefix = bool(order) and (is_sorted or self._order == "prefix" or shared.gains)
+        by_prefix = bool(order) and (self._order == "prefix" or shared.gains)
+        by_prefix |= is_sorted and bool(records or failures)  # else each row would become a part of its own
         why = f"{shared.sorted:.0%} of the prompt text repeats its neighbour by prompt"
         why += "" if is_sorted else f", {shared.as_read:.0%} as read"
         if by_prefix:
@@ -213,7 +214,7 @@ class Ordering:
                 self._windows.create(positions)
             except OSError as error:
                 why = f"the order cannot be stored: {error.strerror or error}"
-                if is_sorted:  # each row would become a part of its own
+                if is_sorted:
                     raise BrokenOffError(f"{why}; finished records are kept; run again to continue") from error
                 by_prefix = False
         if records or failures:
@@ -251,14 +252,21 @@ class Ordering:
     def _sorted(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
         """The other rows in windows that are sorted on disk; stops reading where the disk has no more room."""
         self._sorts = False
-        most = _free(self._windows.disk) // 2
-        with Spill(self._windows.disk, self._prompt, self.room, most) as spill:
+        disk = self._windows.disk
+        try:
+            spilled = Spill(disk, self._prompt, self.room, _free(disk) // 2)
+        except OSError as error:
+            self._length = Length()
+            logger.warning("headrace: the rows cannot be sorted by prompt in %s: %s", disk, error.strerror)
+            return
+        with spilled as spill:
             for chunk in chunks:
                 if chunk.left_out:
                     yield Chunk((), (), 0, chunk.left_out)
                 spill.add(chunk)
                 if spill.full:
-                    logger.warning("headrace: %d records are sorted by prompt together: %s", spill.rows, spill.full)
+                    logger.warning("headrace: only %d records are sorted together: %s", spill.rows, spill.full)
+                    self._length = Length() if spill.failed else self._length
                     break
             if self._ended:
                 return

@@ -19,7 +19,7 @@ from headrace.events import PipelineWaited, StageDone
 from headrace.io.base import Chunk
 from headrace.jobs.pipeline.columns import Columns
 from headrace.jobs.pipeline.concurrency_tuner import ConcurrencyTuner
-from headrace.jobs.pipeline.dedupe import key_of
+from headrace.jobs.pipeline.dedupe import RepeatCounter, key_of
 from headrace.jobs.pipeline.engine_prepare import InTime
 from headrace.jobs.pipeline.job import Job, Tally
 from headrace.jobs.pipeline.memory_budget import Memory, value_bytes
@@ -46,7 +46,13 @@ class Preparing:
         self._settling = settling
         self._tally = tally
         self._memory = memory
-        self._preparation = Preparation(job.columns, job.engine, job.user, job.dedupe, InTime(job.engine_timeout_s))
+        counts = (
+            job.dedupe is None and profile_of(job.engine).batching == "batches"
+        )  # others generate, perhaps by chance
+        self._preparation = Preparation(
+            job.columns, job.engine, job.user, job.dedupe, InTime(job.engine_timeout_s),
+            RepeatCounter() if counts else None,
+        )  # fmt: skip
         self._concurrency = ConcurrencyTuner(job.limits.workers, os.cpu_count() or 1)
         self._workers = ThreadPoolExecutor(self._concurrency.most, "headrace-prepare")
         self._ahead: deque[asyncio.Task[PreparedChunk | None]] = deque()
@@ -93,7 +99,7 @@ class Preparing:
             self._ahead.append(asyncio.create_task(self._read_and_prepare(), name="headrace-prepare"))
         if not self._ahead:
             room = self._memory.wait_for_room(LOOK_S if at_most_s is None else min(at_most_s, LOOK_S))
-            await self._wait("sink", room)
+            await self._wait("sink" if self._memory.committing else "memory", room)
             return None
         started = time.monotonic()
         if not (await asyncio.wait({self._ahead[0]}, timeout=at_most_s))[0]:
@@ -112,7 +118,7 @@ class Preparing:
             ready.add(chunk)
         return ready or None
 
-    async def _wait(self, on: Literal["sink", "retry"] | None, wait: Awaitable[None]) -> None:
+    async def _wait(self, on: Literal["sink", "memory", "retry"] | None, wait: Awaitable[None]) -> None:
         """Wait, and tell what for."""
         started = time.monotonic()
         await wait
@@ -150,6 +156,8 @@ class Preparation:
     dedupe: bool | None
     in_time: InTime = field(default_factory=InTime)
     """Applies the time limit of the engine's `prepare`."""
+    repeats: RepeatCounter | None = None
+    """Counts equal inputs; None where it makes no difference."""
 
     def prepare(self, chunk: Chunk) -> tuple[PreparedChunk, StageDone]:
         """Prepare a chunk of the input. Runs on a worker thread."""
@@ -162,7 +170,7 @@ class Preparation:
     def _prepare(
         self, rows: Sequence[Record], failures: Sequence[Failed], attempts: Mapping[int, int]
     ) -> tuple[PreparedChunk, StageDone]:
-        started = time.monotonic()
+        started, cpu = time.monotonic(), time.thread_time()
         done = PreparedChunk(answered=[unreadable(failed) for failed in failures])
         selected, inputs = self._select(rows, attempts, done)
         sees = self.user.finishes
@@ -179,8 +187,15 @@ class Preparation:
             done.work.append(Work(kept, row.data, payload, cost, attempt, mapped.data if sees else None, key, size))
             done.tokens += cost if in_tokens else 0
             done.truncated += prepared.truncated
+            done.split += prepared.parts > 0
+            done.chunks += prepared.parts
+        compared, repeated = self.repeats.look(inputs) if self.repeats is not None else (0, 0)
         ended = time.monotonic()
-        event = StageDone("prepare", len(rows), ended - started, ended, tokens=done.tokens, truncated=done.truncated)
+        event = StageDone(
+            "prepare", len(rows), ended - started, ended, tokens=done.tokens, truncated=done.truncated,
+            cpu_s=time.thread_time() - cpu, compared=compared, repeated=repeated,
+            split=done.split, chunks=done.chunks,
+        )  # fmt: skip
         return done, event
 
     def _select(

@@ -124,6 +124,7 @@ class Sink:
             closing = self._closing
             wait_s = least_wait_s(time.monotonic() - self._began)
             while run := self._coalescer.take(self._now(closing), wait_s):
+                self._memory.committing = True
                 events, unfinished = await loop.run_in_executor(self._thread, self._commit, *run)
                 self._release(run[0])
                 for event in events:
@@ -131,6 +132,7 @@ class Sink:
                 self._report(unfinished)
                 self._tally.count(0, unfinished)
                 self._room.set()
+            self._memory.committing = False
             if closing:
                 return
             try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from headrace.errors import text_of
 from headrace.io.base import Chunk
 from headrace.jobs.pipeline.memory_budget import rows_bytes
 from headrace.records import Failed, Record
@@ -49,6 +50,8 @@ class Spill:
         """Of the input."""
         self.full = ""
         """Why no more rows may be added; empty if they may."""
+        self.failed = False
+        """Whether rows could not be stored."""
 
     def __enter__(self) -> Self:
         return self
@@ -78,10 +81,9 @@ class Spill:
             while block := list(itertools.islice(rows, count)):
                 self._write(pickle.dumps(block, pickle.HIGHEST_PROTOCOL))
             self._file.flush()
-        except OSError as error:
-            self.full = error.strerror or str(error)
         except Exception as error:  # noqa: BLE001 - a row may hold the user's own objects, which may raise anything
-            self.full = f"a row cannot be stored: {type(error).__name__}"
+            reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {text_of(error)}"
+            self.full, self.failed = f"the rows cannot be stored: {reason}", True
         else:
             self._runs.append((start, self._file.tell()))
             self._held, self._size = [], 0

@@ -69,6 +69,9 @@ class PreparedChunk:
     """Records that the engine does not see: an error if they could not be read or prepared, else a `Carried`."""
     tokens: int = 0
     truncated: int = 0
+    split: int = 0
+    """Records that the engine takes in chunks."""
+    chunks: int = 0
     bytes: int = 0
     """Bytes of input that the chunk was read from."""
     in_order: bool = False
@@ -100,6 +103,8 @@ class PreparedChunk:
         self.answered += other.answered
         self.tokens += other.tokens
         self.truncated += other.truncated
+        self.split += other.split
+        self.chunks += other.chunks
         self.in_order |= other.in_order
 
 

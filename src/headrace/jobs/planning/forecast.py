@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 import shutil
 import time
@@ -18,7 +19,8 @@ from headrace.engines.base import AnyBatchEngine, can_be_tuned, memory_of, runs_
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
-from headrace.jobs.pipeline.infer import stream_longest_first
+from headrace.jobs.pipeline.chunks import parts_of
+from headrace.jobs.pipeline.infer import expected_cost, stream_longest_first
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.sink import sort_out
 from headrace.jobs.pipeline.work import Work
@@ -105,7 +107,8 @@ def forecast(job: Job, survey: Survey, profile: EngineProfile, *, is_folder: boo
             memory = MemoryForecast(watch.highest, watch.limit, watch.bound and watch.bound / profile.batch_cost)
     else:
         seconds, done = asyncio.run(_run_some(job, work[:: max(1, len(work) // _REQUESTS)]))
-        seconds *= len(work) / len(done)
+        expected = expected_cost(job.batcher) or operator.attrgetter("cost")
+        seconds *= sum(map(expected, work)) / sum(expected(item) for item, _ in done)
     engine_s = seconds / len(work) * good
     rows, _ = sort_out(_finished(job, done), job.output.writer.encode)
     row_bytes = len(job.output.writer.encode(rows)) / max(1, len(rows))
@@ -127,8 +130,12 @@ def _watch_memory(engine: AnyBatchEngine) -> MemoryWatch | None:
 
 
 def pack(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Work]]:
-    """The batches of these records, costliest first, in a bucketing window that holds them all."""
-    batches = []
+    """The batches of these records, costliest first, in a bucketing window that holds them all.
+
+    The chunks of a long record count as records.
+    """
+    work = sorted(parts_of(work), key=lambda item: item.cost, reverse=True)
+    batches: list[Sequence[Work]] = []
     start = 0
     while start < len(work):
         longest, total, end = work[start].cost, 0.0, start

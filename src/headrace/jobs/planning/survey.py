@@ -44,6 +44,10 @@ class Survey:
     """In the sample: could not be read or prepared."""
     truncated: int
     """In the sample: longer than the model's limit."""
+    split: int
+    """In the sample: longer, and split into chunks."""
+    chunks: int
+    """How many chunks these make."""
     work: tuple[Work, ...]
     """The other records of the sample, ready for the engine."""
     examples: tuple[object, ...]
@@ -78,13 +82,15 @@ def survey(job: Job, *, spread: bool) -> Survey:
     work: list[Work] = []
     left_out: list[LeftOut] = []
     examples: list[object] = []
-    failed = truncated = 0
+    failed = truncated = split = chunks = 0
     prepare_s = 0.0
     for chunk in sample.spread() if spread else sample.head():
         prepared, event = preparation.prepare(chunk)
         work += prepared.work
         failed += sum(isinstance(answer, Exception) for _, answer in prepared.answered)
         truncated += prepared.truncated
+        split += prepared.split
+        chunks += prepared.chunks
         left_out += chunk.left_out
         prepare_s += event.duration_s
         if len(examples) < _EXAMPLES:
@@ -96,6 +102,8 @@ def survey(job: Job, *, spread: bool) -> Survey:
         sampled=sampled,
         failed=failed,
         truncated=truncated,
+        split=split,
+        chunks=chunks,
         work=tuple(work),
         examples=tuple(examples[:_EXAMPLES]),
         prepare_s=prepare_s / max(sampled, 1),

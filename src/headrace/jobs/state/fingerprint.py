@@ -14,6 +14,8 @@ _FLAGS = {
     "source.selection.shard": "--shard",
     "engine.dtype": "--dtype",
     "engine.max_model_len": "--max-model-len",
+    "engine.chunk_join": "--chunk-join",
+    "engine.chunk_overlap": "--chunk-overlap",
     "engine.on_too_long": "--on-too-long",
     "engine.commit": "--model",
     "engine.model_digest": "--model",

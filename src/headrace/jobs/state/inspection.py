@@ -15,8 +15,8 @@ from headrace.io.databases.names import shown
 from headrace.io.sinks.targets import Target, find_target
 from headrace.io.storage.locations import as_os_errors, exists, is_remote
 from headrace.io.storage.parts import PartFolder
+from headrace.jobs.state.changed_files import changes
 from headrace.jobs.state.lock import holder_in
-from headrace.jobs.state.output import changes
 from headrace.jobs.state.passes import Finished, JobState
 from headrace.jobs.state.run_time import RunTime, RunTimeLog
 from headrace.jobs.state.state_file import read_state
@@ -100,7 +100,7 @@ def inspect(name: str | Path, *, verify: bool = False) -> Inspection:
     finished = state["finished"]
     retry = PartFolder(target.work / "retry", f".{target.format}{target.compression}")
     again = sum(end - start for start, end in retry.committed())
-    holder = holder_of(target)
+    holder = job_holder(target)
     if finished:
         records, dead_letters = finished["records"], [target.errors]
     else:
@@ -157,9 +157,13 @@ def _reasons(dead_letters: Iterable[Path]) -> Counter[str]:
     return reasons
 
 
-def holder_of(target: Target) -> str | None:
+def job_holder(target: Target) -> str | None:
     """The process that runs the job of an output, or the holder of its lease in a store; None if it is free."""
-    lock = target.work / "lock"
+    return holder_of(target.work / "lock")
+
+
+def holder_of(lock: Path) -> str | None:
+    """The process that holds a lock file, or the holder of a lease in a store; None if it is free."""
     try:
         if is_remote(lock):
             return holder_in(as_os_errors(lock.read_text)(encoding="utf-8"))

@@ -22,11 +22,13 @@ from typing import BinaryIO, Literal, cast
 
 from headrace.errors import ConfigError, JobError
 from headrace.io.base import PartWriter
+from headrace.io.sinks.hub import HubWriter
 from headrace.io.sinks.targets import Target
 from headrace.io.storage.checksums import Damage, DigestWriter, Interval, digest_of
 from headrace.io.storage.lease import Lease
 from headrace.io.storage.locations import drop_uploads, exists, file_names, is_remote, remove
 from headrace.io.storage.parts import PartFolder, atomic_file, listed
+from headrace.jobs.state.changed_files import changes
 from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import exclusive
@@ -267,6 +269,7 @@ class JobOutput:
             self._wait_until_alone()
             self._write_state(start, ended, swap=True)
             self._retrying.swap()
+            self._push()
             self._write_state(start, ended)
 
         return self._retrying.begin(finished, commit)
@@ -278,6 +281,7 @@ class JobOutput:
         finished = Finished(**state["finished"]) if state["finished"] else None
         if state.get("swap"):
             self._retrying.swap()
+            self._push()
         if state.get("swap") or start.changes == "ignore":
             self._write_state(start, finished)
         return finished
@@ -329,11 +333,17 @@ class JobOutput:
         digest = "" if self.is_folder else self._merge(committed)
         size = 0 if self.is_folder else self.target.stat().st_size
         finished = Finished(ledger.done, failed, size, digest, errors_digest)
+        self._push()
         self._write_state(start, finished)
         if not self.is_folder:
             self.parts.clear()
         self._clear_scratch()
         return finished
+
+    def _push(self) -> None:
+        """Push the parts, if they are to be on the hub."""
+        if isinstance(self.writer, HubWriter):
+            self.writer.push([self.parts.part_path(part) for part in self.parts.committed()], self.scratch)
 
     def _clear_scratch(self) -> None:
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -368,32 +378,3 @@ class JobOutput:
         }
         with atomic_file(self._state) as file:
             file.write(json.dumps(state, indent=1).encode())
-
-
-def changes(target: Target, parts: PartFolder, finished: Finished, *, read: bool) -> list[str]:
-    """The files of a finished job that have changed since, each with the reason.
-
-    Args:
-        read: compare the content too, not only sizes.
-    """
-    if target.is_folder:
-        intervals = parts.committed()
-        found = [str(damage) for damage in parts.check(intervals, set(intervals) if read else ())]
-        if sum(end - start for start, end in intervals) != finished.records:
-            found.append(f"{target} (parts are missing)")
-    else:
-        found = _file_change(target.place, finished.digest if read else "", finished.bytes)
-    if finished.failed:
-        found += _file_change(target.errors, finished.errors_digest if read else "")
-    return found
-
-
-def _file_change(path: Path, digest: str, size: int | None = None) -> list[str]:
-    """How a file has changed, if that is known: at most one line."""
-    if not exists(path):
-        return [f"{path} (it is missing)"]
-    if size is not None and (found := path.stat().st_size) != size:
-        return [f"{path} ({found:,} bytes; {size:,} when the job ended)"]
-    if digest and digest_of(path) != digest:
-        return [f"{path} (its content has changed: another checksum)"]
-    return []

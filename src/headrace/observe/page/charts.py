@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from headrace.observe.figures import JobFigures, histogram, series
-from headrace.observe.summary import RunSummary
-from headrace.observe.timeline import CAUSES, COMPUTING, LABELS
+from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS
+from headrace.observe.reporting.figures import JobFigures, histogram, series
+from headrace.observe.reporting.summary import RunSummary
 
 Spec: TypeAlias = dict[str, Any]
 
@@ -58,10 +58,11 @@ def charts(runs: Sequence[RunSummary], found: JobFigures) -> dict[str, Spec]:
         "size": _bars(runs, "size", "records in a batch"),
         "cost": _bars(runs, "cost", "cost of a batch, padding included"),
     }
-    return {name: _with_defaults(spec) for name, spec in drawn.items() if spec is not None}
+    return {name: with_defaults(spec) for name, spec in drawn.items() if spec is not None}
 
 
-def _with_defaults(spec: Spec) -> Spec:
+def with_defaults(spec: Spec) -> Spec:
+    """The chart with what all charts have."""
     return {"$schema": _SCHEMA, "width": "container", "autosize": {"type": "fit-x", "contains": "padding"}, **spec}
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+
+from headrace.observe.accounting.timeline import LABELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ def dashboard() -> Page:
     folder = files("headrace.observe.page") / "templates"
     names = ("dashboard.html", "report.css", "dashboard.css", "dashboard.js")
     frame, common, style, script = (folder.joinpath(name).read_text("utf-8") for name in names)
+    script = script.replace("{/*causes*/}", json.dumps(LABELS))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; connect-src 'self'; "

@@ -9,14 +9,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, MissingExtraError
-from headrace.observe.figures import JobFigures, figures
+from headrace.observe.accounting.timeline import CAUSES, COMPUTING, LABELS, Cause
 from headrace.observe.page.charts import CONFIG, charts
-from headrace.observe.summary import RunSummary, device_of
-from headrace.observe.table import device_rows
-from headrace.observe.timeline import CAUSES, COMPUTING, LABELS, Cause
+from headrace.observe.reporting.figures import JobFigures, figures
+from headrace.observe.reporting.summary import RunSummary, device_of, savings_of
+from headrace.observe.reporting.table import device_rows, savings_rows
+
+if TYPE_CHECKING:
+    import jinja2
+    import markupsafe
 
 _FLAG = re.compile(r"(--[a-z][a-z-]*(?: [\w.]+(?= would))?)")
 
@@ -69,31 +73,41 @@ def write_page(path: Path, jobs: Sequence[ReportedJob], price: float | None = No
 
 def render(jobs: Sequence[ReportedJob], price: float | None = None) -> str:
     """The page as HTML."""
+    found = environment()
+    shown = [_job(number, job, price) for number, job in enumerate(jobs)]
+    specs = {f"{name}-{job['number']}": spec for job in shown for name, spec in job["charts"].items()}
+    return found.get_template("report.html.j2").render(
+        jobs=shown,
+        compared=_compared([job["figures"] for job in shown]),
+        causes=[(cause, LABELS[cause]) for cause in CAUSES],
+        price=price,
+        specs=script_json(specs),
+        config=script_json(CONFIG),
+        library=library(),
+        written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+    )
+
+
+def environment() -> jinja2.Environment:
+    """What fills in the templates. It escapes all values.
+
+    Raises:
+        MissingExtraError: a library is missing.
+    """
     check_installed()
     import jinja2
 
-    environment = jinja2.Environment(
+    found = jinja2.Environment(
         loader=jinja2.PackageLoader("headrace.observe.page", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["number"] = _number
-    environment.filters["seconds"] = _seconds
-    environment.filters["flags"] = _flags
-    shown = [_job(number, job, price) for number, job in enumerate(jobs)]
-    specs = {f"{name}-{job['number']}": spec for job in shown for name, spec in job["charts"].items()}
-    return environment.get_template("report.html.j2").render(
-        jobs=shown,
-        compared=_compared([job["figures"] for job in shown]),
-        causes=[(cause, LABELS[cause]) for cause in CAUSES],
-        price=price,
-        specs=jinja2.filters.do_mark_safe(_script_json(specs)),
-        config=jinja2.filters.do_mark_safe(_script_json(CONFIG)),
-        library=jinja2.filters.do_mark_safe(_library()),
-        written=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-    )
+    found.filters["number"] = _number
+    found.filters["seconds"] = _seconds
+    found.filters["flags"] = _flags
+    return found
 
 
 def _job(number: int, job: ReportedJob, price: float | None) -> dict[str, Any]:
@@ -115,6 +129,7 @@ def _job(number: int, job: ReportedJob, price: float | None) -> dict[str, Any]:
         "truncated": sum(run.figures["truncated"] for run in job.runs),
         "skipped": last.figures["skipped"],
         "device": device_rows(device_of(last.figures)),
+        "savings": savings_rows(*savings_of(last.figures)),
         "lanes": last.figures["lanes"],
         "settings": last.settings,
         "versions": last.versions,
@@ -161,19 +176,22 @@ def _times_slower(found: JobFigures) -> float:
     return found.sequential_s / found.wall_s if found.wall_s > 0 else 0.0
 
 
-def _script_json(value: object) -> str:
+def script_json(value: object) -> markupsafe.Markup:
     """JSON that cannot end the script element that holds it."""
+    import markupsafe
+
     text = json.dumps(value, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return markupsafe.Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 @functools.cache
-def _library() -> str:
+def library() -> markupsafe.Markup:
     """Vega, Vega-Lite and vega-embed as one script."""
+    import markupsafe
     import vl_convert
 
     script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    return markupsafe.Markup(script.replace("</script", "<\\/script").replace("<!--", "<\\!--"))
 
 
 def _number(value: float | None, digits: int = 0) -> str:

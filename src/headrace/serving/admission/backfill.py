@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import AnyEngine, Prepared
+from headrace.engines.base import AnyEngine, Chunks, Prepared
 from headrace.engines.profile import profile_of
 from headrace.errors import NotRunningError, StoppedError
 from headrace.events import BatchDone, BatchFormed, Event, RequestDone, StepDone
+from headrace.serving.admission.chunks import joined
 from headrace.serving.admission.pacing import Margin, Recent, TimeModel
 from headrace.serving.tokens import Tokens
 
@@ -74,6 +75,11 @@ class Backfill:
         Raises:
             Exception: the record failed.
         """
+        if isinstance(entry.payload, Chunks):
+            return await joined(entry.payload, lambda part, cost: self._run(Prepared(part, cost), caller))
+        return await self._run(entry, caller)
+
+    async def _run(self, entry: Prepared[object], caller: Hashable) -> object:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((turn, entry.cost))
         if len(self._queue) == 1:  # otherwise there was no room for the records before it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Generator, Mapping
 
@@ -27,6 +28,17 @@ OBSERVING = frozenset({"/metrics", "/report", "/dashboard/state", EVENTS})
 UPLOADS = "/v1/files"
 CLIENT_GONE = 499
 """nginx's status for a client that disconnected. It appears only in metrics."""
+
+
+_access = logging.getLogger("headrace.access")
+
+
+def _log(identity: str, method: str, route: str, status: int, took_s: float) -> None:
+    """Log one request, if anyone wants to know. The route is named rather than the path, which a client may choose."""
+    if not identity or not _access.isEnabledFor(logging.INFO):
+        return
+    facts = {"request_id": identity, "method": method, "route": route, "status": status, "ms": round(took_s * 1e3, 1)}
+    _access.info("%s %s %s %d %.1f ms", identity, method, route, status, took_s * 1e3, extra={"facts": facts})
 
 
 class RequestMiddleware:
@@ -81,6 +93,7 @@ class RequestMiddleware:
             if route != EVENTS:
                 now = time.monotonic()
                 self._state.listener(RequestDone(route, method, status, now - began, now))
+                _log("" if inner else identity, method, route, status, now - began)
             _end_span(span, route, status)
 
     def _begin_span(self, scope: Scope) -> RequestSpan | None:

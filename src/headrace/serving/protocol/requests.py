@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandle
 from pydantic_core import core_schema
 
 from headrace.engines.base import PromptedText, TokenIds
-from headrace.engines.quantizing import OutputDtype
-from headrace.engines.requests import meaningful
+from headrace.engines.networks.quantizing import OutputDtype
+from headrace.engines.requests.generation import meaningful
 from headrace.records import JsonObject
 from headrace.serving.errors import ApiError
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engines.quantizing import OutputDtype, quantized
+from headrace.engines.networks.quantizing import OutputDtype, quantized
 from headrace.errors import RecordError
 from headrace.serving.errors import ApiError
 from headrace.serving.protocol.requests import VectorRequest

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.serving.errors import ApiError
 from headrace.serving.live import LiveState, Observed
 from headrace.serving.state import ServerState
 
@@ -24,6 +25,24 @@ def server_router(state: ServerState) -> APIRouter:
     if state.observed is None:
         return APIRouter()
     return router(state.observed, state.keys.check_metrics, lambda: state.ready, state.limits.write_timeout_s)
+
+
+def refusing_router() -> APIRouter:
+    """The same routes of a server on Ray: each says that it has none, and what to use."""
+    routes = APIRouter(tags=["status"])
+
+    async def refuse() -> None:
+        """A server on Ray has no dashboard and no report."""
+        raise ApiError(
+            501,
+            "a server on Ray has no dashboard and no report: GET /metrics has the counters of all replicas, and "
+            "deploy/grafana-dashboard.json draws them",
+            code="not_on_ray",
+        )
+
+    for path in ("/dashboard", "/dashboard/state", "/dashboard/events", "/report"):
+        routes.add_api_route(path, refuse, include_in_schema=False)
+    return routes
 
 
 def router(

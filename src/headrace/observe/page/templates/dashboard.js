@@ -1,11 +1,6 @@
 "use strict";
 // Every text comes from outside: it is only ever set as textContent.
-const CAUSES = {
-  real: "computing records", padding: "computing padding", retry: "retries and failures",
-  starting: "starting (load, tune)", read: "starved by read", prepare: "starved by prepare",
-  company: "waiting for company", finish: "blocked by finish", write: "blocked by write", draining: "draining",
-  idle: "no requests", other: "other",
-};
+const CAUSES = {/*causes*/};
 const LANES = {read: "read", prepare: "prepare", device: "real", finish: "finish", write: "write"};
 const COLUMNS = 120;
 const STORED = "headrace-key";

@@ -1,0 +1,154 @@
+"""Adjusts the batch budget of a running job to measurements, and stores the result for the next job."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from headrace.batching.dynamic import DynamicBatcher
+from headrace.device.budget import BudgetTuner
+from headrace.device.cache import TuningCache, cpu_facts
+from headrace.device.memory import MemoryWatch
+from headrace.engines.base import AnyEngine, TunableEngine, can_be_tuned, memory_of
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.profile import EngineProfile, profile_of
+from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone, Listener, MemoryUsed
+
+_RANGE = (4, 32)
+"""How many times smaller and larger the budget may become than the engine's default."""
+
+
+def find_key(engine: TunableEngine, task: str) -> dict[str, Any]:
+    """What a tuning result of this model on this machine depends on."""
+    facts = engine.describe()
+    return {
+        "task": task,
+        "model_digest": facts.get("model_digest"),
+        "dtype": facts.get("dtype", ""),
+        "headrace": version("headrace"),
+        **cpu_facts(),
+        **engine.hardware(),
+    }
+
+
+def follow(
+    config: EngineConfig, engine: AnyEngine, batcher: object, tell: Listener, cache: TuningCache | None = None
+) -> BudgetListener | None:
+    """A listener that adjusts the budget; None if the user set it, or if the engine does not batch by tokens."""
+    if not isinstance(batcher, DynamicBatcher) or not _is_followed(config, engine):
+        return None
+    assert can_be_tuned(engine), "that is one of the conditions"
+    cache = cache or TuningCache()
+    own = batcher.target_batch_cost
+    least, most = own / _RANGE[0], own * _RANGE[1]
+    profile = profile_of(engine)
+    start = starting_budget(config, engine, profile, cache)
+    tuner = BudgetTuner(start, max(least, profile.max_model_len or least), most)
+    watch = MemoryWatch(*memory_of(engine))
+    keep = (cache, find_key(engine, config.task or ""))
+    return BudgetListener(batcher, tuner, watch, tell, keep)
+
+
+def starting_budget(
+    config: EngineConfig, engine: AnyEngine, profile: EngineProfile, cache: TuningCache | None = None
+) -> float:
+    """The budget of a job's first batches: the result of an earlier job, or else the engine's default."""
+    own = profile.batch_cost
+    if not _is_followed(config, engine):
+        return own
+    assert can_be_tuned(engine), "that is one of the conditions"
+    kept = budget_in((cache or TuningCache()).read(find_key(engine, config.task or "")))
+    return min(max(kept or own, own / _RANGE[0]), own * _RANGE[1])
+
+
+def _is_followed(config: EngineConfig, engine: AnyEngine) -> bool:
+    """Whether the budget is adjusted: in tokens, for one of Headrace's own engines, and not set by the user."""
+    if config.batch_tokens is not None or config.batch_size is not None:
+        return False
+    if not can_be_tuned(engine) or engine.describe().get("model_digest") is None:
+        return False
+    profile = profile_of(engine)
+    return profile.counts_tokens and profile.pads
+
+
+def budget_in(found: Mapping[str, Any] | None) -> float | None:
+    """The budget in a tuning result; None if there is none."""
+    kept = (found or {}).get("budget")
+    good = isinstance(kept, (int, float)) and math.isfinite(kept) and kept >= 1
+    return float(kept) if kept is not None and good else None
+
+
+class BudgetListener:
+    """Sets the budget of the next batches from the durations of earlier ones. Called on the batcher's event loop.
+
+    Args:
+        batcher: has the budget.
+        tuner: the policy.
+        memory: bounds the budget.
+        tell: receives an event for each new budget.
+        keep: the cache for the last budget, and its key.
+    """
+
+    def __init__(
+        self,
+        batcher: DynamicBatcher[Any, Any],
+        tuner: BudgetTuner,
+        memory: MemoryWatch,
+        tell: Listener,
+        keep: tuple[TuningCache, Mapping[str, Any]],
+    ) -> None:
+        self._batcher = batcher
+        self._tuner = tuner
+        self._memory = memory
+        self._tell = tell
+        self._cache, self._key = keep
+        self._split: set[int] = set()
+        self._told = batcher.target_batch_cost
+        batcher.set_target_batch_cost(tuner.budget)
+
+    def __call__(self, event: Event) -> None:
+        """Learn from an event."""
+        match event:
+            case BatchSplit():
+                self._split.add(event.batch)
+                if event.out_of_memory:
+                    self._tuner.limit(self._batcher.target_batch_cost)
+            case BatchDone():
+                self._ran(event)
+            case JobDone():
+                self._end()
+            case _:
+                pass
+
+    def _ran(self, event: BatchDone) -> None:
+        if event.batch in self._split:  # its duration is that of its parts together
+            self._split.discard(event.batch)
+        elif not event.failed:
+            self._tuner.ran(event.padded_cost, event.cost, event.duration_s)
+            bound = self._memory.ran(event.size, event.padded_cost)
+            if bound is not None:
+                self._tuner.bound(bound)
+        budget = self._tuner.budget
+        if budget != self._batcher.target_batch_cost:
+            self._batcher.set_target_batch_cost(budget)
+        if self._tuner.best != self._told:
+            self._told = self._tuner.best
+            self._tell(BudgetChanged(self._told, time.monotonic()))
+
+    def _end(self) -> None:
+        limit = self._memory.limit
+        if self._memory.highest:
+            self._tell(
+                MemoryUsed(
+                    self._memory.highest,
+                    limit.bytes,
+                    limit.source,
+                    time.monotonic(),
+                    self._tuner.is_largest if self._tuner.has_compared else None,
+                )
+            )
+        if self._tuner.has_compared:
+            self._cache.write(self._key, {"budget": self._tuner.best})

@@ -1,0 +1,107 @@
+"""What a run is, in words, for its report: settings and versions, without secrets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from headrace.app.jobs.plan import Plan
+from headrace.engines.base import AnyEngine
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.profile import EngineProfile
+from headrace.io.formats.jsonl import JsonlWriter
+from headrace.observe.live.recorder import Description
+from headrace.observe.live.server import ServerFacts
+from headrace.observe.reporting.advice import Host
+
+_LIBRARIES = ("torch", "transformers", "sentence_transformers", "vllm", "onnxruntime", "pyarrow", "ray")
+_SECRET = re.compile(r"key|secret|password|credential|auth|(^|_)token$", re.IGNORECASE)
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+_LONGEST = 300
+
+
+def describe(plan: Plan, engine: AnyEngine, profile: EngineProfile) -> Description:
+    """The settings of a job that matter for its speed, and the versions of what runs it."""
+    settings, limits = plan.settings, plan.settings.limits
+    config = settings.config
+    source = settings.source if isinstance(settings.source, (str, os.PathLike)) else type(settings.source).__name__
+    named: dict[str, object] = {
+        "input": source,
+        "output": plan.output.target,
+        **_of_engine(config, engine, profile),
+        "workers": limits.workers or "auto",
+        "buffer memory": f"{limits.buffer_memory / 1e6:,.0f} MB",
+        "map": settings.prepare,
+        "finish": settings.finish,
+        "retry of failed records": "yes" if settings.retry else None,
+    }
+    shown = {name: _shown(name, value) for name, value in named.items() if value is not None}
+    return Description(without_login(plan.output.target), shown, versions())
+
+
+def server_facts(config: EngineConfig, engine: AnyEngine, profile: EngineProfile, most_records: int) -> ServerFacts:
+    """The settings of a server that matter for its speed, and the versions of what runs it."""
+    named = {**_of_engine(config, engine, profile), "accepted records at most": f"{most_records:,}"}
+    shown = {name: _shown(name, value) for name, value in named.items() if value is not None}
+    return ServerFacts(shown, versions(), counts_tokens=profile.counts_tokens)
+
+
+def _of_engine(config: EngineConfig, engine: AnyEngine, profile: EngineProfile) -> dict[str, object]:
+    described = engine.describe()
+    return {
+        "task": config.task,
+        "model": config.model or "(default)",
+        "engine": config.engine if isinstance(config.engine, (str, type(None))) else repr(config.engine),
+        "device": described.get("device"),
+        "dtype": described.get("dtype"),
+        "batch cost limit": f"{profile.batch_cost:,.0f} {profile.cost_unit}" if profile.batch_cost else None,
+        "batch size limit": profile.batch_size or profile.max_in_flight or None,
+        **{f"engine option {name}": value for name, value in config.engine_options.items()},
+    }
+
+
+def host_of(plan: Plan, profile: EngineProfile) -> Host:
+    """What a run has for its host stages, and the limits of its batches."""
+    limits = plan.settings.limits
+    return Host(
+        cores=os.cpu_count() or 1,
+        workers=limits.workers,
+        batch_size=profile.batch_size,
+        batch_cost=profile.batch_cost,
+        counts_tokens=profile.counts_tokens,
+        buffer_memory=limits.buffer_memory,
+        slots=profile.max_in_flight if profile.batching == "steps" else 0,
+        maps=plan.user.prepares,
+        finishes=plan.user.finishes,
+        text_output=isinstance(plan.output.writer, JsonlWriter),
+    )
+
+
+def _shown(name: str, value: object) -> str:
+    if _SECRET.search(name):
+        return "(not shown)"
+    return without_login(value)[:_LONGEST]
+
+
+def without_login(value: object) -> str:
+    """Text without the user names and passwords of addresses in it."""
+    return _LOGIN.sub("", str(value))
+
+
+def versions() -> dict[str, str]:
+    """The versions of Headrace, Python and the libraries in use, and the machine."""
+    found = {"headrace": version("headrace"), "python": platform.python_version(), "machine": _machine()}
+    for name in _LIBRARIES:
+        if name in sys.modules:
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                continue
+    return found
+
+
+def _machine() -> str:
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"

@@ -1,0 +1,98 @@
+"""Tells at the end of a job what its device did: computing time, operations, peaks, energy."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.device.cache import TuningCache, cpu_facts
+from headrace.device.forward import ForwardMeter
+from headrace.device.nvml import GpuReading, Nvml, open_gpu
+from headrace.engines.base import AnyEngine, TunableEngine, can_be_tuned
+from headrace.events import DeviceUsed, Event, JobDone, JobStarted, Listener
+
+_WORTH_S = 2.0
+"""Peaks are measured, which takes half a second once, for jobs that computed at least this long."""
+
+
+def watch_device(engine: AnyEngine, tell: Listener, cache: TuningCache | None = None) -> DeviceWatch | None:
+    """A listener for the engine's job; None if the engine does not measure its forward passes."""
+    if not can_be_tuned(engine):
+        return None
+    meter = engine.forward_meter()
+    if meter is None:
+        return None
+    return DeviceWatch(engine, meter, tell, cache or TuningCache(), open_gpu(meter.gpu) if meter.gpu else None)
+
+
+class DeviceWatch:
+    """Measures from the start of a job to its end.
+
+    Args:
+        engine: of the job.
+        meter: of its forward passes.
+        tell: receives the event.
+        cache: keeps the peaks of the device.
+        gpu: reads power and clocks; None if there is nothing to read.
+    """
+
+    def __init__(
+        self, engine: TunableEngine, meter: ForwardMeter, tell: Listener, cache: TuningCache, gpu: Nvml | None
+    ) -> None:
+        self._engine = engine
+        self._meter = meter
+        self._tell = tell
+        self._cache = cache
+        self._gpu = gpu
+        self._before = meter.read()
+        self._reading: GpuReading | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Start to measure, or tell."""
+        match event:
+            case JobStarted():
+                self._before = self._meter.read()
+                self._reading = self._gpu.read() if self._gpu is not None else None
+            case JobDone():
+                self._end(event.at)
+            case _:
+                pass
+
+    def _end(self, at: float) -> None:
+        done = self._meter.read().since(self._before)
+        if not done.passes:
+            return
+        last = self._gpu.read() if self._gpu is not None else None
+        energy = last.energy_j - self._reading.energy_j if last is not None and self._reading is not None else None
+        dtype = str(self._engine.describe().get("dtype", ""))
+        peaks = self._peaks(dtype) if done.seconds >= _WORTH_S and done.operations else {}
+        self._tell(
+            DeviceUsed(
+                computed_s=done.seconds,
+                operations=done.operations,
+                weight_bytes=done.weight_bytes,
+                peak_operations=peaks.get("operations", 0.0),
+                peak_bytes=peaks.get("bytes", 0.0),
+                dtype=dtype,
+                energy_j=energy,
+                clock_mhz=last.clock_mhz if last is not None else None,
+                replayed=done.replayed / done.passes,
+                at=at,
+            )
+        )
+
+    def _peaks(self, dtype: str) -> Mapping[str, float]:
+        """Operations and bytes per second that the device reaches, measured once."""
+        key: dict[str, Any] = {"peaks": dtype, **cpu_facts(), **self._engine.hardware()}
+        kept = self._cache.read(key)
+        if kept is None:
+            native = importlib.import_module("headrace.device.native")  # imports PyTorch
+            kept = native.peaks("cuda" if self._engine.hardware().get("device") != "cpu" else "cpu", dtype)
+            self._cache.write(key, kept)
+        return {
+            name: float(value)
+            for name, value in kept.items()
+            if isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+        }

@@ -1,0 +1,324 @@
+"""Build a job from settings and run it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import operator
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headrace.app.batchers import BatcherSettings, Process, make_batcher
+from headrace.app.jobs.budgets import follow, starting_budget
+from headrace.app.jobs.describe import describe, host_of
+from headrace.app.jobs.device_use import watch_device
+from headrace.app.jobs.order import order_plan
+from headrace.app.jobs.plan import Plan as Plan
+from headrace.app.jobs.plan import changes, downloaded_model, engine_identity, fingerprint, finished_before, model_state
+from headrace.app.jobs.plan import check as check
+from headrace.app.jobs.prefix_caching import prefix_cache_listener
+from headrace.app.jobs.tracing import job_spans
+from headrace.app.jobs.tuning import load, tune, wants_sample
+from headrace.batching.batcher import Batcher
+from headrace.engines.base import AnyEngine, batches_itself, runs_batches, works_in_steps
+from headrace.engines.profile import EngineProfile, profile_of
+from headrace.errors import ConfigError, StoppedEarly, text_of
+from headrace.events import Event, InputLeftOut, JobDone, JobStarted, Listener, RunDescribed
+from headrace.io.sinks.callback_sink import CallbackWriter
+from headrace.io.sinks.table_writer import TableWriter
+from headrace.io.sources.joined import JoinedSource
+from headrace.io.sources.unique_ids import UniqueIds
+from headrace.jobs import run as main_path
+from headrace.jobs.pipeline.infer import WorkSteps, infer, infer_one
+from headrace.jobs.pipeline.job import BatcherPort, Job, JobEnd, StopRequest
+from headrace.jobs.pipeline.mapped_ids import MappedIds
+from headrace.jobs.pipeline.work import Work
+from headrace.jobs.planning.forecast import Forecast, forecast
+from headrace.jobs.planning.survey import Survey, survey, survey_prompts
+from headrace.jobs.settings import JobSettings as JobSettings
+from headrace.jobs.settings import as_json
+from headrace.jobs.state.in_flight import InFlight, warn_of_crash
+from headrace.jobs.state.output import LIVE, REPORT, StartMode
+from headrace.observe.exporters.trace import TraceWriter
+from headrace.observe.live.progress import Progress
+from headrace.observe.live.recorder import Recorder
+from headrace.observe.reporting.report import Report, ReportBuilder
+
+logger = logging.getLogger("headrace")
+
+
+def execute(
+    settings: JobSettings,
+    stop: StopRequest,
+    *,
+    progress: bool,
+    on_survey: Callable[[Survey], None] | None = None,
+    on_load: Callable[[JobSettings], None] | None = None,
+) -> tuple[JobEnd, Report]:
+    """Build the job and run it to its end, or until it is asked to stop. Blocks.
+
+    Args:
+        settings: the job.
+        stop: requests the stop.
+        progress: show a progress bar on stderr.
+        on_survey: called with a survey of the first rows, unless the job is finished.
+        on_load: called with the settings before the model is loaded.
+
+    Raises:
+        ConfigError: a parameter, file, column or model cannot be used; nothing was written.
+        JobError: the job cannot start or continue; finished records are kept.
+    """
+    began = time.monotonic()
+    plan = check(settings)
+    if (end := already_finished(plan)) is not None:
+        return end
+    warn_of_crash(plan.output, overwrite=plan.settings.overwrite)
+    if on_load is not None:
+        on_load(plan.settings)
+    return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey, began=began)
+
+
+def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of them out
+    plan: Plan,
+    engine: AnyEngine,
+    stop: StopRequest,
+    *,
+    progress: bool,
+    on_survey: Callable[[Survey], None] | None = None,
+    batcher: Callable[[Listener], BatcherPort] | None = None,
+    began: float | None = None,
+) -> tuple[JobEnd, Report]:
+    """Run a plan from `check`, then close the engine. `batcher` makes the batcher of a remote engine. Blocks.
+
+    `began` is when the job began, on the monotonic clock, before its model was loaded.
+
+    Raises:
+        JobError: the job cannot start or continue; finished records are kept.
+    """
+    began = began or time.monotonic()
+    report = ReportBuilder(began, host_of(plan, tuned_profile(plan.settings, engine)))
+    listeners: list[Listener] = [report, *map(Guarded, plan.settings.listeners)]
+    broadcast = Broadcast(listeners)
+    try:
+        job = build(plan, engine, stop, broadcast, batcher(broadcast) if batcher is not None else None)
+        found = None
+        if not (plan.settings.retry or plan.output.is_finished) and (on_survey or wants_sample(plan, engine)):
+            found = _survey(plan, job, spread=False)
+            if on_survey is not None:
+                on_survey(found)
+        tuned = tune(plan, engine, found, tuned_profile(plan.settings, engine))
+        if tuned.engine is not engine:
+            engine = tuned.engine
+            job = build(plan, engine, stop, broadcast)
+        follower = follow(plan.settings.config, engine, job.batcher, broadcast)
+        watches = (follower, watch_device(engine, broadcast), prefix_cache_listener(engine, broadcast))
+        with (
+            _tracing(plan, began) as trace,
+            job_spans(plan, began) as spans,
+            Progress() if progress else contextlib.nullcontext() as bar,
+        ):
+            listeners += [listener for listener in (*watches, trace, spans, bar) if listener is not None]
+            described = describe(plan, engine, tuned_profile(plan.settings, engine))
+            broadcast(RunDescribed(described.name, described.settings, described.versions, began))
+            if tuned.precision is not None:
+                broadcast(tuned.precision)
+            listeners.append(Recorder(report, plan.output.work / REPORT, plan.output.work / LIVE, described))
+            for left_out in plan.left_out:
+                broadcast(InputLeftOut(left_out, time.monotonic()))
+            end = main_path.run(job)
+    finally:
+        _close(engine)
+        if isinstance(plan.output.writer, CallbackWriter | TableWriter):
+            plan.output.writer.close()
+    return end, replace(report.build(), model=downloaded_model(plan.settings))
+
+
+def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[TraceWriter | None]:
+    if plan.settings.trace is None:
+        return contextlib.nullcontext()
+    return TraceWriter(Path(plan.settings.trace), began, str(plan.output.target))
+
+
+def _close(engine: AnyEngine) -> None:
+    """Close the engine; log what it raises."""
+    try:
+        engine.close()
+    except StoppedEarly:
+        raise
+    except BaseException as error:  # noqa: BLE001 - an engine's own code may raise anything
+        logger.warning("headrace: closing the engine raised %s: %s", type(error).__name__, text_of(error))
+
+
+def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
+    """How a finished job ended, found without its engine: see `plan.finished_before`."""
+    started = time.monotonic()
+    ended = finished_before(plan)
+    if ended is None:
+        return None
+    report = ReportBuilder()
+    report(JobStarted(plan.source.total_bytes, plan.source.total_records, ended.records, started, ended.failed))
+    report(JobDone("finished", time.monotonic()))
+    found = replace(report.build(), model=downloaded_model(plan.settings))
+    return JobEnd("already_finished", ended.records, ended.failed), found
+
+
+def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
+    """Estimate the job without writing anything. Blocks for some batches.
+
+    Raises:
+        ConfigError: a parameter, file, column or model cannot be used.
+        JobError: the input cannot be read.
+    """
+    plan = check(settings)
+    if isinstance(plan.source, JoinedSource):
+        plan = replace(plan, source=plan.source.preview())
+    engine = load(plan)
+    try:
+        job = build(plan, engine, StopRequest(), Broadcast(()))
+        found = _survey(plan, job, spread=True)
+        tuned = tune(plan, engine, found, tuned_profile(plan.settings, engine))
+        if tuned.engine is not engine:
+            engine = tuned.engine
+            job = build(plan, engine, StopRequest(), Broadcast(()))
+        found = replace(
+            found,
+            precision=tuned.precision,
+            model=downloaded_model(plan.settings),
+            repeats=survey_prompts(replace(job, source=plan.source)),
+            order=job.order,
+        )
+        profile = tuned_profile(plan.settings, engine)
+        if profile.batching == "batches":
+            profile = replace(profile, batch_cost=starting_budget(plan.settings.config, engine, profile))
+        return found, forecast(job, found, profile, is_folder=plan.output.is_folder)
+    finally:
+        plan.user.close()
+        _close(engine)
+
+
+def build(
+    plan: Plan,
+    engine: AnyEngine,
+    stop: StopRequest,
+    listener: Listener,
+    batcher: BatcherPort | None = None,
+) -> Job:
+    """Build the job; `batcher` is for a shared or remote engine."""
+    settings = plan.settings
+    # Duplicate ids would make outputs ambiguous. A retry need not check again.
+    later = settings.step is not None and settings.step.earlier  # the first step has checked them
+    identity = None if settings.retry or later else plan.columns.id
+    source, ids = plan.source, None
+    if identity and settings.prepare:
+        ids = MappedIds(plan.source, plan.columns, plan.user, lambda: plan.output.scratch)
+    elif identity:
+        source = UniqueIds(plan.source, identity, lambda: plan.output.scratch)
+    in_flight = None if settings.config.engine_process or batcher is not None else InFlight(plan.output.work)
+    return Job(
+        source=source,
+        columns=plan.columns,
+        engine=engine,
+        batcher=batcher or build_batcher(settings, engine, stop, listener, in_flight),
+        output=plan.output,
+        start=StartMode(
+            fingerprint(plan, describe_engine(engine)),
+            as_json(settings),
+            changes(settings),
+            engine_identity(settings),
+            model_state(settings),
+        ),
+        listener=listener,
+        limits=settings.limits,
+        stop=stop,
+        user=plan.user,
+        ids=ids,
+        engine_timeout_s=None if settings.config.engine_process else settings.config.engine_timeout_s,
+        dedupe=settings.dedupe,
+        order=order_plan(plan, profile_of(engine)),
+        retry=settings.retry,
+        in_flight=in_flight,
+    )
+
+
+def describe_engine(engine: AnyEngine) -> Mapping[str, object]:
+    """The engine's `describe()` after a round trip through JSON.
+
+    Raises:
+        ConfigError: it is not a mapping, or JSON cannot hold it.
+    """
+    described = engine.describe()
+    try:
+        if isinstance(described, Mapping):
+            return dict(json.loads(json.dumps(dict(described))))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the engine's describe() must return JSON-serializable values: {error}") from error
+    raise ConfigError(f"the engine's describe() returned {type(described).__name__}; it must return a dict")
+
+
+def build_batcher(
+    settings: JobSettings,
+    engine: AnyEngine,
+    stop: StopRequest,
+    listener: Listener,
+    in_flight: InFlight | None = None,
+) -> Batcher[Work, Any]:
+    """Make the batcher of a job."""
+    # An engine process enforces the timeout itself.
+    timeout_s = None if settings.config.engine_process else settings.config.engine_timeout_s
+    batching = BatcherSettings(listener, cost_estimator=operator.attrgetter("cost"), process_timeout_s=timeout_s)
+    process = _process(engine, stop, settings.limits.max_attempts, in_flight)
+    return make_batcher(tuned_profile(settings, engine), process, batching)
+
+
+def _process(engine: AnyEngine, stop: StopRequest, max_attempts: int, in_flight: InFlight | None) -> Process[Work]:
+    if batches_itself(engine):
+        return functools.partial(infer_one, engine=engine, stop=stop)
+    if works_in_steps(engine):
+        return WorkSteps(engine, stop)
+    assert runs_batches(engine), "there is no fourth kind"
+    return functools.partial(infer, engine=engine, stop=stop, max_attempts=max_attempts, in_flight=in_flight)
+
+
+def tuned_profile(settings: JobSettings, engine: AnyEngine) -> EngineProfile:
+    """The engine's profile with the cost budget and batch size of the settings."""
+    return profile_of(engine).tuned(settings.config.batch_tokens, settings.config.batch_size)
+
+
+def _survey(plan: Plan, job: Job, *, spread: bool) -> Survey:
+    found = survey(replace(job, source=plan.source), spread=spread)
+    return replace(found, left_out=plan.left_out + found.left_out)
+
+
+class Broadcast:
+    """A listener that forwards events to several listeners."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self._listeners = listeners
+
+    def __call__(self, event: Event) -> None:
+        for listener in self._listeners:
+            listener(event)
+
+
+class Guarded:
+    """A listener of the user's. If it raises, it hears no further event, and the work goes on."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener: Listener | None = listener
+
+    def __call__(self, event: Event) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(event)
+        except Exception as error:  # noqa: BLE001 - a user's own code may raise anything
+            logger.warning(
+                "headrace: listener %r raised %s: %s; it is left out", self._listener, type(error).__name__,
+                text_of(error),
+            )  # fmt: skip
+            self._listener = None

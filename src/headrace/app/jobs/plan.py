@@ -1,0 +1,397 @@
+"""Check a job before its model is loaded: settings, input, output, and whether it is finished."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import decimal
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.identity import identity
+from headrace.engines.choosing.resolving import moved, remote_model_of, resolve
+from headrace.engines.custom import load_factory
+from headrace.errors import ConfigError
+from headrace.io.base import PartWriter, Source
+from headrace.io.formats import openai_batch as openai
+from headrace.io.sinks.callback_sink import CallbackWriter
+from headrace.io.sinks.hub import HubWriter
+from headrace.io.sinks.table_writer import TableWriter
+from headrace.io.sinks.targets import Target, find_target, openai_writer, refuse_output_in_input
+from headrace.io.sources.hf_datasets import pinned
+from headrace.io.sources.images import ImageSource
+from headrace.io.sources.joined import JoinedSource, StepOutput
+from headrace.io.sources.opening import HUB_OPTIONS, open_source
+from headrace.io.sources.selection import SelectedSource
+from headrace.io.storage.files import FileSource
+from headrace.io.storage.hub_names import is_dataset_address, parse_dataset
+from headrace.jobs.pipeline import columns
+from headrace.jobs.pipeline.user_code import UserCode
+from headrace.jobs.planning.forecast import check_room
+from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, StepSettings, Task, as_json, check_values
+from headrace.jobs.state.fingerprint import check_same
+from headrace.jobs.state.output import JobOutput, StartMode
+from headrace.jobs.state.passes import Finished
+from headrace.jobs.state.state_file import read_state
+from headrace.records import LeftOut
+
+logger = logging.getLogger("headrace")
+
+_TRIED_ROWS = 64
+_NOT_IN_JSON = (bytes, bytearray, memoryview, datetime.timedelta, decimal.Decimal)
+
+_OPENAI_TASKS = {
+    openai.EMBEDDINGS: ("embed",),
+    openai.COMPLETIONS: ("generate",),
+    openai.CHAT: ("generate",),
+    openai.SCORE: ("score",),
+    openai.RERANK: ("score",),
+    openai.CLASSIFY: ("classify", "zero-shot"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked job whose model is not loaded yet."""
+
+    settings: JobSettings
+    """With the task resolved."""
+    source: Source
+    columns: columns.Columns
+    output: JobOutput
+    user: UserCode
+    left_out: tuple[LeftOut, ...]
+    """Entries of the input that a listing shows but the job does not read."""
+
+
+def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
+    """Open the input, look at its first rows and check that the output can be written. Writes nothing.
+
+    Args:
+        settings: the job.
+        own_engine: whether the job loads the engine in the settings; False if it receives a loaded one.
+
+    Raises:
+        ConfigError: a file, column or format cannot be used.
+    """
+    check_values(settings)
+    target = _target(settings)
+    if is_dataset_address(settings.source):
+        settings = replace(settings, source=_dataset(settings, target))
+    if isinstance(settings.source, (str, Path)):
+        refuse_output_in_input(settings.source, target)
+    source = open_source(settings.source, settings.input_format, settings.sql)
+    left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
+    url = openai.url_of(source)
+    if own_engine and url in openai.SERVER_ONLY:
+        raise ConfigError(
+            f"the batch file asks for {url}, which jobs do not answer; upload it to the Batch API of a server "
+            "(headrace serve --state-dir), or give the texts as columns"
+        )
+    config = settings.config.resolved(_OPENAI_TASKS[url][0] if url else None)
+    settings = replace(settings, config=config)
+    if own_engine:
+        config.check(SETTING_NAMES)
+    task = TASKS[config.task or ""]
+    if url is None and task.pairs == ("always" if settings.text_pair_column is None else "never"):
+        need = "takes pairs: name the column of" if task.pairs == "always" else "takes no pairs: leave out"
+        raise ConfigError(f"task {config.task!r} {need} the second text (text_pair_column)")
+    source, shown = _selected(source, settings, url)
+    column, makes_folder = task.output, False
+    if settings.step is not None:
+        column, makes_folder = settings.step.column, not settings.step.is_last
+    output = JobOutput(target, _writer(settings, target, column, url), makes_folder=makes_folder)
+    user = UserCode(
+        _function(settings.prepare),
+        _function(settings.finish),
+        settings.worker_kind,
+        settings.limits.workers,
+        settings.config.engine_timeout_s,
+    )
+    found = columns.resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
+    if column in found.keep:
+        raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} is named so")
+    if target.format in ("jsonl", "csv", "tsv") and url is None and settings.prepare is None:
+        _check_kept(shown, found.keep)
+    _check_output(settings, output)
+    if own_engine:
+        settings = replace(settings, config=resolved_for(settings, output))
+    return Plan(settings, source, found, output, user, left_out)
+
+
+def _columns(settings: JobSettings, task: Task, url: str | None) -> columns.Columns:
+    """The columns as the settings have them, not yet looked for in the input."""
+    id_column = settings.id_column
+    if url and id_column is None:
+        id_column = "id"  # each request has one, though the first is refused
+    return columns.Columns(
+        settings.text_column or (task.input if url in (None, openai.EMBEDDINGS) else "body"),
+        id_column,
+        task.text_only,
+        settings.text_pair_column,
+        settings.prompt_template,
+        ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
+        None if settings.step is None else settings.step.choice,
+    )
+
+
+def _check_output(settings: JobSettings, output: JobOutput) -> None:
+    """Check that the output can be written and belongs to this job.
+
+    Raises:
+        ConfigError: it cannot or does not.
+    """
+    try:
+        if settings.overwrite or not output.is_finished:
+            check_room(output.target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {output.target}: {error.strerror or error}") from error
+    if not (settings.overwrite or settings.retry):
+        output.refuse_foreign_files()
+    if isinstance(output.writer, TableWriter | HubWriter) and not output.is_finished:
+        output.writer.check(begun=settings.overwrite or output.has_begun)
+
+
+def _check_kept(source: Source, names: Sequence[str]) -> None:
+    """Check in the first rows that a text file can hold the columns to keep.
+
+    A single value that it cannot hold fails its record only.
+
+    Raises:
+        ConfigError: all values of a column are of such a type.
+    """
+    if not names:
+        return
+    rows = next((chunk.records for chunk in source.chunks(lambda position: position) if chunk.records), ())
+    for name in names:
+        kinds = {type(value) for record in rows[:_TRIED_ROWS] if (value := record.data.get(name)) is not None}
+        if kinds and all(issubclass(kind, _NOT_IN_JSON) for kind in kinds):
+            raise ConfigError(
+                f"cannot keep column {name!r}: a text file cannot hold its values, of type {kinds.pop().__name__}; "
+                "write to a .parquet file, or turn them into text with a function of your own (--map)"
+            )
+
+
+def _dataset(settings: JobSettings, target: Target) -> str:
+    """The address of a dataset with its commit. A resume reads the commit that the job was begun with.
+
+    Raises:
+        ConfigError: the hub has no such dataset or revision, or refuses it.
+    """
+    address = parse_dataset(str(settings.source), HUB_OPTIONS)
+    state = None if settings.overwrite else read_state(target.work / "job.json")
+    kept = None if state is None else state.get("settings")
+    begun = str(kept["source"]) if kept else ""
+    if is_dataset_address(begun) and address.commit is None:
+        known = parse_dataset(begun, HUB_OPTIONS)
+        if replace(known, revision=address.revision) == address:
+            return begun
+    return str(pinned(address))
+
+
+def _target(settings: JobSettings) -> Target:
+    if isinstance(settings.sink, (str, Path)):
+        return find_target(settings.sink, settings.output_format)
+    if not callable(settings.sink):
+        raise ConfigError(
+            f"the sink is of type {type(settings.sink).__name__}; give the name of a file or folder, or a function"
+        )
+    # A job needs a working folder, though this one cannot be resumed.
+    place = Path(tempfile.mkdtemp(prefix="headrace-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return Target(place, is_folder=True, format="rows")
+
+
+def _selected(source: Source, settings: JobSettings, url: str | None) -> tuple[Source, Source]:
+    """The rows that the job reads, and the same rows as far as they can be shown now.
+
+    Raises:
+        ConfigError: the input cannot be used with several steps.
+    """
+    if not settings.selection.is_all:
+        source = SelectedSource(source, settings.selection)
+    if settings.step is None:
+        return source, source
+    if url is not None:
+        raise ConfigError("an OpenAI batch file says what is asked of one model; it cannot be used with several steps")
+    if getattr(source, "reads_once", False):
+        raise ConfigError(
+            "the input is an iterator, which can be read once, and each step reads it; give a list, or a function that "
+            "returns a new iterator"
+        )
+    if not settings.step.earlier:
+        return source, source
+    joined = _joined(source, settings.step)
+    return joined, joined.preview()  # the outputs may not be there yet
+
+
+def _joined(source: Source, step: StepSettings) -> JoinedSource:
+    """The input of a step, with the outputs of the steps before it."""
+    outputs = []
+    for earlier in step.earlier:
+        target = find_target(earlier.output)
+        outputs.append(StepOutput(earlier.name, earlier.column, target.place, target.errors, target.format))
+    facts: dict[str, object] = {earlier.name: earlier.facts for earlier in step.earlier}
+    return JoinedSource(source, outputs, facts, as_answer=step.choice is not None)
+
+
+def _writer(settings: JobSettings, target: Target, column: str, url: str | None) -> PartWriter:
+    if callable(settings.sink):
+        return CallbackWriter(settings.sink, column)
+    if target.table is not None:
+        if url is not None:
+            raise ConfigError("the answers to an OpenAI batch file go to a .jsonl file, not to a table")
+        if target.table.scheme == "qdrant" and settings.finish is None:
+            _check_vectors(target, settings.config)
+        return TableWriter(target.table, column, settings.keep_columns, settings.on_nan)
+    if url is None:
+        return target.writer(column, settings.on_nan, settings.keep_columns)
+    chosen = settings.config.task
+    if chosen not in _OPENAI_TASKS[url]:
+        raise ConfigError(f"the batch file asks for {url}, which is task {_OPENAI_TASKS[url][0]!r}, not {chosen!r}")
+    if settings.keep_columns:
+        raise ConfigError("the answer to an OpenAI batch file has columns of its own; leave keep_columns away")
+    return openai_writer(target, url, settings.on_nan)
+
+
+def _check_vectors(target: Target, config: EngineConfig) -> None:
+    """Check that the outputs are vectors as Qdrant takes them.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    numbers = config.engine_options.get("output_dtype") or "float32"
+    if config.task not in ("embed", "image-embed", "custom"):
+        raise ConfigError(
+            f"cannot write {target}: the outputs of task {config.task!r} are not vectors, and a collection of Qdrant "
+            "takes vectors; write to postgresql://, sqlite:///, lancedb:/// or a file, or make vectors with a function "
+            "(--finish)"
+        )
+    if numbers != "float32":
+        raise ConfigError(
+            f"cannot write {target}: output_dtype is {numbers!r}, and a collection of Qdrant takes float32; leave it "
+            "out, or write to a file"
+        )
+
+
+def finished_before(plan: Plan) -> Finished | None:
+    """How the job ended, if it is known without loading the engine; else None.
+
+    The engine is identified by its name, options and files; all other settings are compared as in any resume.
+
+    Raises:
+        ConfigError: the files of the finished job have changed.
+        ResumeMismatchError: the job was started with other settings.
+    """
+    settings, output = plan.settings, plan.output
+    state = output.read_state() if output.is_finished else None
+    if state is None or state["finished"] is None or changes(settings) != "refuse":
+        return None
+    made_of = engine_identity(settings)
+    facts = state["fingerprint"].get("engine")
+    if made_of is None or made_of != state.get("made_of") or not isinstance(facts, dict):
+        return None
+    start = StartMode(fingerprint(plan, facts), as_json(settings), made_of=made_of, model=model_state(settings))
+    if settings.retry and state["finished"]["failed"]:
+        return None
+    with output.locked():
+        ended = output.begin_retry(start) if settings.retry else output.begin(start)
+    if not isinstance(ended, Finished):
+        return None
+    plan.user.close()
+    return ended
+
+
+def resolved_for(settings: JobSettings, output: JobOutput) -> EngineConfig:
+    """The configuration with the commit of a model that must be downloaded: the one that the job was begun with.
+
+    A finished job asks no hub: nothing may be left to do.
+
+    Raises:
+        ConfigError, EngineError: see `engines.resolving.resolve`.
+        ResumeMismatchError: the job was begun with another commit.
+    """
+    config = settings.config
+    if remote_model_of(config) is None:
+        return config
+    begun = None if settings.overwrite else output.begun_with_model()
+    if begun is None:
+        return resolve(config)
+    if begun["name"] != config.model:
+        config = resolve(config)
+        if not settings.ignore_changes:
+            check_same(output.target, {"engine.commit": begun["commit"]}, {"engine.commit": config.commit})
+        return config
+    config = replace(config, commit=begun["commit"])
+    if output.is_finished:
+        return config
+    config = resolve(config)
+    if (newest := moved(config)) is not None:
+        logger.warning(
+            "headrace: %s has moved to commit %s since this job was begun: the job continues with %s (--overwrite "
+            "starts again with the new commit)",
+            config.model,
+            newest,
+            config.commit,
+        )
+    return config
+
+
+def model_state(settings: JobSettings) -> dict[str, str] | None:
+    """The name and commit of a downloaded model, which a resume asks for again; None for a local one."""
+    config = settings.config
+    return None if config.commit is None else {"name": str(config.model), "commit": config.commit}
+
+
+def downloaded_model(settings: JobSettings) -> str | None:
+    """A downloaded model and its commit, for people; None for a local one."""
+    return settings.config.label if settings.config.commit is not None else None
+
+
+def engine_identity(settings: JobSettings) -> str | None:
+    """See `engines.identity`."""
+    config = settings.config
+    return identity(config.task or "", config.model, config.engine, config.engine_options, config.commit)
+
+
+def fingerprint(plan: Plan, engine: Mapping[str, object]) -> dict[str, object]:
+    """The facts that determine the output. A commit stands for the digest of a downloaded model's files."""
+    commit = plan.settings.config.commit
+    if commit is not None:
+        digests = ("model", "model_digest")  # vLLM's name, and that of all others
+        engine = {name: value for name, value in engine.items() if name not in digests} | {"commit": commit}
+    return {
+        "source": plan.source.describe(),
+        "engine": engine,
+        "task": plan.settings.config.task,
+        "text_column": plan.columns.text,
+        "text_pair_column": plan.columns.pair,
+        "id_column": plan.columns.id,
+        "prompt_template": plan.columns.template,
+        "keep_columns": list(plan.columns.keep),
+        **plan.user.describe(),
+        **({"table": table.shown} if (table := plan.output.table) is not None else {}),
+        **_step_facts(plan.settings.step),
+    }
+
+
+def _step_facts(step: StepSettings | None) -> dict[str, object]:
+    if step is None:
+        return {}
+    chosen = {} if step.choice is None else {"model_column": asdict(step.choice)}
+    return {"step": {"name": step.name, "column": step.column, "begun": step.begun, **chosen}}
+
+
+def changes(settings: JobSettings) -> Literal["refuse", "ignore", "overwrite"]:
+    """What to do if the output was started with other settings."""
+    return "overwrite" if settings.overwrite else "ignore" if settings.ignore_changes else "refuse"
+
+
+def _function(given: Callable[..., object] | str | None) -> Callable[..., object] | None:
+    return load_factory(given) if isinstance(given, str) else given

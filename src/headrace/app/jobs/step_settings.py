@@ -1,0 +1,223 @@
+"""Settings of a job of several steps: what a user says of each, and the `JobSettings` that come of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.argument_types import check_types
+from headrace.engines.choosing.config import EngineConfig
+from headrace.errors import ConfigError, MissingExtraError, nearest
+from headrace.io.sinks.targets import Target, find_target
+from headrace.jobs.pipeline.columns import ModelChoice
+from headrace.jobs.settings import TASKS, EarlierStep, JobSettings, StepSettings
+
+FOLDER = "steps"
+"""In the working folder of the output: the outputs of all steps but the last."""
+_MOST_BYTES = 1024 * 1024
+"""Maximum size of a file of steps."""
+_VECTORS = ("embed", "sparse-embed", "image-embed")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a job. Only the settings in which steps differ; the job has the others."""
+
+    name: str | None = None
+    """Column of its output; None for the task's column, with the model's name. With a model column: the name of its
+    model there; None for the model as written."""
+    task: str | None = None
+    model: str | Path | None = None
+    engine: str | Callable[..., object] | None = None
+    engine_options: Mapping[str, object] = field(default_factory=dict)
+    engine_process: bool = False
+    engine_timeout_s: float | None = None
+    batch_tokens: int | None = None
+    batch_size: int | None = None
+    pickled_weights: bool = False
+    text_column: str | None = None
+    text_pair_column: str | None = None
+    prompt_template: str | None = None
+    finish: Callable[..., object] | str | None = None
+
+    def config(self) -> EngineConfig:
+        """Its engine.
+
+        Raises:
+            ConfigError: an option belongs to another engine than the one named.
+        """
+        given = {one.name: getattr(self, one.name) for one in fields(EngineConfig) if one.name in _STEP_NAMES}
+        model = None if self.model is None else str(self.model)
+        return EngineConfig(**{**given, "model": model}).resolved()
+
+
+_STEP_NAMES = tuple(one.name for one in fields(Step))
+
+
+def parse_steps(entries: object) -> list[Step]:
+    """Steps from mappings, such as those in a file.
+
+    Raises:
+        ConfigError: an entry is not a mapping, has an unknown key, or a value of another type; the message names it.
+    """
+    if not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
+        raise ConfigError("steps must be a list of at least one step, such as [{task: embed}, {task: classify}]")
+    steps: list[Step] = []
+    for number, entry in enumerate(entries, 1):
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"step {number} is of type {type(entry).__name__}; it must be a mapping of settings")
+        for key in entry:
+            if key not in _STEP_NAMES:
+                more = nearest(str(key), _STEP_NAMES) or f"; known: {', '.join(_STEP_NAMES)}"
+                raise ConfigError(f"step {number}: {key!r:.100} is unknown{more}")
+        step = Step(**entry)
+        try:
+            check_types(step)
+        except ConfigError as error:
+            raise ConfigError(f"step {number}: {error}") from error
+        steps.append(step)
+    return steps
+
+
+def refuse_beside_steps(job: JobSettings) -> None:
+    """Check that no setting of a step is given for the whole job.
+
+    Raises:
+        ConfigError: one is.
+    """
+    default = JobSettings(job.source, job.sink)
+    names = [name for name in _STEP_NAMES if hasattr(default, name) and getattr(job, name) != getattr(default, name)]
+    if given := job.config.changed() + names:
+        raise ConfigError(f"{given[0]} is a setting of one step; with several steps, give it in each step")
+
+
+def read_steps(path: Path) -> tuple[list[Step], str | None]:
+    """The steps in a YAML or JSON file, and its `model_column`.
+
+    Raises:
+        ConfigError: the file cannot be read, or an entry is unknown or of the wrong type.
+        MissingExtraError: it is YAML and PyYAML is not installed.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"{path} is larger than {_MOST_BYTES:,} bytes; it must be a list of steps")
+        content = _parsed(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    if not isinstance(content, Mapping) or "steps" not in content:
+        raise ConfigError(f'{path} must be a mapping with "steps", a list')
+    if unknown := [key for key in content if key not in ("steps", "model_column")]:
+        raise ConfigError(f"{path}: {unknown[0]!r:.100} is unknown; known: steps, model_column")
+    column = content.get("model_column")
+    if not (column is None or isinstance(column, str)):
+        raise ConfigError(f"{path}: model_column is {column!r:.60}; it must be a text")
+    try:
+        return parse_steps(content["steps"]), column
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {' '.join(str(error).split())}") from error
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtraError(
+            f'{path}: YAML needs pyyaml: pip install "headrace[torch]", or use a .json file'
+        ) from error
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+
+
+def settings_of(
+    job: JobSettings, steps: Sequence[Step], begun: str, model_column: str | None = None
+) -> list[JobSettings]:
+    """The settings of each step; the last writes the job's output.
+
+    Args:
+        job: settings that all steps share; what a `Step` has is not used.
+        steps: in their order.
+        begun: see `StepSettings.begun`.
+        model_column: column in which each record names the one step that computes it.
+
+    Raises:
+        ConfigError: a setting cannot be used with steps, or two steps have the same name.
+    """
+    if not isinstance(job.sink, (str, Path)):
+        raise ConfigError("a job of several steps needs a file or folder as its sink, where it keeps what is done")
+    if str(job.source) == "-":
+        raise ConfigError("-i - cannot be used with several steps: each reads the input; write it to a file first")
+    if job.prepare is not None:
+        raise ConfigError("--map (prepare) cannot be used with several steps: prepare the input before the job")
+    if job.order == "prefix":
+        raise ConfigError("order is 'prefix', which one model may gain from: with several steps, leave --order out")
+    configs = [step.config() for step in steps]
+    columns = [TASKS[config.task].output if config.task in TASKS else "output" for config in configs]
+    names = _names(steps, columns, model_column)
+    if model_column is None:
+        columns = names
+    elif len(set(columns)) > 1:
+        raise ConfigError(f"with a model column all steps have one task; here the outputs are {', '.join(columns)}")
+    target = find_target(job.sink, job.output_format)
+    found: list[JobSettings] = []
+    earlier: list[EarlierStep] = []
+    for number, (step, config) in enumerate(zip(steps, configs, strict=True), 1):
+        last = number == len(steps)
+        choice = None if model_column is None else ModelChoice(model_column, names[number - 1], tuple(names))
+        output = job.sink if last else step_output(target, number, _format(target, config, model_column))
+        kept = job.keep_columns if model_column else (*job.keep_columns, *columns[: number - 1])
+        found.append(
+            replace(
+                job,
+                sink=output,
+                config=config,
+                text_column=step.text_column,
+                text_pair_column=step.text_pair_column,
+                prompt_template=step.prompt_template,
+                finish=step.finish,
+                keep_columns=kept if last else (),
+                output_format=job.output_format if last else None,
+                step=StepSettings(names[number - 1], columns[number - 1], begun, tuple(earlier), choice, last),
+            )
+        )
+        earlier.append(EarlierStep(names[number - 1], columns[number - 1], str(output)))
+    return found
+
+
+def step_output(target: Target, number: int, format: Literal["jsonl", "parquet"]) -> str:  # noqa: A002
+    """The file of the step with this number, from 1."""
+    return str(target.work / FOLDER / f"{number}.{format}")
+
+
+def _format(target: Target, config: EngineConfig, model_column: str | None) -> Literal["jsonl", "parquet"]:
+    """JSON Lines keeps any output as it is; vectors take less room in Parquet."""
+    vectors = config.task in _VECTORS and target.format == "parquet" and model_column is None
+    return "parquet" if vectors else "jsonl"
+
+
+def _names(steps: Sequence[Step], columns: Sequence[str], model_column: str | None) -> list[str]:
+    names: list[str] = []
+    for step, column in zip(steps, columns, strict=True):
+        name = step.name
+        if name is None and model_column is not None:
+            if step.model is None:
+                raise ConfigError("with a model column each step needs a model or a name, which records name")
+            name = str(step.model)
+        elif name is None:
+            name = column if step.model is None else f"{column}_{str(step.model).rstrip('/').rpartition('/')[2]}"
+        if not name or (name == "id" and model_column is None):
+            raise ConfigError(f"a step cannot be named {name!r}; its name is the column of its output")
+        if name in names:
+            raise ConfigError(f"two steps are named {name!r}; give each a name of its own")
+        names.append(name)
+    return names

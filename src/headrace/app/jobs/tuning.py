@@ -1,0 +1,302 @@
+"""Choose the dtype of a job by trying it on the job's own records."""
+
+from __future__ import annotations
+
+import logging
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.app.jobs.plan import Plan
+from headrace.device.precision import LEAST_GAIN, candidates, compare
+from headrace.engines.base import AnyBatchEngine, AnyEngine, TunableEngine, can_be_tuned, runs_batches
+from headrace.engines.choosing import registry
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.loading import load_engine
+from headrace.engines.options import INT8
+from headrace.engines.profile import EngineProfile
+from headrace.errors import EngineDeadError, EngineError, JobError, ResumeMismatchError
+from headrace.events import PrecisionChosen
+from headrace.jobs.pipeline.work import Work
+from headrace.jobs.planning.forecast import pack
+from headrace.jobs.planning.survey import Survey
+from headrace.jobs.settings import JobSettings
+
+logger = logging.getLogger("headrace")
+
+_MOST_S = 10.0
+_MOST_SHARE = 0.02
+"""Maximum share of the job's forecast time for trying."""
+_WORTH_S = 20.0
+"""A job that takes less in float32 runs in float32: loading the model twice would take more than it could gain."""
+_UNKNOWN_S = 1.0
+"""Seconds for trying if the length of the job is unknown."""
+_MOST_RECORDS = 2_000
+_LEAST_BATCHES = 5
+"""Run in both dtypes, if there are so many: other work may disturb a single one."""
+_EMULATED = 0.5
+"""A resumed job is refused where a product is computed at less than this speed of float32, and goes on otherwise.
+
+Without bfloat16 instructions, a CPU with AVX-512 converts the numbers and reaches 0.8; one with AVX2 reaches 0.2."""
+_SLOWER = 0.95
+"""Below this, the user is told: less is noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """An engine, and why it runs in its dtype."""
+
+    engine: AnyEngine
+    precision: PrecisionChosen | None
+    """None for an engine that chooses its own dtype."""
+
+
+def settings_to_load(plan: Plan) -> JobSettings:
+    """The settings for the engine; a resumed job keeps the dtype it was started with."""
+    settings = plan.settings
+    config = settings.config
+    if settings.overwrite or not (is_auto(config) or is_int8(config)):
+        return settings
+    if not registry.has_option(config.task, config.engine, "dtype"):
+        return settings
+    try:
+        state = plan.output.read_state()
+    except JobError:
+        return settings  # starting the job reports the error
+    facts = state["fingerprint"].get("engine") if state else None
+    dtype = facts.get("dtype") if isinstance(facts, Mapping) else None
+    if not isinstance(dtype, str):
+        return settings
+    return replace(settings, config=in_dtype(settings.config, dtype))
+
+
+def in_dtype(config: EngineConfig, dtype: str | None) -> EngineConfig:
+    """The same engine in this dtype; "int8" quantises it, and None leaves the choice to the engine."""
+    options = {name: value for name, value in config.engine_options.items() if name not in ("dtype", "quantize")}
+    chosen = {} if dtype is None else {"quantize": INT8} if dtype == INT8 else {"dtype": dtype}
+    return replace(config, engine_options={**options, **chosen})
+
+
+def is_int8(config: EngineConfig) -> bool:
+    """Whether the user wants 8-bit integers, where they pass."""
+    return bool(config.engine_options.get("quantize") == INT8)
+
+
+def exact(config: EngineConfig) -> EngineConfig:
+    """The engine to compare others with."""
+    return in_dtype(config, str(config.engine_options.get("dtype", "auto"))) if is_int8(config) else config
+
+
+def load(plan: Plan) -> AnyEngine:
+    """Load the model; a resumed job keeps the dtype it was started with. Blocks.
+
+    Raises:
+        ConfigError, EngineError: the model cannot be loaded.
+        ResumeMismatchError: this machine only emulates that dtype.
+    """
+    settings = settings_to_load(plan)
+    if settings is plan.settings:
+        return load_engine(exact(settings.config))
+    engine = load_engine(settings.config)
+    _check_native(plan, str(settings.config.engine_options.get("dtype", INT8)), engine)
+    return engine
+
+
+def _check_native(plan: Plan, dtype: str, engine: AnyEngine) -> None:
+    speed = engine.dtype_speeds().get(dtype, 1.0) if can_be_tuned(engine) else 1.0
+    if speed >= _EMULATED:
+        return
+    engine.close()
+    raise ResumeMismatchError(
+        f"{plan.output.target} was started in {dtype}, which this machine computes at {speed:.2g} times the speed of "
+        f"float32: continue on a machine like the first, pass --dtype {dtype} to continue here nevertheless, or "
+        "--dtype float32 --ignore-changes to compute the rest in float32"
+    )
+
+
+def wants_sample(plan: Plan, engine: AnyEngine) -> bool:
+    """Whether `tune` has anything to try on a sample."""
+    return can_be_tuned(engine) and not _settled(plan, engine)
+
+
+def tune(plan: Plan, engine: AnyEngine, survey: Survey | None, profile: EngineProfile) -> Tuned:
+    """The engine in the fastest dtype whose outputs for a sample of the job's records are as good as float32's.
+
+    Args:
+        plan: of the job.
+        engine: as loaded; closed if another replaces it.
+        survey: of the job's records; None if they were not sampled.
+        profile: the limits of a batch.
+    """
+    if not can_be_tuned(engine):
+        return Tuned(engine, None)
+    started = time.monotonic()
+    dtype = str(engine.describe().get("dtype", ""))
+    why = _settled(plan, engine)
+    if why or not dtype:
+        return Tuned(engine, _said(dtype, why, engine) if dtype else None)
+
+    batches = [] if survey is None else batches_of(survey.work, profile)
+    allowed = None if survey is None else _allowance(engine, batches, survey)
+    config = plan.settings.config
+    if is_int8(config) and batches:
+        allowed = max(allowed or 0.0, _UNKNOWN_S)  # it was asked for
+    if allowed is None:
+        short = "no record" if not batches else "too few records"
+        return Tuned(engine, _chosen(dtype, f"{short} to try {to_try(engine, config)[0]}", started))
+    return try_faster(engine, config, batches, allowed)
+
+
+def try_faster(engine: TunableEngine, config: EngineConfig, batches: Sequence[Sequence[Work]], allowed: float) -> Tuned:
+    """The engine in the first faster dtype that passes on these batches; the engine itself if none does.
+
+    Args:
+        engine: in float32; closed if another replaces it.
+        config: loads the model again.
+        batches: run in both dtypes.
+        allowed: seconds that this may take, without loading.
+    """
+    started = time.monotonic()
+    details: list[str] = []
+    for name in to_try(engine, config):
+        other, detail = _try(engine, name, config, batches, allowed)
+        if other is not None:
+            engine.close()
+            return Tuned(other, _chosen(name, "; ".join([detail, *details]), started))
+        details.append(detail)
+        if name == INT8:
+            logger.warning("--quantize %s is not used: %s", INT8, detail)
+    return Tuned(engine, _chosen("float32", "; ".join(details), started))
+
+
+def _settled(plan: Plan, engine: TunableEngine) -> str:
+    """Why there is nothing to try; empty if there is something."""
+    dtype = engine.describe().get("dtype")
+    config = plan.settings.config
+    if not (is_auto(config) or is_int8(config)):
+        return "as set"
+    if settings_to_load(plan) is not plan.settings:
+        return "as when the job was started"
+    if dtype != "float32":
+        return "the weights' own"
+    once = hasattr(plan.settings.source, "__next__") or hasattr(plan.settings.source, "__anext__")
+    return none_faster(engine, config) or (
+        "the input is an iterator: there is no sample to try another dtype on" if once else ""
+    )
+
+
+def to_try(engine: TunableEngine, config: EngineConfig) -> list[str]:
+    """The types worth trying, best first."""
+    return [INT8] * is_int8(config) + (candidates(engine.dtype_speeds()) if is_auto(config) else [])
+
+
+def none_faster(engine: TunableEngine, config: EngineConfig) -> str:
+    """Why no other dtype is worth trying on the device; empty if one is."""
+    speeds = engine.dtype_speeds()
+    if to_try(engine, config):
+        return ""
+    if not speeds:
+        return "this model is too small to gain from another dtype"
+    return ", ".join(f"{name} is {speed:.2g} times as fast here" for name, speed in speeds.items())
+
+
+def is_auto(config: EngineConfig) -> bool:
+    """Whether Headrace chooses the dtype."""
+    return bool(config.engine_options.get("dtype", "auto") == "auto")
+
+
+def _said(dtype: str, why: str, engine: TunableEngine) -> PrecisionChosen:
+    """A choice that is not Headrace's, so that it took no time; warns if it is slow on this device."""
+    speed = engine.dtype_speeds().get(dtype, 1.0)
+    started = time.monotonic()
+    if speed >= _SLOWER:
+        return _chosen(dtype, why, started)
+    slow = f"this device computes it at {speed:.2g} times the speed of float32"
+    logger.warning("the job runs in %s: %s", dtype, slow)
+    return replace(_chosen(dtype, f"{why}; {slow}", started), speed=speed)
+
+
+def _chosen(dtype: str, detail: str, started: float) -> PrecisionChosen:
+    now = time.monotonic()
+    return PrecisionChosen(dtype, detail, now - started, now)
+
+
+def batches_of(work: Sequence[Work], profile: EngineProfile) -> list[Sequence[Work]]:
+    """Batches of the sample in random order, so that all lengths occur early."""
+    step = max(1, len(work) // _MOST_RECORDS)
+    batches = pack(sorted(work[::step], key=lambda item: item.cost, reverse=True), profile)
+    random.Random(0).shuffle(batches)
+    return batches
+
+
+def _allowance(engine: AnyBatchEngine, batches: Sequence[Sequence[Work]], survey: Survey) -> float | None:
+    """How many seconds trying may take; None if the job is too short for it."""
+    work, records = survey.work, survey.records
+    if not work or records is None:
+        return _UNKNOWN_S if work else None
+    first = batches[0]
+    _forward(engine, first)  # the first batch of a shape is slower
+    _, seconds = _forward(engine, first)
+    forecast = seconds / sum(item.cost for item in first) * sum(item.cost for item in work) / len(work) * records
+    return min(_MOST_S, _MOST_SHARE * forecast) if forecast >= _WORTH_S else None
+
+
+def _try(
+    engine: AnyBatchEngine, name: str, config: EngineConfig, batches: Sequence[Sequence[Work]], allowed: float
+) -> tuple[AnyEngine | None, str]:
+    """The engine in this dtype, and why it is used; or None, and why it is not."""
+    try:
+        other = load_engine(in_dtype(config, name))
+    except EngineError as error:
+        return None, f"{name} cannot be loaded: {error}"
+    assert runs_batches(other), "it is loaded as the first was"
+    gain, exact, tried = _run_both(engine, other, batches, allowed)
+    deviation = compare(exact, tried)
+    detail = "its outputs cannot be compared"
+    if deviation is not None:
+        detail = f"{gain:.1f} times as fast as float32, {deviation}"
+        if deviation.passes and gain >= LEAST_GAIN:
+            return other, detail
+        trouble = f"gives {deviation}" if deviation.broken else f"is too far off: {deviation}"
+        detail = f"{name} is {detail}" if deviation.passes else f"{name} {trouble}"
+        if deviation.broken:
+            logger.warning("this model does not work in %s (%s); it runs in float32", name, deviation)
+    other.close()
+    return None, detail
+
+
+def _run_both(
+    engine: AnyBatchEngine,
+    other: AnyBatchEngine,
+    batches: Sequence[Sequence[Work]],
+    most_s: float,
+) -> tuple[float, list[Any], list[Any]]:
+    """How many times as fast the other is, and the outputs of both for the same batches; ends when the time is up."""
+    ratios: list[float] = []
+    outputs: tuple[list[Any], list[Any]] = ([], [])
+    _forward(other, batches[0])
+    ends = time.perf_counter() + most_s
+    for batch in batches:
+        seconds = [0.0, 0.0]
+        for place, one in enumerate((engine, other)):
+            found, seconds[place] = _forward(one, batch)
+            outputs[place].extend(found)
+        ratios.append(seconds[0] / seconds[1])
+        if len(ratios) >= _LEAST_BATCHES and time.perf_counter() > ends:
+            break
+    return statistics.median(ratios), *outputs
+
+
+def _forward(engine: AnyBatchEngine, batch: Sequence[Work]) -> tuple[Sequence[Any], float]:
+    """Outputs and seconds; if the batch fails, its error for each record."""
+    started = time.perf_counter()
+    try:
+        outputs: Sequence[Any] = engine.forward([item.payload for item in batch])
+    except EngineDeadError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a model's code may raise anything; the job will name the record
+        outputs = [error] * len(batch)
+    return outputs, max(time.perf_counter() - started, 1e-9)

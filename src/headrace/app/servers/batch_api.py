@@ -1,0 +1,146 @@
+"""Batches over HTTP: each runs as jobs on the models of the server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import APIRouter
+
+from headrace.app.servers.batch_run import BatchWork, BulkModel, ModelRun, UseModel
+from headrace.app.servers.batch_split import SplitRun
+from headrace.errors import ConfigError, NotRunningError
+from headrace.io.formats.openai_batch import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, SCORE
+from headrace.jobs.state.lock import exclusive
+from headrace.serving.batches.files import FileStore
+from headrace.serving.batches.runs import BatchRun, BatchServices
+from headrace.serving.batches.store import Batches
+from headrace.serving.batches.validation import LineRules, ValidatedFile, validate
+from headrace.serving.limits import ServeLimits
+from headrace.serving.metrics import BulkState
+from headrace.serving.routes.batches import batches_router, files_router
+from headrace.serving.service import Service
+
+_ENDPOINTS: Mapping[str, tuple[str, ...]] = {
+    "embed": (EMBEDDINGS,),
+    "generate": (COMPLETIONS, CHAT),
+    "score": (SCORE, RERANK),
+    "classify": (CLASSIFY,),
+    "zero-shot": (CLASSIFY,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchModel:
+    """A model that batches may use."""
+
+    bulk: BulkModel
+    names: Callable[[], Sequence[str]]
+    """In requests; the first is its name in answers."""
+    use: UseModel = lambda _: nullcontext()
+    """Keeps it loaded."""
+    keys: frozenset[str] | None = None
+    """Names of the API keys that may use it; None for all."""
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The endpoints that it supports."""
+        return _ENDPOINTS.get(self.bulk.task, ())
+
+
+class BatchApi:
+    """The Batch API of a server.
+
+    Args:
+        state: the folder of its files and jobs.
+        models: of the server; one, or several of a pool.
+        limits: of requests.
+
+    Raises:
+        ConfigError: the folder cannot be made.
+    """
+
+    def __init__(self, state: Path, models: Sequence[BatchModel], limits: ServeLimits) -> None:
+        try:
+            self._files = FileStore(state / "files")
+        except OSError as error:
+            raise ConfigError(f"cannot keep files in {state}: {error.strerror}; choose a folder to write to") from error
+        self._state = state
+        self._models = models
+        self._limits = limits
+        self._batches: Batches | None = None
+
+    def routers(self) -> tuple[APIRouter, ...]:
+        """The routes of files and batches."""
+        return files_router(self._files, self._limits.max_file_bytes, self._running), batches_router(self._running)
+
+    def state(self) -> BulkState | None:
+        """The current state, for the metrics; None unless the server runs."""
+        if self._batches is None:
+            return None
+        models = [model.bulk for model in self._models]
+        return BulkState(self._batches, sum(model.done for model in models), sum(model.waiting for model in models))
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Hold the state folder while the body runs.
+
+        Raises:
+            ConfigError: the folder cannot be written.
+            OutputLockedError: another server has it.
+        """
+        lock = exclusive(self._state / "lock", self._state, "stop that server, or choose another --state-dir")
+        with ExitStack() as held:
+            try:
+                held.enter_context(lock)
+            except OSError as error:
+                raise ConfigError(f"cannot write {self._state / 'lock'}: {error.strerror or error}") from error
+            yield
+
+    @asynccontextmanager
+    async def running(self, service: Service | None = None) -> AsyncIterator[None]:
+        """Continue unfinished batches and accept new ones while the body runs.
+
+        Args:
+            service: of the only model; None if a pool loads the models.
+        """
+        endpoints = dict.fromkeys(endpoint for model in self._models for endpoint in model.endpoints)
+        batches = Batches(
+            self._state / "batches", BatchServices(self._files, tuple(endpoints), self._validate, self._make_run)
+        )
+        [first, *_] = self._models
+        async with first.bulk.running(service) if service is not None else nullcontext():
+            try:
+                async with batches.running():
+                    self._batches = batches
+                    yield
+            finally:
+                self._batches = None
+
+    def _running(self) -> Batches:
+        if self._batches is None:
+            raise NotRunningError("the server is not running")
+        return self._batches
+
+    def _validate(self, path: Path, url: str, owner: str | None, stopped: Callable[[], bool]) -> ValidatedFile:
+        offering = [model for model in self._models if url in model.endpoints]
+        refused = [model for model in offering if model.keys is not None and owner not in model.keys]
+        rules = LineRules(
+            url,
+            [name for model in offering for name in model.names()],
+            self._limits.max_body_bytes,
+            frozenset(name for model in refused for name in model.names()),
+            named=len(offering) > 1,
+        )
+        return validate(path, rules, stopped)
+
+    def _make_run(self, source: Path, folder: Path, url: str, owner: str | None) -> BatchRun:
+        def run_of(model: BatchModel, source: Path, folder: Path, batch: str) -> ModelRun:
+            return ModelRun(model.bulk, BatchWork(source, folder, url, owner, model.names()[0], batch), model.use)
+
+        if len(self._models) == 1:
+            return run_of(self._models[0], source, folder, folder.name)
+        offering = {name: model for model in self._models if url in model.endpoints for name in model.names()}
+        return SplitRun(source, folder, offering, run_of)

@@ -1,0 +1,301 @@
+"""Build a server from settings; `build_app`."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from fastapi import FastAPI
+from prometheus_client.metrics_core import Metric
+
+import headrace
+from headrace.app.batchers import BatcherSettings, engine_process, make_batcher
+from headrace.app.jobs.describe import server_facts
+from headrace.app.jobs.job import Broadcast, Guarded
+from headrace.app.jobs.tracing import server_spans
+from headrace.app.servers.batch_api import BatchApi, BatchModel
+from headrace.app.servers.batch_run import MOST_WAITING, BulkModel
+from headrace.app.servers.observed import ObservedServer
+from headrace.app.servers.warm_up import warm_up
+from headrace.device.cache import TuningCache
+from headrace.engines.base import runs_batches
+from headrace.engines.choosing.config import EngineConfig, merged_options, model_name
+from headrace.engines.choosing.resolving import resolve, served_names
+from headrace.engines.model_folder import pickled_weights
+from headrace.engines.options import EngineOptions, LocalOptions
+from headrace.engines.profile import profile_of
+from headrace.errors import ConfigError
+from headrace.events import Listener, ModelLoaded
+from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds
+from headrace.observe.live.server import ServerAccount
+from headrace.serving.app import create_app
+from headrace.serving.auth import Keys, KeySettings
+from headrace.serving.limits import ServeLimits
+from headrace.serving.metrics import families
+from headrace.serving.service import ServedModel, Service
+from headrace.serving.state import ServerState
+
+if TYPE_CHECKING:
+    from headrace.observe.exporters.otel import ServerSpans
+
+logger = logging.getLogger("headrace")
+
+_DEFAULT_NAMES = {"embed": "all-MiniLM-L6-v2", "generate": "arithmetic"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Settings of a server."""
+
+    config: EngineConfig = field(default_factory=EngineConfig)
+    """The model; its task defaults to that of the engine, else "embed"."""
+    name: str | Sequence[str] | None = None
+    """One or more names of the model in requests; the first is its name in answers. None for `org/name`, or the name of
+    a local folder."""
+    batch_timeout_s: float = 0.002
+    """Maximum seconds that a request waits for others while the engine is free."""
+    limits: ServeLimits = field(default_factory=ServeLimits)
+    keys: Sequence[KeySettings] = ()
+    """API keys; empty to accept all requests."""
+    state: Path | None = None
+    """Folder for files and jobs of the Batch API; None for no Batch API."""
+    latency_target_s: float | None = None
+    """Maximum seconds of a request during bulk work; None for no target."""
+    listeners: Sequence[Listener] = ()
+    """Functions that are called with each event of `headrace.events`. One that raises is left out."""
+
+
+SERVER_SETTINGS = tuple(one.name for kind in (ServerSettings, ServeLimits) for one in fields(kind))
+"""Names to suggest for an unknown engine option."""
+
+
+class ServerOptions(LocalOptions, total=False):
+    """Keyword arguments of `build_app`, for functions that pass them on."""
+
+    engine: str | Callable[..., object] | None
+    engine_options: Mapping[str, object] | None
+    engine_process: bool
+    engine_timeout_s: float | None
+    batch_tokens: int | None
+    batch_size: int | None
+    batch_timeout_s: float
+    limits: ServeLimits | None
+    keys: Sequence[KeySettings]
+    state: str | Path | None
+    latency_target_s: float | None
+    pickled_weights: bool
+    listeners: Sequence[Listener]
+
+
+def build_app(  # noqa: PLR0913 - keyword-only settings of the front door, public API
+    task: str | None = None,
+    model: str | Path | None = None,
+    *,
+    name: str | Sequence[str] | None = None,
+    engine: str | Callable[..., object] | None = None,
+    engine_options: Mapping[str, object] | None = None,
+    engine_process: bool = False,
+    engine_timeout_s: float | None = None,
+    batch_tokens: int | None = None,
+    batch_size: int | None = None,
+    batch_timeout_s: float = 0.002,
+    limits: ServeLimits | None = None,
+    keys: Sequence[KeySettings] = (),
+    state: str | Path | None = None,
+    latency_target_s: float | None = None,
+    pickled_weights: bool = False,
+    listeners: Sequence[Listener] = (),
+    **options: Unpack[EngineOptions],
+) -> FastAPI:
+    """A FastAPI app that serves one model: mount it, extend it, or give it to an ASGI server.
+
+    The model is loaded when the app's lifespan begins and closed when it ends. An app that mounts it enters
+    `app.router.lifespan_context(app)` in its own lifespan.
+
+    Args:
+        task: such as "embed" or "generate"; None for "embed", or for "custom" with a function or handler of your own.
+        model: a folder, an included model, or `org/name[@revision]` on the Hugging Face Hub (docs/engines.md); None for
+            the task's default model.
+        options: options of the engine, such as `max_model_len`.
+        engine_options: the same as a mapping, for an engine of your own.
+    All others are as `ServerSettings` and `EngineConfig` have them.
+
+    Raises:
+        ConfigError: a task, engine or option that does not exist. What concerns the model's files is raised when the
+            lifespan begins.
+    """
+    config = EngineConfig(
+        task=task,
+        model=model_name(model),
+        engine=engine,
+        engine_options=merged_options(engine_options, options),
+        batch_tokens=batch_tokens,
+        batch_size=batch_size,
+        engine_process=engine_process,
+        engine_timeout_s=engine_timeout_s,
+        pickled_weights=pickled_weights,
+    )
+    return build(
+        ServerSettings(
+            config,
+            name=name,
+            batch_timeout_s=batch_timeout_s,
+            limits=limits or ServeLimits(),
+            keys=keys,
+            state=None if state is None else Path(state),
+            latency_target_s=latency_target_s,
+            listeners=listeners,
+        )
+    )[0]
+
+
+def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
+    """The app of a server of one model, and its state.
+
+    Raises:
+        ConfigError: a task, engine or option that does not exist.
+    """
+    settings = checked(settings)
+    account = ServerAccount(_served_model(settings.name, settings.config).name, time.monotonic())
+    api: BatchApi | None = None
+
+    def pulled() -> Iterator[Metric]:
+        yield from families(server, lambda: api.state() if api is not None else None)
+        yield device_seconds(account.seconds_by_cause())
+
+    server, bulk, spans = _model(settings, account, pulled)
+    server.observed = ObservedServer(server, account)
+    if settings.state is not None:
+        model = BatchModel(bulk, lambda: server.service.model.accepted)
+        api = BatchApi(settings.state, [model], settings.limits)
+    app = create_app(
+        server,
+        functools.partial(_service, settings, server, account, spans),
+        bulk.task,
+        version=headrace.__version__,
+        routers=() if api is None else api.routers(),
+        background=api,
+    )
+    return app, server
+
+
+def build_part(settings: ServerSettings, device: Listener) -> tuple[FastAPI, BulkModel]:
+    """The app of one model of several, and what runs its batches.
+
+    Args:
+        settings: of the server of this model.
+        device: hears what the device does.
+
+    Raises:
+        ConfigError: a task, engine or option that does not exist.
+    """
+    settings = checked(settings)
+    server, bulk, spans = _model(settings, device, lambda: families(server, lambda: None))
+    make_service = functools.partial(_service, settings, server, None, spans)
+    background = None if settings.state is None else bulk
+    return create_app(server, make_service, bulk.task, version=headrace.__version__, background=background), bulk
+
+
+def _model(
+    settings: ServerSettings, device: Listener, pulled: Callable[[], Iterator[Metric]]
+) -> tuple[ServerState, BulkModel, ServerSpans | None]:
+    metrics = PrometheusListener(pulled, headrace.__version__)
+    listeners: list[Listener] = [metrics, *map(Guarded, settings.listeners), device]
+    name = _served_model(settings.name, settings.config).name
+    server = ServerState(settings.limits, Keys(settings.keys), Broadcast(listeners), metrics.render, name=name)
+    spans = server_spans()
+    server.tracing = spans
+    return server, BulkModel(server, settings.config.task or "", settings.latency_target_s, listeners), spans
+
+
+def checked(settings: ServerSettings) -> ServerSettings:
+    """Check task, engine and options, and resolve the task.
+
+    Raises:
+        ConfigError: one of them does not.
+    """
+    config = settings.config.resolved()
+    config.check(SERVER_SETTINGS, model=False)
+    if config.engine_options.get("output_dtype", "float32") != "float32":
+        raise ConfigError("a server does not take output_dtype: each request to /v1/embeddings may set it")
+    limits = settings.limits
+    if (config.task or "").startswith("image-"):
+        limits = replace(limits, max_body_bytes=limits.max_image_body_bytes)
+    settings = replace(settings, config=config, limits=limits)
+    _served_model(settings.name, config)
+    return settings
+
+
+def _service(
+    settings: ServerSettings, server: ServerState, account: ServerAccount | None, spans: ServerSpans | None
+) -> Service:
+    """Load the model. Blocks."""
+    started = time.monotonic()
+    if not settings.config.pickled_weights:
+        _refuse_pickles(settings.config.model)
+    config, task = settings.config, settings.config.task or ""
+    if config.commit is None:
+        config = resolve(config)
+    # Batches continue in the same dtype after a restart, so the choice is kept beside them.
+    cache = None if settings.state is None else TuningCache(settings.state / "tuning")
+    ready = warm_up(config, settings.latency_target_s, cache)
+    if ready.detail:
+        logger.info("%s runs in %s", config.label or task, ready.detail)
+    engine = ready.engine
+    batching = BatcherSettings(
+        listener=server.listener,
+        # Never full: admission control and backfill come first.
+        max_queue_size=2 * settings.limits.max_requests + (MOST_WAITING if settings.state is not None else 0),
+        batch_delay_s=settings.batch_timeout_s,
+        # An engine process enforces the timeout itself.
+        process_timeout_s=None if config.engine_process else config.engine_timeout_s,
+    )
+    profile = profile_of(engine).tuned(config.batch_tokens or ready.tokens, config.batch_size)
+    if account is not None:
+        account.facts = server_facts(settings.config, engine, profile, settings.limits.max_requests)
+    process = engine_process(engine)
+    if spans is not None and runs_batches(engine):
+        process = spans.batches(engine.forward)
+    ended = time.monotonic()
+    server.listener(ModelLoaded(server.name, ended - started, ended))
+    return Service(
+        _served_model(settings.name, config),
+        task,
+        engine,
+        make_batcher(profile, process, batching),
+        settings.limits,
+        server.engine_died,
+    )
+
+
+def _served_model(given: str | Sequence[str] | None, config: EngineConfig) -> ServedModel:
+    """The names of the model, and its version.
+
+    Raises:
+        ConfigError: a name is empty.
+    """
+    if given is None:
+        task = config.task or ""
+        name, *others = served_names(config) or (_DEFAULT_NAMES.get(task, task),)
+        return ServedModel((name,), config.commit, tuple(others))
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not names or not all(names):
+        raise ConfigError(f"the name of the served model is {given!r}; it must not be empty (--served-model-name)")
+    return ServedModel(tuple(dict.fromkeys(names)), config.commit)
+
+
+def _refuse_pickles(model: str | None) -> None:
+    """Raise ConfigError for a folder whose weights are kept as pickle."""
+    if model is None or not Path(model).is_dir():
+        return
+    found = pickled_weights(Path(model))
+    if found:
+        raise ConfigError(
+            f"model {model!r} keeps its weights as pickle ({found[0].name}), which can run code when it is read; "
+            "use its safetensors, or pass --allow-pickled-weights if you trust it"
+        )

@@ -1,0 +1,156 @@
+"""Choose the dtype and batch budget of a served model when it is loaded, by trying made-up texts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.app.jobs.budgets import budget_in, find_key
+from headrace.app.jobs.tuning import batches_of, exact, in_dtype, is_auto, is_int8, none_faster, try_faster
+from headrace.batching.policy.cost import batch_cost
+from headrace.device.budget import Measured, knee
+from headrace.device.cache import TuningCache
+from headrace.engines.base import AnyBatchEngine, AnyEngine, Prepared, TunableEngine, can_be_tuned, runs_batches
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.loading import load_engine
+from headrace.engines.profile import profile_of
+from headrace.errors import ConfigError, EngineError, EngineOutOfMemoryError
+from headrace.jobs.pipeline.chunks import parts_of
+from headrace.jobs.pipeline.work import Work
+from headrace.records import Record
+
+logger = logging.getLogger("headrace")
+
+_WORDS = tuple("a canal feeds the mill whose wheel turns while water flows past locks and weirs to 3 ponds".split())  # noqa: SIM905
+_LENGTHS = (3, 8, 12, 20, 35, 60, 90, 180)
+"""In words: titles, queries, sentences and paragraphs."""
+_TEXTS = 96
+_PRECISION_S = 2.0
+_BUDGETS_S = 4.0
+_FACTORS = (0.5, 1, 2, 4, 8)
+"""Of the engine's own budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmedUp:
+    """How a served model runs."""
+
+    engine: AnyEngine
+    budget: float | None
+    """Of a batch; None for the engine's default."""
+    detail: str
+    """What was found, in one line; empty if nothing was tried."""
+
+    @property
+    def tokens(self) -> int | None:
+        """The budget in whole tokens."""
+        return None if self.budget is None else round(self.budget)
+
+
+def warm_up(config: EngineConfig, latency_target_s: float | None, cache: TuningCache | None = None) -> WarmedUp:
+    """Load the model and choose what the user has not set. The choice is cached for the next start.
+
+    Args:
+        config: of the engine.
+        latency_target_s: maximum seconds of a request; None for no target.
+        cache: where choices are kept; None for the user's cache.
+
+    Raises:
+        ConfigError, EngineError: the model cannot be loaded.
+    """
+    engine = load_engine(exact(config))
+    profile = profile_of(engine)
+    if not can_be_tuned(engine) or not (profile.pads and profile.counts_tokens):
+        return WarmedUp(engine, None, "")
+    cache = cache or TuningCache()
+    fixed = {
+        "dtype": (not is_auto(config), is_int8(config)),
+        "batch_tokens": config.batch_tokens,
+        "batch_size": config.batch_size,
+    }
+    key = {**find_key(engine, config.task or ""), "served": {"latency_target_s": latency_target_s, **fixed}}
+    kept = cache.read(key)
+    if kept is None:
+        engine, kept = _find(engine, config, latency_target_s)
+        cache.write(key, kept)
+    elif isinstance(dtype := kept.get("dtype"), str) and dtype != engine.describe().get("dtype", ""):
+        engine = _reloaded(engine, config, dtype)
+    return WarmedUp(engine, budget_in(kept), str(kept.get("detail", "")))
+
+
+def _find(engine: TunableEngine, config: EngineConfig, target_s: float | None) -> tuple[AnyEngine, dict[str, Any]]:
+    """The engine in the best dtype, and what was found."""
+    chosen: AnyEngine = engine
+    profile = profile_of(engine)
+    work, detail = _work(engine), ""
+    is_open = is_auto(config) or is_int8(config)
+    if work and is_open and engine.describe().get("dtype") == "float32" and not none_faster(engine, config):
+        tuned = try_faster(engine, config, batches_of(work, profile), _PRECISION_S)
+        chosen = tuned.engine
+        if tuned.precision is not None:
+            detail = f"{tuned.precision.dtype}: {tuned.precision.detail}"
+    assert runs_batches(chosen), "it is loaded as the first was"
+    fixed = config.batch_tokens is not None or config.batch_size is not None
+    budget = None if fixed or not work else _best_budget(chosen, work, profile.batch_cost, target_s)
+    return chosen, {"dtype": chosen.describe().get("dtype", ""), "detail": detail, "budget": budget}
+
+
+def _reloaded(engine: AnyBatchEngine, config: EngineConfig, dtype: str) -> AnyEngine:
+    try:
+        other = load_engine(in_dtype(config, dtype))
+    except (EngineError, ConfigError) as error:  # the file may name anything
+        logger.warning("%s was chosen for this model before, and cannot be loaded now: %s", dtype, error)
+        return engine
+    engine.close()
+    return other
+
+
+def _work(engine: AnyBatchEngine) -> list[Work]:
+    """Made-up texts, or pairs of them if the model takes pairs; empty if it takes neither."""
+    texts = [
+        " ".join(_WORDS[(number + place * 7) % len(_WORDS)] for place in range(_LENGTHS[number % len(_LENGTHS)]))
+        for number in range(_TEXTS)
+    ]
+    for inputs in (texts, [(text, text) for text in texts]):
+        ready = [one for one in engine.prepare(inputs) if isinstance(one, Prepared)]
+        if ready:
+            work = [Work(Record(n, str(n), {}), {}, one.payload, one.cost) for n, one in enumerate(ready)]
+            return list(parts_of(work))
+    return []
+
+
+def _best_budget(engine: AnyBatchEngine, work: Sequence[Work], own: float, target_s: float | None) -> float | None:
+    """The knee of throughput over some budgets; None if there was time for only one."""
+    ends = time.perf_counter() + _BUDGETS_S
+    points: list[Measured] = []
+    # A request may wait for two batches: its own and the one before.
+    most_s = None if target_s is None else target_s / 2
+    for factor in sorted(_FACTORS, key=lambda factor: abs(factor - 1)):
+        if time.perf_counter() > ends:
+            break
+        batch = _full_batch(work, own * factor)
+        try:
+            engine.forward([item.payload for item in batch])
+            started = time.perf_counter()
+            engine.forward([item.payload for item in batch])
+        except EngineOutOfMemoryError:
+            break
+        seconds = time.perf_counter() - started
+        cost = sum(item.cost for item in batch)
+        points.append(Measured(own * factor, cost / seconds, seconds))
+    return knee(points, most_s).budget if len(points) > 1 else None
+
+
+def _full_batch(work: Sequence[Work], budget: float) -> list[Work]:
+    """Records of similar length, repeated until the budget is full."""
+    ordered = sorted(work, key=lambda item: item.cost)
+    middle = ordered[len(ordered) // 3 : 2 * len(ordered) // 3]
+    batch: list[Work] = []
+    while True:
+        for item in middle:
+            if batch and batch_cost([*(one.cost for one in batch), item.cost], padded=True) > budget:
+                return batch
+            batch.append(item)

@@ -1,0 +1,159 @@
+"""`headrace bench`: Headrace beside other libraries, on the user's own machine, model and texts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import typer
+
+from headrace.app.bench import BenchSettings, Comparison, Row, compare, contenders_for, read_texts
+from headrace.cli.flags import FlagGroup, with_groups
+from headrace.cli.outcome import guarded, say
+from headrace.cli.report import check_file
+from headrace.engines.choosing.config import EngineConfig
+from headrace.engines.choosing.resolving import resolve
+from headrace.engines.model_folder import find_folder
+from headrace.errors import ConfigError, nearest
+from headrace.observe.page.bench import render_comparison
+
+EXAMPLES = """Examples:
+
+headrace bench -i docs.jsonl
+
+headrace bench --task classify --model ./sentiment -i reviews.csv --text-column review --limit 500
+
+headrace bench --task generate --model ./qwen -i prompts.jsonl --batch-sizes 1,8,32 --max-tokens 64 -o bench.html
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WhatFlags(FlagGroup):
+    """The model and the texts."""
+
+    panel: ClassVar[str] = "What is run"
+
+    source: Annotated[str, typer.Option("-i", "--input-file", help="The texts, as for headrace run.")]
+    task: Annotated[Literal["embed", "classify", "generate"], typer.Option(help="Task of the model.")] = "embed"
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model, as for headrace run. Default: all-MiniLM-L6-v2; the other tasks need one."),
+    ] = None
+    text_column: Annotated[str, typer.Option(help="Column with the text.")] = "text"
+    limit: Annotated[int, typer.Option(min=1, help="Texts that are used, from the beginning of the input.")] = 1_000
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="Data type of every contender's model.")
+    ] = "float32"
+    device: Annotated[str, typer.Option(help="Device: auto (a GPU if there is one), cpu, cuda or cuda:N.")] = "auto"
+    max_tokens: Annotated[int, typer.Option(min=1, help="With generate: tokens that each text may get.")] = 32
+
+
+@dataclass(frozen=True, slots=True)
+class HowFlags(FlagGroup):
+    """What is compared, and how long."""
+
+    panel: ClassVar[str] = "Measuring"
+
+    contenders: Annotated[
+        str | None,
+        typer.Option(help="Such as headrace,vllm. Default: all that are installed: see docs/bench.md."),
+    ] = None
+    batch_sizes: Annotated[
+        str, typer.Option(help="Batch sizes to try beside each contender's default; the fastest is kept.")
+    ] = "8,32,128"
+    rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured, in turn.")] = 3
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds allowed for a contender in one round, its loading included.")
+    ] = 600.0
+    output_file: Annotated[Path, typer.Option("-o", "--output-file", help="The page.")] = Path("bench.html")
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="File for the figures as JSON. Default: beside the page.")
+    ] = None
+
+
+@with_groups
+def bench(what: WhatFlags, how: HowFlags) -> None:
+    """Compare Headrace with what else is installed, on your machine, model and texts.
+
+    Each contender runs in a process of its own, at its default and at its best batch size. Prints a table; writes one
+    HTML page and the figures as JSON. docs/bench.md explains both.
+    """
+    sys.exit(guarded(lambda: _bench(what, how)))
+
+
+def _bench(what: WhatFlags, how: HowFlags) -> int:
+    page, figures = how.output_file, how.json_file or how.output_file.with_suffix(".json")
+    check_file(page)
+    settings = BenchSettings(
+        what.task,
+        _folder(what),
+        read_texts(what.source, what.text_column, what.limit),
+        _contenders(what.task, how.contenders),
+        _sizes(how.batch_sizes),
+        how.rounds,
+        how.timeout,
+        what.dtype,
+        what.device,
+        what.max_tokens,
+    )
+    found = compare(settings, say)
+    for line in as_lines(found):
+        print(line)
+    try:
+        figures.write_text(found.as_json() + "\n", encoding="utf-8")
+        page.write_text(render_comparison(json.loads(found.as_json())), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename}: {error.strerror}; name another file with -o") from error
+    say(f"wrote {page} and {figures}")
+    return 0 if any(row.records_per_s for row in found.rows) else 1
+
+
+def _folder(what: WhatFlags) -> str:
+    if what.model is None and what.task != "embed":
+        raise ConfigError(f"--task {what.task} needs --model: a folder, or a model of the Hugging Face Hub")
+    config = resolve(EngineConfig(what.task, what.model).resolved())
+    return str(find_folder(config.model).resolve())
+
+
+def _contenders(task: str, wanted: str | None) -> list[str]:
+    installed = contenders_for(task)
+    names = [name.strip() for name in (wanted or "").split(",") if name.strip()]
+    for name in names:
+        if name not in installed:
+            raise ConfigError(
+                f"--contenders: {name!r} is not installed or does not take the task {task}; "
+                f"there are {', '.join(installed)}{nearest(name, installed)}"
+            )
+    return list(dict.fromkeys(names)) or installed
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not all(word.isascii() and word.isdecimal() and int(word) > 0 for word in words):
+        raise ConfigError(f"--batch-sizes is {text!r}; it must be numbers above 0, such as 8,32")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
+def as_lines(found: Comparison) -> list[str]:
+    """The table, and the machine."""
+    head = ("contender", "setting", "records/s", "headrace is x", "agrees", "")
+    table = [head, *(_cells(row, found.reference) for row in found.rows)]
+    widths = [max(len(row[place]) for row in table) for place in range(len(head))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    there = ", ".join(f"{name} {value}" for name, value in found.machine.items())
+    return [*lines, "", there]
+
+
+def _cells(row: Row, reference: str) -> tuple[str, ...]:
+    agrees = "reference" if row.contender == reference else "" if row.agreement is None else f"{row.agreement:.4f}"
+    return (
+        row.contender,
+        row.setting,
+        "failed" if row.records_per_s is None else f"{row.records_per_s:,.1f}",
+        "" if row.headrace_is is None else f"{row.headrace_is:.2f}",
+        agrees,
+        "; ".join(part for part in ("answers otherwise" if row.differs else "", row.error) if part),
+    )

@@ -1,0 +1,115 @@
+"""The engine configuration that the command line, Python API, server and cluster share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from headrace.engines.choosing import registry
+from headrace.errors import ConfigError
+
+# Options that only one engine has: each selects that engine.
+_IMPLIED = {"handler": "torchserve", "endpoints": "endpoint"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Which engine to load, its options and its batch limits."""
+
+    task: str | None = None
+    """None to use the input's task, else the engine's, else "embed"."""
+    model: str | None = None
+    """As the user wrote it: a folder, an included model, `org/name[@revision]` or `hf://...` on the hub, or a folder in
+    an object store; None for the task's default."""
+    engine: str | Callable[..., object] | object | None = None
+    """Replaces the task's default engine: a name such as "onnx" or "vllm", or a custom engine (`module:name`, a
+    function, or any other object that `headrace.engines.custom.load` takes)."""
+    engine_options: Mapping[str, object] = field(default_factory=dict)
+    """Engine options, such as `max_model_len`."""
+    batch_tokens: int | None = None
+    """Maximum cost of a batch in the engine's cost unit, padding included; None for the engine's default."""
+    batch_size: int | None = None
+    """Maximum records in a batch; None for the engine's default."""
+    engine_process: bool = False
+    """Run the engine in a child process, so that a crash fails only the record that caused it."""
+    engine_timeout_s: float | None = None
+    """Maximum seconds for a batch, step or request, and for a call of `prepare` or `finish` in a process; None for no
+    limit."""
+    pickled_weights: bool = False
+    """Allow pickled weights, which can run code, in downloaded models and in servers; otherwise only safetensors."""
+    commit: str | None = None
+    """The version of a model that is downloaded, set by `engines.resolving.resolve`; None for a local model."""
+
+    def changed(self) -> list[str]:
+        """The names of the settings that differ from their defaults."""
+        default = EngineConfig()
+        return [one.name for one in fields(self) if getattr(self, one.name) != getattr(default, one.name)]
+
+    @property
+    def label(self) -> str | None:
+        """The model with its version, for people; None for the task's default model."""
+        return self.model if self.commit is None else f"{self.model} at commit {self.commit}"
+
+    def resolved(self, asked: str | None = None) -> EngineConfig:
+        """A copy with task and engine filled in from the options and the input's task (`asked`).
+
+        Raises:
+            ConfigError: an option belongs to another engine than the one named.
+        """
+        config = self
+        for option, engine in _IMPLIED.items():
+            if option in self.engine_options and config.engine is None:
+                config = replace(config, engine=engine)
+        if config.task is not None:
+            return config
+        own = callable(config.engine) or config.engine == "torchserve"
+        return replace(config, task=asked or ("custom" if own else "embed"))
+
+    def check(self, settings: Iterable[str] = (), *, model: bool = True) -> None:
+        """Check that the task, engine, options and model exist, without importing the engine's dependencies.
+
+        Args:
+            settings: names of the caller's other settings, suggested when an option is unknown.
+            model: whether to check the model's folder; False if it is on another machine. A model that is downloaded
+                is checked by `engines.resolving.resolve`.
+
+        Raises:
+            ConfigError: one of them does not exist, or a number is out of range.
+        """
+        self._check_numbers()
+        task, own = self.task or "", (*_NAMES, *settings)
+        registry.check_options(task, self.engine, self.engine_options, own)
+        if model:
+            registry.check_model(task, self.model, self.engine)
+
+    def _check_numbers(self) -> None:
+        for name in ("batch_tokens", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and not value >= 1:
+                raise ConfigError(f"{name} is {value!r}; it must be >= 1")
+        timeout = self.engine_timeout_s
+        if timeout is not None and not 0 < timeout < float("inf"):
+            raise ConfigError(f"engine_timeout_s is {timeout!r}; it must be a finite number > 0")
+
+
+_NAMES = tuple(entry.name for entry in fields(EngineConfig))
+
+
+def merged_options(explicit: Mapping[str, object] | None, keywords: Mapping[str, object]) -> dict[str, object]:
+    """Merge options given as a mapping and as keyword arguments.
+
+    Raises:
+        ConfigError: an option is given both ways.
+    """
+    options = dict(explicit or {})
+    for name, value in keywords.items():
+        if name in options:
+            raise ConfigError(f"{name} is given twice; give it once")
+        options[name] = value
+    return options
+
+
+def model_name(model: str | Path | None) -> str | None:
+    """The model as the string that `EngineConfig` stores."""
+    return str(model) if isinstance(model, Path) else model

@@ -1,0 +1,70 @@
+"""The interface between a task and the runtime of its model: named arrays in, one array of rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.device.forward import ForwardMeter
+
+Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
+Rows: TypeAlias = NDArray[np.float32]
+
+# On CPUs, a padded budget of 1,024 tokens was the fastest of 256 to 8,192: larger batches do not fit in the cache. A
+# GPU needs far larger batches to be busy.
+BATCH_TOKENS = {"cpu": 1_024, "cuda": 65_536}
+BATCH_TEXTS = {"cpu": 256, "cuda": 2_048}
+BATCH_IMAGES = {"cpu": 8, "cuda": 256}
+
+
+class Network(Protocol):
+    """A loaded model in any runtime."""
+
+    kind: str
+    """"cpu" or "cuda"."""
+    inputs: frozenset[str]
+    """Names of the input arrays."""
+    tolerance: float
+    """How much outputs may vary with the shape of a batch, as a fraction of the largest, due to rounding."""
+    by_length: bool
+    """Whether it computes long and short batches differently."""
+
+    overlaps: bool
+    """Whether a second call of `run`, on another thread, copies its batch while the first one computes."""
+
+    @property
+    def meter(self) -> ForwardMeter | None:
+        """Counts its forward passes; None if it does not."""
+        ...
+
+    def describe(self) -> Mapping[str, object]:
+        """JSON-serializable facts that determine its outputs."""
+        ...
+
+    def hardware(self) -> Mapping[str, object]:
+        """See `TunableEngine.hardware`."""
+        ...
+
+    def dtype_speeds(self) -> Mapping[str, float]:
+        """See `TunableEngine.dtype_speeds`."""
+        ...
+
+    def length_for(self, texts: int, longest: int) -> int:
+        """The length to pad so many texts to: that of the longest, or a little more for a shape that is faster."""
+        ...
+
+    def run(self, arrays: Arrays) -> Rows:
+        """One output row per input row, float32, in order.
+
+        Raises:
+            EngineOutOfMemoryError: the batch does not fit on the device.
+            EngineDeadError: the device failed, or the network is closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free its memory. Safe to call twice."""
+        ...

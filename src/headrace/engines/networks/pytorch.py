@@ -1,0 +1,224 @@
+"""PyTorch networks, loaded from Hugging Face folders."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from headrace.device.cuda_memory import cuda_memory
+from headrace.device.forward import ForwardMeter, NetworkSize
+from headrace.device.graph_runner import cuda_graphs
+from headrace.device.native import gpu_uuid, hardware, speeds
+from headrace.device.placement import choose_device, choose_dtype, release, running
+from headrace.device.streams import pipeline_on
+from headrace.engines.model_folder import digest
+from headrace.engines.networks.base import Arrays, Rows
+from headrace.engines.options import INT8
+from headrace.errors import EngineDeadError, EngineError
+
+if TYPE_CHECKING:
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+LEAST_PARAMETERS = 4_000_000
+"""Smaller models gain nothing by fewer bits: most of their time does not go to matrix products."""
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
+"""Maximum rounding error by dtype, as a fraction of the largest component."""
+INT8_TOLERANCE = 3e-2
+HOST_MASK: ContextVar[NDArray[np.generic] | None] = ContextVar("headrace_host_mask", default=None)
+"""The attention mask of the batch that a model is called with: reading it from the device would wait for the device."""
+
+
+@contextmanager
+def known_mask(mask: NDArray[np.generic] | None) -> Iterator[None]:
+    """Set `HOST_MASK` while a model is called."""
+    token = HOST_MASK.set(mask)
+    try:
+        yield
+    finally:
+        HOST_MASK.reset(token)
+
+
+class TorchNetwork:
+    """A PyTorch module on a device.
+
+    Args:
+        call: runs the module on tensors; returns its output, rows first.
+        inputs: names of its input tensors.
+        by_length: whether it computes long and short batches differently.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        module: torch.nn.Module,
+        device: torch.device,
+        call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
+        inputs: frozenset[str],
+        by_length: bool = False,
+    ) -> None:
+        self._folder = folder
+        self._device = device
+        self.module: torch.nn.Module | None = module
+        self.call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None = call
+        self._dtype = next(module.parameters()).dtype
+        self.kind = device.type
+        self.inputs = inputs
+        # torchao's tensors have the dtype of what they stand for.
+        self._int8 = any(type(one).__module__.startswith("torchao.") for one in module.parameters())
+        self.tolerance = INT8_TOLERANCE if self._int8 else TOLERANCE.get(self._dtype, 1e-4)
+        self.by_length = by_length
+        self._pipeline = pipeline_on(device, self._dtype)
+        self.overlaps = self._pipeline.overlaps
+        self.graphs = cuda_graphs(self._pipeline, device, self.tolerance) if device.type == "cuda" else None
+        self.meter = ForwardMeter(
+            _size(module), gpu_uuid(device), partial(cuda_memory, device) if device.type == "cuda" else None
+        )
+
+    def describe(self) -> Mapping[str, object]:
+        """The model's dtype and the digest of its files, each of which is read."""
+        dtype = INT8 if self._int8 else str(self._dtype).removeprefix("torch.")
+        return {"model_digest": digest(self._folder), "dtype": dtype}
+
+    def hardware(self) -> Mapping[str, object]:
+        """See `Network.hardware`."""
+        return hardware(self._device)
+
+    def dtype_speeds(self) -> Mapping[str, float]:
+        """See `Network.dtype_speeds`."""
+        module = self.module
+        size = 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
+        if self._dtype == torch.float16:  # a CPU may be many times slower in it, however small the model is
+            return speeds(self._device, own="float16")
+        return speeds(self._device) if size >= LEAST_PARAMETERS else {}
+
+    def run(self, arrays: Arrays) -> Rows:
+        """See `Network.run`."""
+        call, graphs = self.call, self.graphs
+        if call is None:
+            raise EngineDeadError("the engine is closed; create a new one")
+        mask = arrays.get("attention_mask")
+
+        def with_mask(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            with known_mask(mask):
+                return call(tensors)
+
+        with running(self._device, lambda: _describe(arrays)):
+            if graphs is None or mask is None:
+                computed = self._pipeline.run(arrays, with_mask)
+            else:
+                computed = graphs.run(arrays, with_mask, call)
+        self.meter.add(computed.seconds, [] if mask is None else mask.sum(axis=1).tolist(), computed.replayed)
+        return computed.rows
+
+    def length_for(self, texts: int, longest: int) -> int:
+        """See `Network.length_for`."""
+        graphs = self.graphs
+        return longest if graphs is None else graphs.length_for(texts, longest)
+
+    def close(self) -> None:
+        """See `Network.close`."""
+        self.module = self.call = self.graphs = None
+        release(self._device)
+
+
+def load_pretrained(
+    auto_class: type[_BaseAutoModelClass],
+    folder: Path,
+    device: str,
+    dtype: str,
+    split: Mapping[str, object] | None = None,
+) -> tuple[PreTrainedModel, torch.device, set[str]]:
+    """Load a transformers model in evaluation mode; returns the model, its device and the names of missing weights.
+
+    `split` are the arguments of `from_pretrained` that load a part of the model, on a device that they choose.
+
+    Raises:
+        ConfigError: unknown device or dtype.
+        EngineError: the files cannot be loaded, or do not fit on the device.
+    """
+    place = choose_device(device)
+    torch_dtype = choose_dtype(dtype, place)
+    with loading(folder):
+        model, facts = auto_class.from_pretrained(
+            str(folder), local_files_only=True, dtype=torch_dtype, output_loading_info=True, **(split or {})
+        )
+        if not split:
+            model = model.to(place)
+    return model.eval(), place, set(facts["missing_keys"])
+
+
+_loading = threading.RLock()
+"""transformers changes settings of the whole process while it loads a model: two loads at once disturb each other."""
+
+
+@contextmanager
+def loading(folder: Path) -> Iterator[None]:
+    """Suppress transformers' output while loading, and convert failures to one-line errors.
+
+    Raises:
+        EngineError: the files cannot be loaded, or do not fit on the device.
+    """
+    with _loading, _quietly(folder):
+        yield
+
+
+@contextmanager
+def _quietly(folder: Path) -> Iterator[None]:
+    bar, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    # Its progress bar would interfere with the job's, and the caller reports missing weights.
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9
+        raise EngineError(
+            f"the model in {folder} does not fit: {size:.1f} GB of weights; use a smaller model, dtype=bfloat16 "
+            "or another device"
+        ) from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise EngineError(f"the model in {folder} cannot be loaded: {reason}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bar:
+            transformers_logging.enable_progress_bar()
+
+
+def _size(module: torch.nn.Module) -> NetworkSize | None:
+    """Of a transformer of texts; None for other networks."""
+    base = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), None)
+    if base is None or not hasattr(base.config, "hidden_size") or not hasattr(base.config, "vocab_size"):
+        return None
+    layers = getattr(base.config, "num_hidden_layers", 0)
+    multiplied = sum(
+        weight.numel()
+        for name, part in base.base_model.named_modules()
+        if (weight := _linear_weight(part)) is not None and not name.startswith("pooler")
+    )
+    stored = sum(one.numel() * one.element_size() for one in base.base_model.parameters() if one.dim() == 1)
+    element = base.dtype.itemsize
+    return NetworkSize(multiplied, base.config.hidden_size * layers, multiplied * element + stored)
+
+
+def _linear_weight(part: torch.nn.Module) -> torch.Tensor | None:
+    if isinstance(part, torch.nn.Linear):
+        return part.weight
+    return getattr(part, "packed_weight", None)
+
+
+def _describe(arrays: Arrays) -> str:
+    shapes = ", ".join(f"{name} {'×'.join(map(str, array.shape))}" for name, array in arrays.items())
+    return f"a batch of {shapes}"

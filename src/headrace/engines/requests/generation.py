@@ -1,0 +1,271 @@
+"""Generation requests with OpenAI's and vLLM's field names: a prompt or chat, and sampling parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NotRequired, TypedDict
+
+from headrace.engines.requests.chat import TEXT_ONLY, checked_messages
+from headrace.errors import ConfigError, RecordError
+from headrace.records import kind_of
+
+# Fields of an OpenAI request body that never change an answer.
+_IGNORED = frozenset({
+    "model", "user", "safety_identifier", "metadata", "service_tier", "stream_options", "parallel_tool_calls",
+    "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+})  # fmt: skip
+# Fields that are accepted only if null or one of these values, which do not change an answer.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "stream": (False,),
+    "store": (False,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "moderation": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+}
+
+
+class Chance(TypedDict):
+    """The log probability of a token."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    """Of the token's text; None if it is part of a character."""
+
+
+class TokenChance(Chance):
+    """A generated token, and the most likely ones in its place."""
+
+    top_logprobs: list[Chance]
+
+
+class Generation(TypedDict):
+    """The answer to one request."""
+
+    text: str
+    """Without the stop string."""
+    finish_reason: str
+    """"stop" (an end token or a stop string) or "length" (`max_tokens`, or the end of the context)."""
+    prompt_tokens: int
+    completion_tokens: int
+    """The end token included."""
+    cached_tokens: NotRequired[int]
+    """Tokens of the prompt that the prefix cache held, if the caller asks for them: they depend on earlier requests."""
+    logprobs: NotRequired[list[TokenChance]]
+    """Of each token of the text, if the request asks for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling parameters, named and defined as in vLLM's `SamplingParams`."""
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    """Minimum tokens before an end token or a stop string ends the answer."""
+    temperature: float = 0.0
+    """0 for greedy decoding."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 (or -1) for all."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    """None to derive one from the engine's seed and the prompt."""
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: one of `prompt`, `messages` and `token_ids` is set."""
+
+    prompt: str | None
+    messages: Sequence[Mapping[str, object]] | None
+    sampling: Sampling
+    extra: Mapping[str, object]
+    """Engine-specific fields of the request body, such as vLLM's `structured_outputs`."""
+    token_ids: tuple[int, ...] | None = None
+    """A prompt as ids of the model's own tokenizer."""
+
+
+def sampling_from(given: Mapping[str, Any], defaults: Sampling = Sampling()) -> Sampling:
+    """`defaults` updated with the given values; None means not given.
+
+    Raises:
+        RecordError: a value has the wrong type or is out of range.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        check, allowed = _CHECKS[name]
+        if name == "stop" and isinstance(value, str):
+            value = (value,)
+        if not check(value):
+            raise RecordError(f"{name} is {value!r:.60}: it must be {allowed}", param=name)
+        changes[name] = tuple(value) if name == "stop" else max(value, 0) if name == "top_k" else value
+    sampling = replace(defaults, **changes)
+    if sampling.min_tokens > sampling.max_tokens:
+        raise RecordError(
+            f"min_tokens is {sampling.min_tokens}: it must be <= max_tokens, {sampling.max_tokens}", param="min_tokens"
+        )
+    return sampling
+
+
+def default_sampling(given: Mapping[str, object]) -> Sampling:
+    """Like `sampling_from`, for the options of an engine.
+
+    Raises:
+        ConfigError: an option is unknown, has the wrong type or is out of range.
+    """
+    unknown = [name for name in given if name not in _SAMPLING]
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r}; sampling parameters are {', '.join(_SAMPLING)}")
+    try:
+        return sampling_from(given)
+    except RecordError as error:
+        raise ConfigError(str(error)) from error
+
+
+def meaningful(body: Mapping[str, object]) -> dict[str, object]:
+    """A request body without ignored fields and without fields that have a neutral value."""
+    return {name: value for name, value in body.items() if value is not None and not _is_neutral(name, value)}
+
+
+def _is_neutral(name: str, value: object) -> bool:
+    # Compare types too: for OpenAI, `logprobs: 0` is not `false`.
+    return name in _IGNORED or any(
+        type(value) is type(neutral) and value == neutral for neutral in _NEUTRAL.get(name, ())
+    )
+
+
+def parse(  # noqa: PLR0913 - keyword-only; each engine sets those that concern it
+    value: object,
+    defaults: Sampling,
+    *,
+    system_prompt: str | None = None,
+    chat: bool = False,
+    extra: Collection[str] = (),
+    parts: Collection[str] = TEXT_ONLY,
+    token_ids: bool = False,
+) -> Request:
+    """Parse the value of a record.
+
+    A string is a prompt, or the user's message if `chat` or `system_prompt` is set. A list is the messages of a chat.
+    An object is an OpenAI request body: `prompt` (never a chat) or `messages`, and sampling parameters. `extra` names
+    further fields that the engine takes; `parts` names the content part types that the model takes; `token_ids` says
+    that the prompt of a body may be a list of token ids.
+
+    Raises:
+        RecordError: another type, an empty prompt, an unknown role or field, or a parameter out of range. Its `param`
+            names the field of the request body.
+    """
+    body: Mapping[str, object] = value if isinstance(value, dict) else {}
+    if body:
+        value = _asked(body, token_ids)
+    sampling = sampling_from(_sampling_in(body), defaults)
+    _refuse_unknown(body, extra)
+    known = {name: body[name] for name in extra if body.get(name) is not None}
+    if isinstance(value, tuple):
+        return Request(None, None, sampling, known, value)
+    if isinstance(value, str):
+        if not value:
+            raise RecordError("the prompt is empty; there is nothing to answer", param="prompt" if body else None)
+        if body or not (chat or system_prompt):  # the field name of a body decides between prompt and chat
+            return Request(value, None, sampling, known)
+        value = [{"role": "user", "content": value}]
+    elif not isinstance(value, list):
+        raise RecordError(f"the prompt is {kind_of(value)}; it must be text, a list of messages or a request body")
+    messages = checked_messages(value, parts)
+    if system_prompt and messages[0]["role"] not in ("system", "developer"):
+        messages = [{"role": "system", "content": system_prompt}, *messages]
+    return Request(None, messages, sampling, known)
+
+
+def _asked(body: Mapping[str, object], token_ids: bool) -> object:
+    """The prompt or the messages; token ids as a tuple."""
+    if ("prompt" in body) == ("messages" in body):
+        raise RecordError('a request body must have either "prompt" or "messages"')
+    ids = body.get("prompt")
+    if token_ids and isinstance(ids, list) and ids and all(type(one) is int for one in ids):
+        return tuple(ids)
+    if "prompt" in body and not isinstance(body["prompt"], str):
+        raise RecordError(f'"prompt" is of type {type(body["prompt"]).__name__}; one text per record', param="prompt")
+    if "messages" in body and not isinstance(body["messages"], list):
+        raise RecordError(f'"messages" is of type {type(body["messages"]).__name__}, not a list', param="messages")
+    return body["prompt"] if "prompt" in body else body["messages"]
+
+
+def _sampling_in(body: Mapping[str, object]) -> dict[str, object]:
+    given = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
+    newer = body.get("max_completion_tokens")
+    if newer is not None and given.setdefault("max_tokens", newer) != newer:
+        raise RecordError(
+            f"max_tokens is {given['max_tokens']!r:.60} and max_completion_tokens {newer!r:.60}: give one of them",
+            param="max_completion_tokens",
+        )
+    return given
+
+
+def _refuse_unknown(body: Mapping[str, object], extra: Collection[str]) -> None:
+    for name, value in meaningful(body).items():
+        if name in _SAMPLING or name in extra or name in ("prompt", "messages", "max_completion_tokens"):
+            continue
+        if name not in _NEUTRAL:
+            known = ", ".join(("prompt", "messages", *_SAMPLING, *extra))
+            raise RecordError(f"unknown field {name!r:.60}; known: {known}", param=name)
+        takes = f"takes only {' or '.join(map(repr, _NEUTRAL[name]))}" if _NEUTRAL[name] else "does not take it"
+        raise RecordError(f"{name} is {value!r:.60}: this engine {takes}", param=name)
+
+
+def _is_whole(minimum: int) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and value >= minimum
+
+
+def _is_number(low: float, high: float, *, above: bool = False) -> Callable[[object], bool]:
+    def check(value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            return False
+        return (low < value if above else low <= value) and value <= high
+
+    return check
+
+
+def _is_stop(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(text, str) and text for text in value)
+
+
+_CHECKS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "max_tokens": (_is_whole(1), "an int >= 1"),
+    "min_tokens": (_is_whole(0), "an int >= 0"),
+    "temperature": (_is_number(0, 100), "a number between 0 and 100"),
+    "top_p": (_is_number(0, 1, above=True), "a number > 0 and <= 1"),
+    "top_k": (_is_whole(-1), "an int >= 1, or 0 for all"),
+    "min_p": (_is_number(0, 1), "a number between 0 and 1"),
+    "repetition_penalty": (_is_number(0, 10, above=True), "a number > 0 and <= 10"),
+    "presence_penalty": (_is_number(-2, 2), "a number between -2 and 2"),
+    "frequency_penalty": (_is_number(-2, 2), "a number between -2 and 2"),
+    "stop": (_is_stop, "a string or a list of strings, none empty"),
+    "seed": (lambda value: type(value) is int and 0 <= value < 1 << 63, "an int between 0 and 2**63 - 1"),
+    "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
+}
+_SAMPLING = tuple(field.name for field in fields(Sampling))

@@ -1,0 +1,100 @@
+"""What happens to texts that are too long for the model, and how their tokens are split. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from tokenizers import Encoding
+
+from headrace.batching.options import whole
+from headrace.engines.networks.heads import ChunkJoin
+from headrace.errors import ConfigError
+
+TooLong: TypeAlias = Literal["truncate", "error", "split"]
+
+
+@dataclass(frozen=True, slots=True)
+class LongTexts:
+    """What happens to texts that are too long for the model.
+
+    Raises:
+        ConfigError: a value is out of range, or needs `on_too_long="split"`.
+    """
+
+    on_too_long: TooLong = "truncate"
+    """Truncate it, fail its record, or split it into chunks."""
+    chunk_overlap: int | None = None
+    """Tokens that neighbouring chunks have in common; None for none."""
+    chunk_join: ChunkJoin | None = None
+    """How the outputs for the chunks become one; None for the default of the task."""
+
+    def __post_init__(self) -> None:
+        if self.on_too_long not in get_args(TooLong):
+            raise ConfigError(f"on_too_long is {self.on_too_long!r}; it must be 'truncate', 'error' or 'split'")
+        for name, value in (("chunk_overlap", self.chunk_overlap), ("chunk_join", self.chunk_join)):
+            if value is not None and not self.splits:
+                raise ConfigError(f"{name} is {value!r}, but no text is split: set on_too_long to 'split'")
+        if self.chunk_overlap is not None:
+            whole("chunk_overlap", self.chunk_overlap, 0)
+
+    @property
+    def splits(self) -> bool:
+        """Whether texts are split."""
+        return self.on_too_long == "split"
+
+    def describe(self) -> dict[str, object]:
+        """The settings that affect an output."""
+        return {"on_too_long": self.on_too_long, **({"chunk_overlap": self.overlap} if self.splits else {})}
+
+    @property
+    def overlap(self) -> int:
+        """Tokens that neighbouring chunks have in common."""
+        return self.chunk_overlap or 0
+
+    def check_room(self, room: int) -> None:
+        """Check that chunks with room for so many tokens of a text advance.
+
+        Raises:
+            ConfigError: the overlap is as large.
+        """
+        if self.overlap >= room:
+            raise ConfigError(
+                f"chunk_overlap is {self.overlap}: it must be less than the {room} tokens of a text that a chunk has "
+                "room for"
+            )
+
+    def chunks(self, tokens: int, room: int) -> Iterator[slice]:
+        """Where the chunks of a text are: each but the last has `room` tokens. `check_room` was called."""
+        for start in range(0, max(tokens - self.overlap, 1), room - self.overlap):
+            yield slice(start, min(start + room, tokens))
+
+
+def not_split(on_too_long: TooLong) -> LongTexts:
+    """The choice for an engine that splits no texts.
+
+    Raises:
+        ConfigError: they are to be split.
+    """
+    if on_too_long == "split":
+        raise ConfigError("on_too_long is 'split', which this task or engine does not have; use 'truncate' or 'error'")
+    return LongTexts(on_too_long)
+
+
+def joined_ids(sample: Encoding, parts: Sequence[list[int]]) -> tuple[list[int], list[int]]:
+    """Ids and types of a text pair, with special tokens and types as in the sample pair."""
+    ids: list[int] = []
+    types: list[int] = []
+    before: int | None = None
+    for token, kind, sequence in zip(sample.ids, sample.type_ids, sample.sequence_ids, strict=True):
+        part = [token] if sequence is None else parts[sequence] if sequence != before else []
+        ids += part
+        types += [kind] * len(part)
+        before = sequence
+    return ids, types
+
+
+def tokens_before_text(prompt: Encoding) -> int:
+    """The number of prompt tokens before a text, which some models exclude from pooling."""
+    return len(prompt.ids) - (1 if prompt.special_tokens_mask[-1] else 0)

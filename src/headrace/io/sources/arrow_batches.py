@@ -1,0 +1,94 @@
+"""Rows of tables that have versions and are read as Arrow batches: of the Hugging Face Hub, Delta, Iceberg, Lance."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from headrace.errors import BrokenOffError, ConfigError, HeadraceError, text_of
+from headrace.io.base import Chunk
+from headrace.io.formats.tables import check_names, slices
+from headrace.io.sources.in_memory import digest_of
+from headrace.io.storage.files import CHUNK_ROWS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_DIGESTED_ROWS = 64
+
+
+class ArrowBatches:
+    """The rows of one version of a table.
+
+    The first rows are kept: most of what looks at an input needs no more.
+
+    Args:
+        shown: what it is, for messages.
+        facts: what identifies the version.
+        total: the number of rows, if known.
+        read: reads all batches, in the same order each time.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+
+    reads_once = False
+
+    def __init__(
+        self,
+        shown: str,
+        facts: Mapping[str, object],
+        total: int | None,
+        read: Callable[[], Iterator[pa.RecordBatch]],
+    ) -> None:
+        self._shown = shown
+        self._facts = dict(facts)
+        self._read = read
+        self.total_records = total
+        self.total_bytes: int | None = None
+        self._head: pa.RecordBatch | None = None
+        try:
+            with contextlib.closing(self._batches()) as batches:
+                first = next(batches, None)
+        except HeadraceError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"cannot read {shown}: {_line(error)}") from error
+        if first is not None:
+            check_names(first.schema.names, shown)
+            self._head = first.slice(0, CHUNK_ROWS)
+            self._facts["blake2b"] = digest_of(self._head.slice(0, _DIGESTED_ROWS).to_pylist())
+
+    def describe(self) -> Mapping[str, object]:
+        """What identifies the version, and a digest of the first rows."""
+        return self._facts
+
+    def chunks(self, next_todo: Callable[[int], int]) -> Iterator[Chunk]:
+        """Chunks of at most 512 rows. Finished rows are read, and not converted."""
+        if self._head is None:
+            return
+        yield from slices(self._head, 0, next_todo, 0)
+        kept, start = self._head.num_rows, 0
+        with contextlib.closing(self._batches()) as batches:
+            while (batch := self._next(batches, start)) is not None:
+                skipped = min(max(0, kept - start), batch.num_rows)
+                yield from slices(batch.slice(skipped), start + skipped, next_todo, 0)
+                start += batch.num_rows
+
+    def _next(self, batches: Iterator[pa.RecordBatch], start: int) -> pa.RecordBatch | None:
+        try:
+            return next(batches, None)
+        except Exception as error:
+            raise BrokenOffError(
+                f"cannot read {self._shown} after row {start:,}: {_line(error)}; finished records are kept; run again "
+                "to continue"
+            ) from error
+
+    def _batches(self) -> Generator[pa.RecordBatch]:
+        """The batches that have rows."""
+        return (batch for batch in self._read() if batch.num_rows)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(text_of(error).split())[:300] or type(error).__name__

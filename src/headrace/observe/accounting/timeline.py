@@ -1,0 +1,253 @@
+"""What a device did at each moment: one cause, in bounded memory. Pure: told the times, reads no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+Cause: TypeAlias = Literal[
+    "real",
+    "padding",
+    "copy",
+    "retry",
+    "lock",
+    "lost",
+    "starting",
+    "read",
+    "prepare",
+    "company",
+    "finish",
+    "write",
+    "memory",
+    "draining",
+    "idle",
+    "other",
+]
+"""What a moment of a device went into:
+
+real      computing records
+padding   computing what was added to make records equally long
+copy      in the engine, while its device does not compute: data on its way to or from it, or work being launched
+retry     computing what failed, or waiting for the next try of a record
+lock      idle: a batch on its way to the engine's thread, or its results back, waits for Python's lock or a core
+lost      idle: a worker has died; its work, and the time until another has taken its place
+starting  loading the model, warming up, tuning
+read      idle: the next records are being read
+prepare   idle: the next records are being prepared
+company   idle: the batcher holds records back, to let more join them
+finish    idle: results are being finished and encoded faster than they can be
+write     idle: finished results wait for the disk
+memory    idle: as many records as allowed are in memory
+draining  idle: after the last batch
+idle      idle: a server has no request
+other     idle, for no cause that an event tells
+"""
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+COMPUTING: tuple[Cause, ...] = ("real", "padding", "copy", "retry")
+"""A batch is in the engine."""
+LABELS: Mapping[Cause, str] = {
+    "real": "computing records",
+    "padding": "computing padding",
+    "copy": "copies and launches",
+    "retry": "retries and failures",
+    "lock": "Python's lock",
+    "lost": "lost workers",
+    "starting": "starting (load, tune)",
+    "read": "starved by read",
+    "prepare": "starved by prepare",
+    "company": "waiting for company",
+    "finish": "blocked by finish",
+    "write": "blocked by write",
+    "memory": "memory limit reached",
+    "draining": "draining",
+    "idle": "no requests",
+    "other": "other",
+}
+
+_SEGMENTS = 256
+"""Stretches that may still change; older ones are settled."""
+_BINS = 512
+_FIRST_WIDTH_S = 0.05
+
+Shares: TypeAlias = tuple[tuple[Cause, float], ...]
+"""What a stretch of time went into, and which fraction of it; the fractions add up to 1."""
+
+
+class _Segment(NamedTuple):
+    start: float
+    end: float
+    rank: int
+    shares: Shares
+
+
+class TimeBins:
+    """Sums over time in at most 512 bins of equal width, which doubles when there are too many.
+
+    Args:
+        origin: where the first bin starts.
+    """
+
+    def __init__(self, origin: float) -> None:
+        self.width_s = _FIRST_WIDTH_S
+        self.sums: dict[str, list[float]] = {}
+        self._origin = origin
+
+    def highest(self, name: str, at: float, value: float) -> None:
+        """Keep the highest value of the bin of the moment `at`. Such rows are named "max ...": bins merge by it."""
+        place = self._place(at)
+        row = self._row(name, place)
+        row[place] = max(row[place], value)
+
+    def spread(self, name: str, start: float, end: float, amount: float) -> None:
+        """Add `amount`, spread evenly over the time from `start` to `end`."""
+        last = self._place(end)
+        first = self._place(start)  # after the last: the width may have doubled
+        row = self._row(name, last)
+        if first >= last:
+            row[last] += amount
+            return
+        per_s = amount / (end - start)
+        for place in range(first, last + 1):
+            left = max(start, self._origin + place * self.width_s)
+            right = min(end, self._origin + (place + 1) * self.width_s)
+            row[place] += max(right - left, 0.0) * per_s
+
+    def reduce(self, names: Sequence[Cause], to: float, rest: Cause) -> None:
+        """Let the rows together add up to `to` if they are more, evenly; the rest goes to another row."""
+        rows = [self.sums[name] for name in names if name in self.sums]
+        whole = sum(map(sum, rows))
+        if whole <= to:
+            return
+        for row in rows:
+            for place, value in enumerate(row):
+                if value:
+                    self._row(rest, place)[place] += value * (1 - to / whole)
+                    row[place] = value * to / whole
+
+    def copy(self) -> TimeBins:
+        """An independent copy."""
+        other = TimeBins(self._origin)
+        other.width_s = self.width_s
+        other.sums = {name: list(row) for name, row in self.sums.items()}
+        return other
+
+    def _place(self, at: float) -> int:
+        place = max(int((at - self._origin) / self.width_s), 0)
+        while place >= _BINS:
+            self._double()
+            place //= 2
+        return place
+
+    def _double(self) -> None:
+        self.width_s *= 2
+        for name, row in self.sums.items():
+            if len(row) % 2:
+                row.append(0.0)
+            pairs = zip(row[::2], row[1::2], strict=True)
+            self.sums[name] = [max(pair) if name.startswith("max ") else sum(pair) for pair in pairs]
+
+    def _row(self, name: str, place: int) -> list[float]:
+        row = self.sums.setdefault(name, [])
+        if len(row) <= place:
+            row += [0.0] * (place + 1 - len(row))
+        return row
+
+
+class DeviceTimeline:
+    """One cause for each moment of a device from `began` on.
+
+    What is painted later covers what has a lower rank. Only the last 256 stretches can still be painted over; older
+    time is settled: added up in `bins`.
+
+    Args:
+        began: when the time begins.
+        bins: what is settled is added there.
+        empty: the cause of time that nothing is painted over.
+    """
+
+    def __init__(self, began: float, bins: TimeBins, empty: Cause = "other") -> None:
+        self.began = began
+        self._empty = empty
+        self.end = began
+        self.bins = bins
+        self._segments: list[_Segment] = []
+        self._settled = began
+
+    def extend(self, end: float) -> None:
+        """Let the timeline reach to `end`."""
+        if end > self.end:
+            self._push(_Segment(self.end, end, 0, ((self._empty, 1.0),)))
+            self.end = end
+        if len(self._segments) > _SEGMENTS:
+            self._settle(len(self._segments) - _SEGMENTS // 2)
+
+    def paint(self, start: float, end: float, rank: int, shares: Shares) -> None:
+        """Give the time from `start` to `end` a cause, where what it has is of a lower rank (1 or more)."""
+        start = max(start, self._settled)
+        if start >= self.end:  # the common case: nothing is there yet
+            self.extend(start)
+            self._push(_Segment(start, end, rank, shares))
+            self.end = max(end, start)
+            return
+        self.extend(end)
+        if end <= start:
+            return
+        segments = self._segments
+        first = len(segments)
+        while first and segments[first - 1].end > start:
+            first -= 1
+        covered = segments[first:]
+        del segments[first:]
+        for segment in covered:
+            if segment.rank >= rank or segment.start >= end:
+                self._push(segment)
+                continue
+            left, right = max(segment.start, start), min(segment.end, end)
+            self._push(segment._replace(end=left))
+            self._push(_Segment(left, right, rank, shares))
+            self._push(segment._replace(start=right))
+
+    def replace(self, since: float, causes: frozenset[Cause], cause: Cause) -> None:
+        """Give time after `since` another cause, where it has one of `causes`."""
+        segments, self._segments = self._segments, []
+        for segment in segments:
+            if segment.end <= since or not {name for name, _ in segment.shares} <= causes:
+                self._push(segment)
+                continue
+            left = max(segment.start, since)
+            self._push(segment._replace(end=left))
+            self._push(_Segment(left, segment.end, segment.rank, ((cause, 1.0),)))
+
+    def copy(self) -> DeviceTimeline:
+        """An independent copy."""
+        other = DeviceTimeline(self.began, self.bins.copy(), self._empty)
+        other.end, other._settled, other._segments = self.end, self._settled, list(self._segments)
+        return other
+
+    def settled(self) -> TimeBins:
+        """Settle everything, for good; the bins hold the seconds of each cause under its name."""
+        self._settle(len(self._segments))
+        return self.bins
+
+    def _push(self, segment: _Segment) -> None:
+        if segment.end <= segment.start:
+            return
+        if self._segments:
+            last = self._segments[-1]
+            if last.rank == segment.rank and last.shares == segment.shares:
+                self._segments[-1] = last._replace(end=segment.end)
+                return
+        self._segments.append(segment)
+
+    def _settle(self, count: int) -> None:
+        for segment in self._segments[:count]:
+            for cause, share in segment.shares:
+                if share > 0:
+                    self.bins.spread(cause, segment.start, segment.end, share * (segment.end - segment.start))
+            self._settled = segment.end
+        del self._segments[:count]
+
+
+def totals(bins: Mapping[str, list[float]]) -> dict[Cause, float]:
+    """Seconds of each cause."""
+    return {cause: sum(bins.get(cause, ())) for cause in CAUSES}

@@ -1,0 +1,97 @@
+"""What a job does now, from its report and account. Pure but for `replace_file`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from headrace.io.storage.locations import is_remote
+from headrace.io.storage.parts import atomic_file
+from headrace.observe.accounting.accountant import Account
+from headrace.observe.accounting.meter import Passed
+from headrace.observe.live.frame import Frame, Replica, Totals, Window, shares, shortened, wall_clock
+from headrace.observe.reporting.report import Report
+
+_MOST_REASONS = 20
+
+
+def job_frame(  # noqa: PLR0913 - what is known of a job at one moment
+    name: str, state: str, report: Report, account: Account, passed: Passed, window: Window, now: float
+) -> Frame:
+    """The present state of a job.
+
+    Args:
+        name: what the user calls it.
+        state: such as "running".
+        report: of the job so far.
+        account: of the same moment.
+        passed: how far its records have come.
+        window: takes the sums; it makes rates of them.
+        now: the moment, on the events' clock.
+    """
+    stages = {stage: getattr(report.times, stage) for stage in ("load", "prepare", "finish", "write")}
+    counts = _counts(report, account)
+    recent = window.add(Totals(now, account.causes, stages, counts))
+    done = report.skipped + counts["records"] + counts["failed"]
+    read = report.skipped + passed.records["load"]
+    fraction = 1.0 if state == "finished" else passed.input_size.fraction(round(done), read, passed.read_bytes)
+    rate = recent.rates.get("records", 0.0) + recent.rates.get("failed", 0.0)
+    return Frame(
+        kind="job",
+        name=shortened(name),
+        state=state,
+        at=wall_clock(),
+        up_s=account.wall_s,
+        window_s=recent.window_s,
+        lanes=recent.lanes,
+        rates=recent.rates,
+        causes=recent.causes,
+        causes_of_all=shares(account.causes),
+        counts={**counts, "skipped": report.skipped},
+        queue=_queue(counts, passed.records),
+        errors={shortened(reason): count for reason, count in list(report.failures.items())[:_MOST_REASONS]},
+        replicas=tuple(
+            Replica(shortened(lane.worker), "lost" if lane.lost and not lane.records else "running", lane.records,
+                    lane.busy, lane.lost)
+            for lane in report.lanes
+        ),
+        fraction=fraction,
+        eta_s=done * (1 - fraction) / fraction / rate if fraction and rate and state == "running" else None,
+        advice=shortened(report.advice) if report.ok else "",
+    )  # fmt: skip
+
+
+def _counts(report: Report, account: Account) -> dict[str, float]:
+    """What has been computed; records that are computed and not written yet count."""
+    records = round(sum(account.bins.get("records", ())))
+    tokens = {"tokens": float(report.tokens)} if report.tokens else {}
+    return {"records": records, "failed": report.failed, "batches": report.batches, **tokens}
+
+
+def _queue(counts: Mapping[str, float], passed: Mapping[str, int]) -> dict[str, float]:
+    """Records between two stages. Those that are read and refused, or equal to another, make it inexact."""
+    computed = counts["records"] + counts["failed"]
+    return {
+        "being prepared": max(passed["load"] - max(passed["prepare"], computed), 0),
+        "for the device": max(passed["prepare"] - computed, 0),
+        "to be written": max(computed - passed["write"], 0),
+    }
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replace a small file at once. A crash of the machine may lose it: it is not flushed to the disk each second.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if is_remote(path):
+        with atomic_file(path) as file:
+            file.write(text.encode())
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,144 @@
+"""Writes the state of a run each second and its summary at intervals, for a look at it meanwhile or after a kill."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from headrace.device.process_memory import process_bytes
+from headrace.errors import ConfigError
+from headrace.events import Event, JobDone, JobStarted
+from headrace.io.storage.locations import is_remote
+from headrace.observe.live.frame import Frame, Window
+from headrace.observe.live.job import job_frame, replace_file
+from headrace.observe.reporting import summary
+from headrace.observe.reporting.report import ReportBuilder
+from headrace.observe.reporting.summary import RunState, RunSummary
+
+logger = logging.getLogger("headrace")
+
+_SAMPLE_S = 1.0
+"""Also the time between two frames."""
+_EVERY_S = 5.0
+_EVERY_REMOTE_S = 30.0
+_WORTH = 200
+"""Times as long as a write takes, until the next one: 0.5 % of the time at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a run is, for its report."""
+
+    name: str
+    settings: Mapping[str, str]
+    versions: Mapping[str, str]
+
+
+class Recorder:
+    """An event listener that keeps a run's summary and its present state on disk, or in memory for a dashboard.
+
+    A file that cannot be written does not end the job. It must hear each event after `builder` has. A run that finds
+    nothing to do leaves the files as they are.
+
+    Args:
+        builder: makes the figures.
+        path: of the summary.
+        live: of the present state.
+        description: what the run is.
+        clock: of the events.
+    """
+
+    def __init__(
+        self,
+        builder: ReportBuilder,
+        path: Path,
+        live: Path,
+        description: Description,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._builder = builder
+        self._path = path
+        self._live = live
+        self._window = Window()
+        self.frame: Frame | None = None
+        """The newest state; None before the first."""
+        self._description = description
+        self._clock = clock
+        self._started_at = datetime.now(UTC).timestamp()
+        self._earlier: list[str] = []
+        self._written = False
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, JobStarted) and self._thread is None:
+            self._earlier = _earlier(self._path)
+            self._thread = threading.Thread(target=self._run, name="headrace-recorder", daemon=True)
+            self._thread.start()
+        elif isinstance(event, JobDone):
+            self._end(event.state)
+
+    def _run(self) -> None:
+        """Sample the memory, and write now and then. Runs on the thread."""
+        remote = is_remote(self._path)
+        every_s = _EVERY_REMOTE_S if remote else _EVERY_S
+        frame_every_s = _EVERY_REMOTE_S if remote else _SAMPLE_S
+        due = frame_due = self._clock()  # a run that is killed early has a report too
+        while not self._over.wait(_SAMPLE_S):
+            now = self._clock()
+            if (held := process_bytes()) is not None:
+                self._builder.note_memory(now, held)
+            if now >= frame_due:
+                self._show("running", now)
+                ended = self._clock()
+                frame_due = ended + max(frame_every_s - _SAMPLE_S / 2, _WORTH * (ended - now))
+            now = self._clock()
+            if now >= due:
+                self._write("running", now)
+                ended = self._clock()
+                due = ended + max(every_s, _WORTH * (ended - now))
+
+    def _end(self, state: str) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        report = self._builder.build()
+        if self._written or report.batches or report.ok or report.failed:
+            self._write(cast("RunState", state), self._clock())
+            self._show(state, self._clock())
+
+    def _show(self, state: str, now: float) -> None:
+        """Replace the present state."""
+        report, account = self._builder.snapshot(now)
+        self.frame = job_frame(
+            self._description.name, state, report, account, self._builder.passed(), self._window, now
+        )
+        try:
+            replace_file(self._live, self.frame.as_json())
+        except OSError as error:
+            logger.debug("headrace: cannot write %s: %s", self._live, error)
+
+    def _write(self, state: RunState, now: float) -> None:
+        report, account = self._builder.snapshot(now)
+        figures, described = summary.figures_of(report), self._description
+        run = RunSummary(self._started_at, state, figures, account, described.settings, described.versions)
+        try:
+            summary.write(self._path, [*self._earlier, run.as_json()])
+            self._written = True
+        except OSError as error:
+            if state != "running":  # the next write may succeed, and this one may have met the clearing of the folder
+                logger.warning("headrace: cannot write the report to %s: %s", self._path, error)
+
+
+def _earlier(path: Path) -> list[str]:
+    """The earlier runs in the file, each as JSON text; none if it cannot be read, for it is replaced."""
+    try:
+        return [run.as_json() for run in summary.read(path)]
+    except ConfigError:
+        return []

@@ -1,0 +1,126 @@
+"""A report in a notebook: as HTML, and as Arrow tables."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from headrace.observe.accounting.timeline import CAUSES, LABELS, Cause
+from headrace.observe.reporting.table import rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.events import RecordFailed
+    from headrace.observe.accounting.accountant import Account
+    from headrace.observe.reporting.report import Report
+
+logger = logging.getLogger("headrace")
+
+_BATCH_COLUMNS = ("start_s", "duration_s", "records", "cost", "padded_cost", "failed", "close_reason")
+_COLOURS: dict[Cause, str] = {
+    "real": "#1f8a5b",
+    "padding": "#8fcf9f",
+    "copy": "#5fb0a6",
+    "retry": "#c2362f",
+    "lock": "#6f4e37",
+    "lost": "#7a1f1f",
+    "starting": "#8a93a3",
+    "read": "#2f6fc4",
+    "prepare": "#7b5cc9",
+    "company": "#d9a514",
+    "finish": "#e07b39",
+    "write": "#b4487f",
+    "memory": "#c7a17a",
+    "draining": "#a9bfd6",
+    "idle": "#e6eaf0",
+    "other": "#d5dae2",
+}
+
+
+def as_html(report: Report) -> str:
+    """The report as HTML without scripts: what the device's time went into, the figures, and the advice."""
+    whole = sum(report.causes.values())
+    shares = [(cause, report.causes.get(cause, 0.0) / whole) for cause in CAUSES] if whole > 0 else []
+    bar = "".join(
+        f'<span title="{escape(LABELS[cause])} {share:.1%}" style="width:{100 * share:.3f}%;'
+        f'background:{_COLOURS[cause]}"></span>'
+        for cause, share in shares
+        if share > 0
+    )
+    legend = ", ".join(
+        f'<span style="white-space:nowrap"><span style="display:inline-block;width:.7em;height:.7em;'
+        f'background:{_COLOURS[cause]}"></span> {escape(LABELS[cause])} {share:.1%}</span>'
+        for cause, share in sorted(shares, key=lambda one: -one[1])
+        if share >= 0.001
+    )
+    cells = "".join(
+        f'<tr><td style="text-align:left">{escape(name)}</td><td style="text-align:left">{escape(value)}</td></tr>'
+        for name, value in rows(report)
+    )
+    return (
+        f"<div><b>headrace: {escape(report.state)}</b>"
+        f'<div style="display:flex;height:1.2em;max-width:60em;margin:.4em 0">{bar}</div>'
+        f'<p style="max-width:60em">{legend}</p><table>{cells}</table><p>{escape(report.advice)}</p></div>'
+    )
+
+
+def batches_table(account: Account | None, batches: int) -> pa.Table:
+    """The first and the last 300 of so many batches, one a row; times in seconds since the job began.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+    """
+    import pyarrow as arrow
+
+    boxes: Sequence[Sequence[object]] = account.batches if account is not None else ()
+    _tell_left_out(len(boxes), batches, "batches, the first and the last ones")
+    columns = list(zip(*boxes, strict=True)) or [()] * len(_BATCH_COLUMNS)
+    kinds = (arrow.float64(), arrow.float64(), arrow.int64(), arrow.float64(), arrow.float64(), arrow.int64(),
+             arrow.string())  # fmt: skip
+    return arrow.table(
+        [arrow.array(column, kind) for column, kind in zip(columns, kinds, strict=True)], names=list(_BATCH_COLUMNS)
+    )
+
+
+def failures_table(kept: Sequence[RecordFailed], failed: int) -> pa.Table:
+    """Failed records, one a row.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+    """
+    import pyarrow as arrow
+
+    _tell_left_out(len(kept), failed, "failed records, the first ones")
+    return arrow.table(
+        {
+            "position": arrow.array([one.position for one in kept], arrow.int64()),
+            "reason": arrow.array([one.reason for one in kept], arrow.string()),
+            "message": arrow.array([one.message for one in kept], arrow.string()),
+        }
+    )
+
+
+def _tell_left_out(kept: int, of: int, what: str) -> None:
+    if kept < of:
+        logger.warning("headrace: the table holds %s of %s %s", f"{kept:,}", f"{of:,}", what)
+
+
+def over_time_table(account: Account | None) -> pa.Table:
+    """What happened over time, one moment a row: seconds of the device by cause, records, failed records and cost.
+
+    Raises:
+        ModuleNotFoundError: pyarrow is not installed.
+    """
+    import pyarrow as arrow
+
+    bins = account.bins if account is not None else {}
+    length = max((len(row) for row in bins.values()), default=0)
+    width = account.bin_s if account is not None else 0.0
+    columns = {"start_s": [place * width for place in range(length)]}
+    for name in (*CAUSES, "records", "failed", "cost"):
+        row = list(bins.get(name, ()))
+        columns[name] = row + [0.0] * (length - len(row))
+    return arrow.table({name: arrow.array(values, arrow.float64()) for name, values in columns.items()})
