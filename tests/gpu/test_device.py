@@ -10,12 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from tests.contract.engines.fixtures import assert_same, payloads, together
 
 import headrace
 from headrace import DynamicBatcher
 from headrace.device.memory import MemoryWatch
 from headrace.device.streams import pipeline_on
-from headrace.engines.base import memory_of
+from headrace.engines.base import memory_of, sleeper_of
 from headrace.engines.choosing.registry import create
 from headrace.engines.networks.pytorch import known_mask
 from headrace.engines.text.packing import PackedEncoder
@@ -176,6 +177,27 @@ def test_a_closed_engine_gives_its_memory_back(device: str) -> None:
     engine.close()
     gc.collect()
     assert torch.cuda.memory_allocated() < before + (1 << 20)
+
+
+@pytest.mark.parametrize("task", ["embed", "generate"])
+def test_a_model_that_sleeps_frees_the_device_and_wakes_with_the_same_outputs(device: str, task: str) -> None:
+    square = torch.ones(64, 64, device=device)
+    square @= square  # from here on, PyTorch has its workspace
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    engine: Any = create(task, device=device)
+    ready = payloads(engine, ["1+2=", "3+4="])
+    expected = together(engine, ready)
+    awake = torch.cuda.memory_allocated()
+    sleeper = sleeper_of(engine)
+    assert sleeper is not None
+    for _ in range(3):
+        sleeper.sleep()
+        assert torch.cuda.memory_allocated() < before + (awake - before) / 4
+        sleeper.wake()
+        assert torch.cuda.memory_allocated() < before + (awake - before) * 1.1
+        assert_same(together(engine, ready), expected)
+    engine.close()
 
 
 def test_weights_that_do_not_fit_end_in_one_line(device: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headrace import ContinuousBatcher
 from headrace.engines.choosing import registry
-from headrace.engines.generation import continuous
+from headrace.engines.generation import continuous, paging
 from headrace.errors import ConfigError, EngineError
 from headrace.events import Event, StepDone
 
@@ -31,8 +31,9 @@ def _small_pages() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(continuous, "_PAGE", PAGE)
-        patch.setitem(continuous._BATCH_TOKENS, "cpu", 24)  # most prompts take several steps
+        patch.setattr(continuous, "PAGE", PAGE)
+        patch.setattr(paging, "PAGE", PAGE)
+        patch.setitem(paging._BATCH_TOKENS, "cpu", 24)  # most prompts take several steps
         yield
     torch.set_num_threads(threads)
 

@@ -31,7 +31,16 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
-    return _page_locked(tensor.shape, tensor.dtype).copy_(tensor).to(device, non_blocking=True)
+    return page_locked(tensor).copy_(tensor).to(device, non_blocking=True)
+
+
+def page_locked(like: torch.Tensor) -> torch.Tensor:
+    """Host memory for a copy; other memory where the system locks no more pages, which only makes the copy slower."""
+    try:
+        return torch.empty_like(like, device="cpu", pin_memory=True)
+    except RuntimeError as error:
+        logger.debug("no page-locked memory: %s", error)
+        return torch.empty_like(like, device="cpu")
 
 
 class _CpuStreams:
@@ -108,7 +117,7 @@ class _CudaBatch:
     def copy_out(self) -> None:
         self._out.wait_event(self._ended)
         with torch.cuda.stream(self._out):
-            rows = _page_locked(self._output.shape, torch.float32)
+            rows = page_locked(self._output)
             self._rows = rows.copy_(self._output, non_blocking=True)
             # Blocking: the thread that waits sleeps, and leaves its core to those that prepare records.
             self._done = torch.cuda.Event(blocking=True)
@@ -122,12 +131,3 @@ class _CudaBatch:
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _page_locked(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a copy; other memory where the system locks no more pages, which only makes the copy slower."""
-    try:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
-    except RuntimeError as error:
-        logger.debug("no page-locked memory: %s", error)
-        return torch.empty(shape, dtype=dtype)

@@ -246,6 +246,31 @@ class PrefixCachingEngine(Protocol):
         ...
 
 
+class Sleeper(Protocol):
+    """A model that can wait in host memory while others use its device. Neither method is called while it computes."""
+
+    def sleep(self) -> None:
+        """Move the weights to host memory, and free the device."""
+        ...
+
+    def wake(self) -> None:
+        """Undo `sleep`.
+
+        Raises:
+            Exception: it cannot; close the engine.
+        """
+        ...
+
+
+class SleepingEngine(Protocol):
+    """An engine that may be able to leave its device for a while."""
+
+    @property
+    def sleeper(self) -> Sleeper | None:
+        """Moves it to host memory; None if it cannot, or if nothing is gained, as on a CPU."""
+        ...
+
+
 def runs_batches(engine: Engine[Any, Any]) -> TypeGuard[BatchEngine[Any, Any, Any]]:
     """Whether the engine's profile says that it is a `BatchEngine`."""
     return profile_of(engine).batching == "batches"
@@ -274,6 +299,12 @@ def can_tokenize(engine: Engine[Any, Any]) -> TypeGuard[TokenizingEngine]:
 def caches_prefixes(engine: Engine[Any, Any]) -> TypeGuard[PrefixCachingEngine]:
     """Whether the engine's profile says that it is a `PrefixCachingEngine`."""
     return profile_of(engine).caches_prefixes
+
+
+def sleeper_of(engine: Engine[Any, Any]) -> Sleeper | None:
+    """What moves the engine to host memory; None if it cannot be moved."""
+    found: Sleeper | None = getattr(engine, "sleeper", None)
+    return found
 
 
 def can_be_tuned(engine: Engine[Any, Any]) -> TypeGuard[TunableEngine]:

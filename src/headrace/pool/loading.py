@@ -58,8 +58,12 @@ async def unload(model: Any, rest: Any) -> None:
 
 
 def can_sleep(model: object) -> bool:
-    """Whether a model has the methods `sleep` and `wake`."""
-    return callable(getattr(model, "sleep", None)) and callable(getattr(model, "wake", None))
+    """Whether a model has the methods `sleep` and `wake`, and `can_sleep` does not say otherwise."""
+    return (
+        getattr(model, "can_sleep", True)
+        and callable(getattr(model, "sleep", None))
+        and callable(getattr(model, "wake", None))
+    )
 
 
 async def call(method: Callable[[], Any]) -> None:

@@ -25,6 +25,7 @@ from headrace.serving.http.middleware import RequestMiddleware
 from headrace.serving.protocol.responses import JsonReply
 from headrace.serving.routes import dashboard as dashboard_routes
 from headrace.serving.routes.status import METRICS_TYPE, described
+from headrace.serving.service import Service
 from headrace.serving.state import ServerState, no_such_model
 
 logger = logging.getLogger("headrace")
@@ -50,10 +51,10 @@ class ModelApp:
         found = (route for route in self.app.routes if "POST" in (getattr(route, "methods", None) or ()))
         object.__setattr__(self, "paths", frozenset(getattr(route, "path", "") for route in found))
 
-    async def load(self) -> AsyncIterator[FastAPI]:
-        """The app while its model is loaded, for `ModelPool.add`."""
+    async def load(self) -> AsyncIterator[Service]:
+        """What runs the model while it is loaded, for `ModelPool.add`."""
         async with self.app.router.lifespan_context(self.app):
-            yield self.app
+            yield self.state.service
 
 
 class PooledBatches(Protocol):
@@ -115,9 +116,9 @@ class ModelRouter:
     async def _use(self, model: ModelApp, scope: Scope, receive: Receive, replay: _Replay, send: Send) -> None:
         name = model.names[0]
         using = self._pool.use(name)
-        app = await self._entered(using, name, receive)
+        await self._entered(using, name, receive)
         try:
-            await app({**scope, "root_path": "", "app_root_path": ""}, replay, send)
+            await model.app({**scope, "root_path": "", "app_root_path": ""}, replay, send)
         finally:
             await using.__aexit__(None, None, None)
             if model.state.dead:
@@ -125,8 +126,8 @@ class ModelRouter:
                 self._pool.unload(name)
 
     async def _entered(
-        self, using: contextlib.AbstractAsyncContextManager[FastAPI], name: str, receive: Receive
-    ) -> FastAPI:
+        self, using: contextlib.AbstractAsyncContextManager[object], name: str, receive: Receive
+    ) -> None:
         """Wait until the model is loaded, unless the client leaves or the request times out before."""
         timeout_s = self._state.limits.timeout_s
         entering = asyncio.ensure_future(using.__aenter__())
@@ -134,7 +135,8 @@ class ModelRouter:
         try:
             await asyncio.wait({entering, leaving}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if entering.done():
-                return entering.result()
+                entering.result()
+                return
             if leaving.done():
                 raise ClientGoneError
             raise ApiError(

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 from starlette.types import Receive
 
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import AnyEngine, Chunks, Prepared, caches_prefixes, can_be_followed
+from headrace.engines.base import AnyEngine, Chunks, Prepared, caches_prefixes, can_be_followed, sleeper_of
 from headrace.engines.profile import profile_of
 from headrace.errors import EngineDeadError
 from headrace.events import Listener, StageDone
@@ -220,6 +220,23 @@ class Service:
         await self.batcher.stop(timeout=timeout_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.engine.close)
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether its engine can leave the device for host memory."""
+        return sleeper_of(self.engine) is not None
+
+    async def sleep(self) -> None:
+        """Finish accepted records, then move the engine to host memory."""
+        await self.batcher.stop(timeout=self.limits.drain_s)
+        if (sleeper := sleeper_of(self.engine)) is not None:
+            await asyncio.to_thread(sleeper.sleep)
+
+    async def wake(self) -> None:
+        """Undo `sleep`."""
+        if (sleeper := sleeper_of(self.engine)) is not None:
+            await asyncio.to_thread(sleeper.wake)
+        await self.batcher.start()
 
     async def infer(self, values: Sequence[object], size: int, call: Call) -> Answers:
         """The outputs of `values`; `size` is their estimated total cost.

@@ -176,3 +176,22 @@ class FromFolder(FakeEngine):
         if sum(len(text.split()) for text in batch) > 10:
             raise EngineOutOfMemoryError("the device has no memory for this batch")
         return super().forward(batch)
+
+
+class Sleepy(FakeEngine):
+    """An engine that can sleep, and fails a batch that it gets then."""
+
+    def __init__(self, model: str | None = None, *, dimension: int = 8) -> None:
+        super().__init__(model, dimension=dimension, seconds_per_batch=0.01)
+        self.sleeper = self
+        self.asleep = False
+
+    def forward(self, batch: list[str]) -> list[list[float]]:
+        assert not self.asleep
+        return super().forward(batch)
+
+    def sleep(self) -> None:
+        self.asleep = True
+
+    def wake(self) -> None:
+        self.asleep = False

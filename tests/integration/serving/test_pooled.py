@@ -170,6 +170,24 @@ def test_no_request_is_lost_while_models_take_turns(tmp_path: Path) -> None:
         assert 'headrace_requests_total{model="org/large",route="/v1/embeddings",status="200"} 150.0' in page
 
 
+@pytest.mark.parametrize("room", ["max_asleep: 1", "max_asleep: 0"])
+def test_models_sleep_where_the_file_gives_room_for_it(tmp_path: Path, room: str) -> None:
+    text = MODELS.replace("headrace.testing:FakeEngine", "tests.integration.serving.engines:Sleepy")
+    with serving(tmp_path, text.replace("max_models: 1", f"max_models: 1, {room}")) as client:
+        with ThreadPoolExecutor(8) as threads:
+            turns = ["small", "org/large"] * 40
+            assert {answer.status_code for answer in threads.map(lambda model: embed(client, model), turns)} == {200}
+        assert embed(client, "small").status_code == 200
+        until(lambda: embed(client, "org/large").status_code == 200 and phases(client)["small"] != "unloading")
+        loads = loads_of(client.get("/metrics").text)["small"]["loads"]
+        if room == "max_asleep: 1":
+            assert (phases(client)["small"], loads) == ("asleep", 1)
+            client.post("/models/unload", json={"model": "small"})
+            until(lambda: phases(client)["small"] == "unloaded")
+        else:
+            assert phases(client)["small"] == "unloaded" and loads > 1
+
+
 def loads_of(page: str) -> dict[str, dict[str, float]]:
     found = re.findall(r'^headrace_model_(loads)_total\{model="(.+)"\} (.+)$', page, re.MULTILINE)
     return {model: {kind: float(value)} for kind, model, value in found}

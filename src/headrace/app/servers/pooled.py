@@ -52,6 +52,9 @@ class PoolSection(_Section):
     max_models: Annotated[int, Field(ge=1)] | None = None
     memory: str | None = None
     """Such as 16GB."""
+    max_asleep: Annotated[int, Field(ge=0)] | None = None
+    host_memory: str | None = None
+    """For models that sleep, such as 64GB."""
 
 
 class ModelSection(_Section):
@@ -134,8 +137,13 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
     """
     keys = Keys(shared.keys)
     known_keys = {key.name for key in shared.keys}
-    memory = None if content.pool.memory is None else _bytes(content.pool.memory, "pool.memory")
-    pool = ModelPool(max_models=content.pool.max_models, memory_bytes=memory)
+    room = content.pool
+    pool = ModelPool(
+        max_models=room.max_models,
+        memory_bytes=None if room.memory is None else _bytes(room.memory, "pool.memory"),
+        max_asleep=room.max_asleep,
+        host_memory_bytes=None if room.host_memory is None else _bytes(room.host_memory, "pool.host_memory"),
+    )
     models: list[ModelApp] = []
     bulk: list[BatchModel] = []
     api: BatchApi | None = None

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from headrace.device.placement import release
+from headrace.device.sleeping import to_device, to_host
 from headrace.engines.base import Prepared
 from headrace.engines.generation import logprobs
 from headrace.engines.generation.sampling import TokenSampler
@@ -85,7 +86,7 @@ class CausalLM:
         max_model_len: int | None,
         split: Mapping[str, object] | None = None,
     ) -> None:
-        self._folder = folder_of(model)
+        self._folder, self._is_split = folder_of(model), bool(split)
         check_tokenizer(self._folder)
         self.model, self.device, missing = load_pretrained(AutoModelForCausalLM, self._folder, device, dtype, split)
         if missing:
@@ -250,6 +251,21 @@ class CausalLM:
         text, ignored = self._decode(generated), self._decode(generated[: max(ask.sampling.min_tokens - 1, 0)])
         places = (text.find(stop, max(len(ignored) - len(stop) + 1, 0)) for stop in ask.sampling.stop)
         return min((place for place in places if place >= 0), default=None)
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether moving it to host memory frees a device."""
+        return self.device.type == "cuda" and not self._is_split
+
+    def sleep(self) -> None:
+        """See `Sleeper.sleep`."""
+        if self.model is not None:
+            to_host(self.model, self.device)
+
+    def wake(self) -> None:
+        """See `Sleeper.wake`."""
+        if self.model is not None:
+            to_device(self.model, self.device)
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""

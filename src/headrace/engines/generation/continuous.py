@@ -11,36 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching.cache_allocators import FULL_ATTENTION
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
-from headrace.engines.base import PrefixCacheStats, Prepared
+from headrace.engines.base import PrefixCacheStats, Prepared, Sleeper
 from headrace.engines.generation.answers import Answer, Resumed
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
-from headrace.engines.generation.pageable import cannot_batch, check_pageable
-from headrace.engines.generation.ragged_attention import use_ragged_attention
+from headrace.engines.generation.pageable import cannot_batch
+from headrace.engines.generation.paging import PAGE, Pages, open_cache, share_pages
 from headrace.engines.generation.sampling import BatchSampler
-from headrace.engines.generation.scheduler import PageScheduler
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import Generation, Sampling, default_sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
 
 if TYPE_CHECKING:
-    from transformers.generation.continuous_batching.continuous_api import (
-        ContinuousBatchingManager,
-        ContinuousBatchProcessor,
-    )
     from transformers.generation.continuous_batching.requests import RequestState
-
-_PAGE = 32
-"""Tokens per page of the key-value cache. transformers' default of 256 wastes most of a page on short answers."""
-
-_BATCH_TOKENS = {"cpu": 512, "cuda": 8_192}
-"""Maximum tokens per step; longer prompts take several steps. Without flash attention, the attention mask has this many
-rows, each as long as the cache."""
 
 _TOKENS_PER_SLOT = 1_024
 """Default cache size per slot. Longer answers use the space of others."""
@@ -91,6 +77,7 @@ class GenerationEngine:
         size = whole("tensor_parallel_size", tensor_parallel_size, 1)
         self._answers: dict[int, Answer] = {}
         self._is_split = size > 1
+        self._before_sleep = PrefixCacheStats(0, 0, 0)
         other = partial(
             GenerationEngine, model, device=device, dtype=dtype, max_model_len=max_model_len, max_num_seqs=max_num_seqs,
             kv_cache_tokens=kv_cache_tokens, enable_prefix_caching=enable_prefix_caching, tensor_parallel_size=size,
@@ -108,10 +95,9 @@ class GenerationEngine:
             if enable_prefix_caching not in (None, False, True):
                 raise ConfigError(f"enable_prefix_caching is {enable_prefix_caching!r:.60}: it must be true or false")
             self._sampler = BatchSampler(self._choose, is_split=self._is_split)
-            with torch.inference_mode():
-                # One more page per answer, since its last page is rarely full: this keeps the budget in tokens.
-                self._manager, self._processor = self._open(-(-wanted // _PAGE) + max_num_seqs + 1, max_num_seqs)
-            self._scheduler = self._share_pages(enable_prefix_caching, max_num_seqs)
+            self._attention = self._lm.model.config._attn_implementation
+            self._pages = Pages(wanted, max_num_seqs, enable_prefix_caching, self._is_split)
+            self._make_cache()
         self.profile = EngineProfile(
             batching="steps",
             max_in_flight=max_num_seqs,
@@ -149,60 +135,14 @@ class GenerationEngine:
         if isinstance(ended[0][1], Exception):
             raise ended[0][1]
         if self._scheduler is not None:
-            self._scheduler.reset_stats()
+            self._scheduler.count_from(PrefixCacheStats(0, 0, 0))
 
-    def _open(self, pages: int, slots: int) -> tuple[ContinuousBatchingManager, ContinuousBatchProcessor]:
-        config = ContinuousBatchingConfig(
-            page_size=_PAGE,
-            num_blocks=pages,
-            max_batch_tokens=max(_BATCH_TOKENS[self._lm.device.type], slots),
-            max_requests_per_batch=slots,
-            safety_margin=0.0,  # the batcher enforces the budget
-            allow_block_sharing=False,  # `PageScheduler` shares pages
-            # This engine runs each step and chooses the tokens: nothing may run ahead or be captured.
-            use_async_batching=False,
-            use_cuda_graph=False,
-            auto_switch_to_flash=self._lm.device.type == "cuda",
-            # Of use only with graphs; in a split model, transformers warns where the environment does not set it.
-            **({"disable_nccl_graph_mixing": False} if self._is_split else {}),
-        )
-        ends = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=self._lm.pad_token)
-        check_pageable(self._lm.model)
-        try:
-            manager = self._lm.model.init_continuous_batching(ends, config)
-            manager.logit_processor = self._sampler
-            processor = manager._create_batch_processor()
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            raise EngineError(
-                f"{self._lm.device} has no room for a cache of {pages * _PAGE:,} tokens; lower kv_cache_tokens, "
-                "max_num_seqs or max_model_len"
-            ) from error
-        except (ValueError, NotImplementedError) as error:  # how transformers refuses an attention or a cache
-            raise cannot_batch(str(error).strip().splitlines()[0]) from error
-        return manager, processor
-
-    def _share_pages(self, wanted: bool | None, slots: int) -> PageScheduler | None:
-        """Replace transformers' scheduler by one that shares pages; None if the model's attention does not allow it.
-
-        Raises:
-            ConfigError: sharing was asked for, and is not possible.
-        """
-        processor = self._processor
-        kinds = sorted(processor.cache.cache_allocators)
-        if kinds != [FULL_ATTENTION]:
-            if wanted:
-                raise ConfigError(
-                    f"enable_prefix_caching is true: it needs full_attention in all layers, and this model has "
-                    f"{' and '.join(kinds)}; leave it out"
-                )
-            return None
-        ragged = self._lm.device.type == "cpu" and use_ragged_attention(self._lm.model, processor.cache)
-        if ragged:
-            processor.inputs_and_outputs.attention_mask = None  # filling it would take longer than the attention
-        scheduler = PageScheduler(processor.cache, slots, share=wanted is not False, indexed=not ragged)
-        scheduler.on_start = self._note_cached
-        processor.scheduler = processor.offloading_manager.scheduler = scheduler
-        return scheduler
+    def _make_cache(self) -> None:
+        """Make the key-value cache, and what schedules its pages."""
+        self._manager, self._processor = open_cache(self._lm, self._sampler, self._pages)
+        self._scheduler = share_pages(self._lm, self._processor, self._pages)
+        if self._scheduler is not None:
+            self._scheduler.on_start = self._note_cached
 
     def describe(self) -> Mapping[str, object]:
         """The model digest and all parameters that affect an answer."""
@@ -231,7 +171,7 @@ class GenerationEngine:
 
     def group(self, record: TokenizedRequest | Resumed) -> int:
         """The first page of the prompt, which requests of one kind have in common."""
-        return hash((record.ask if isinstance(record, Resumed) else record).prompt[:_PAGE])
+        return hash((record.ask if isinstance(record, Resumed) else record).prompt[:PAGE])
 
     def follow(self, payload: TokenizedRequest, listener: Callable[[str], None]) -> TokenizedRequest:
         """The same request, with `listener` called with the partial answer."""
@@ -265,6 +205,8 @@ class GenerationEngine:
         """
         if self._lm.model is None:
             raise EngineDeadError("the generation engine is closed; create a new one")
+        if self._processor is None:
+            raise EngineError("the model sleeps in host memory; wake it first")
         with self._ranks.step() if self._ranks is not None else contextlib.nullcontext():
             self._run_step()
         finished = [*self._ended(), *self._stopped()]
@@ -341,7 +283,7 @@ class GenerationEngine:
 
     def prefix_cache_stats(self) -> PrefixCacheStats:
         """Counts of prompt tokens, also if no pages are shared; 0 with transformers' own scheduler."""
-        return PrefixCacheStats(0, 0, 0) if self._scheduler is None else self._scheduler.stats
+        return self._before_sleep if self._scheduler is None else self._scheduler.stats
 
     def remove(self, key: int) -> Resumed | None:
         """Remove a request. When it resumes, its generated tokens are prefilled, not generated again."""
@@ -363,10 +305,32 @@ class GenerationEngine:
         self._processor.scheduler.set_request_cancellation(request_id)
         self._processor.scheduler.clear_cancelled_requests()
 
-    def close(self) -> None:
-        """Free the model's memory. Safe to call twice."""
+    @property
+    def sleeper(self) -> Sleeper | None:
+        """See `SleepingEngine`."""
+        return self if self._lm.can_sleep else None
+
+    def sleep(self) -> None:
+        """See `Sleeper.sleep`. The key-value cache is freed."""
+        self._before_sleep = self.prefix_cache_stats()
+        self._drop_cache()
+        self._lm.sleep()
+
+    def wake(self) -> None:
+        """See `Sleeper.wake`. The key-value cache is made anew, and empty."""
+        self._lm.wake()
+        self._lm.model.set_attn_implementation(self._attention)  # the first cache has replaced it
+        self._make_cache()
+        if self._scheduler is not None:
+            self._scheduler.count_from(self._before_sleep)
+
+    def _drop_cache(self) -> None:
         self._answers.clear()
         self._manager = self._processor = self._scheduler = None
+
+    def close(self) -> None:
+        """Free the model's memory. Safe to call twice."""
+        self._drop_cache()
         self._lm.close()
         if self._ranks is not None:
             self._ranks.close()

@@ -62,9 +62,9 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
         """Called with each request that becomes active and how many of its tokens are stored."""
         self._queries = self._hits = self._computed = 0
 
-    def reset_stats(self) -> None:
-        """Count from here on."""
-        self._queries = self._hits = self._computed = 0
+    def count_from(self, stats: PrefixCacheStats) -> None:
+        """Continue from these counts."""
+        self._queries, self._hits, self._computed = stats.queries, stats.hits, stats.computed
 
     @property
     def stats(self) -> PrefixCacheStats:

@@ -12,7 +12,7 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
-from headrace.engines.base import Prepared
+from headrace.engines.base import Prepared, Sleeper
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.generation import Generation, default_sampling
@@ -113,6 +113,11 @@ class StaticGenerationEngine:
             )
         answers = zip(batch, rows.generated, rows.samplers, strict=True)
         return [lm.answer(ask, generated, sampler) for ask, generated, sampler in answers]
+
+    @property
+    def sleeper(self) -> Sleeper | None:
+        """See `SleepingEngine`."""
+        return self._lm if self._lm.can_sleep else None
 
     def close(self) -> None:
         """Free the model's memory. Safe to call twice."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.device.forward import ForwardMeter
+from headrace.engines.base import Sleeper
 
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 Rows: TypeAlias = NDArray[np.float32]
@@ -34,6 +35,11 @@ class Network(Protocol):
 
     overlaps: bool
     """Whether a second call of `run`, on another thread, copies its batch while the first one computes."""
+
+    @property
+    def sleeper(self) -> Sleeper | None:
+        """Moves it to host memory; None if that is not possible, or pointless as on a CPU."""
+        ...
 
     @property
     def meter(self) -> ForwardMeter | None:
@@ -68,3 +74,30 @@ class Network(Protocol):
     def close(self) -> None:
         """Free its memory. Safe to call twice."""
         ...
+
+
+class NetworkEngine:
+    """What all engines on a network have in common."""
+
+    network: Network
+
+    @property
+    def sleeper(self) -> Sleeper | None:
+        """See `headrace.engines.base.SleepingEngine`."""
+        return self.network.sleeper
+
+    def hardware(self) -> Mapping[str, object]:
+        """See `TunableEngine.hardware`."""
+        return self.network.hardware()
+
+    def dtype_speeds(self) -> Mapping[str, float]:
+        """See `TunableEngine.dtype_speeds`."""
+        return self.network.dtype_speeds()
+
+    def forward_meter(self) -> ForwardMeter | None:
+        """See `TunableEngine.forward_meter`."""
+        return self.network.meter
+
+    def close(self) -> None:
+        """Free the model's memory. Safe to call twice."""
+        self.network.close()

@@ -19,10 +19,12 @@ from transformers.utils import logging as transformers_logging
 
 from headrace.device.cuda_memory import cuda_memory
 from headrace.device.forward import ForwardMeter, NetworkSize
-from headrace.device.graph_runner import cuda_graphs
+from headrace.device.graph_runner import GraphRunner, cuda_graphs
 from headrace.device.native import gpu_uuid, hardware, speeds
 from headrace.device.placement import choose_device, choose_dtype, release, running
+from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
+from headrace.engines.base import Sleeper
 from headrace.engines.model_folder import digest
 from headrace.engines.networks.base import Arrays, Rows
 from headrace.engines.options import INT8
@@ -72,6 +74,7 @@ class TorchNetwork:
         self._device = device
         self.module: torch.nn.Module | None = module
         self.call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None = call
+        self._asleep = False
         self._dtype = next(module.parameters()).dtype
         self.kind = device.type
         self.inputs = inputs
@@ -81,10 +84,13 @@ class TorchNetwork:
         self.by_length = by_length
         self._pipeline = pipeline_on(device, self._dtype)
         self.overlaps = self._pipeline.overlaps
-        self.graphs = cuda_graphs(self._pipeline, device, self.tolerance) if device.type == "cuda" else None
+        self.graphs = self._new_graphs()
         self.meter = ForwardMeter(
             _size(module), gpu_uuid(device), partial(cuda_memory, device) if device.type == "cuda" else None
         )
+
+    def _new_graphs(self) -> GraphRunner | None:
+        return cuda_graphs(self._pipeline, self._device, self.tolerance) if self.kind == "cuda" else None
 
     def describe(self) -> Mapping[str, object]:
         """The model's dtype and the digest of its files, each of which is read."""
@@ -108,6 +114,8 @@ class TorchNetwork:
         call, graphs = self.call, self.graphs
         if call is None:
             raise EngineDeadError("the engine is closed; create a new one")
+        if self._asleep:
+            raise EngineError("the model sleeps in host memory; wake it first")
         mask = arrays.get("attention_mask")
 
         def with_mask(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -126,6 +134,23 @@ class TorchNetwork:
         """See `Network.length_for`."""
         graphs = self.graphs
         return longest if graphs is None else graphs.length_for(texts, longest)
+
+    @property
+    def sleeper(self) -> Sleeper | None:
+        """See `Network.sleeper`. Weights of torchao cannot be moved."""
+        return self if self.kind == "cuda" and not self._int8 else None
+
+    def sleep(self) -> None:
+        """See `Sleeper.sleep`."""
+        if self.module is not None:
+            self._asleep, self.graphs = True, None
+            to_host(self.module, self._device)
+
+    def wake(self) -> None:
+        """See `Sleeper.wake`."""
+        if self.module is not None:
+            to_device(self.module, self._device)
+            self.graphs, self._asleep = self._new_graphs(), False
 
     def close(self) -> None:
         """See `Network.close`."""

@@ -12,6 +12,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as failures
 from transformers import AutoConfig, AutoTokenizer
 
 from headrace.device.forward import ForwardMeter
+from headrace.engines.base import Sleeper
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import ONNX_WEIGHTS, check_tokenizer, digest, named_folder
 from headrace.engines.model_kinds import with_own_settings
@@ -76,6 +77,7 @@ class OnnxNetwork:
         # Quantised models scale values by the whole batch, and a file does not tell whether it is quantised.
         self.tolerance = 3e-2
         self.by_length = self.overlaps = False
+        self.sleeper: Sleeper | None = None
         self.meter: ForwardMeter | None = None  # onnxruntime does not tell which time is its own
         names = [one.name for one in session.get_outputs()]
         self._output = next((name for name in outputs if name in names), names[0])

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.device.forward import ForwardMeter
 from headrace.engines.base import Chunks, Part, Prepared
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.networks.base import BATCH_TEXTS, BATCH_TOKENS, Network, Rows
+from headrace.engines.networks.base import BATCH_TEXTS, BATCH_TOKENS, Network, NetworkEngine, Rows
 from headrace.engines.networks.heads import (
     Classification,
     Function,
@@ -33,7 +32,7 @@ from headrace.errors import ConfigError
 _ACTIVATIONS: Mapping[str, Function] = {"Identity": "none", "Sigmoid": "sigmoid"}
 
 
-class TextEngine:
+class TextEngine(NetworkEngine):
     """One output per text, or per pair of texts.
 
     Args:
@@ -75,18 +74,6 @@ class TextEngine:
             **({} if self._join is None else {"chunk_join": self._join.how}),
         }
 
-    def hardware(self) -> Mapping[str, object]:
-        """See `TunableEngine.hardware`."""
-        return self.network.hardware()
-
-    def dtype_speeds(self) -> Mapping[str, float]:
-        """See `TunableEngine.dtype_speeds`."""
-        return self.network.dtype_speeds()
-
-    def forward_meter(self) -> ForwardMeter | None:
-        """See `TunableEngine.forward_meter`."""
-        return self.network.meter
-
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception]:
         """See `TextTokens.prepare`."""
         return self.tokens.prepare(inputs)
@@ -125,12 +112,8 @@ class TextEngine:
     def _outputs(self, batch: list[Tokens], rows: Rows) -> Sequence[object]:  # noqa: ARG002 - for subclasses
         return self._head(rows)
 
-    def close(self) -> None:
-        """Free the model's memory. Safe to call twice."""
-        self.network.close()
 
-
-class ZeroShotEngine:
+class ZeroShotEngine(NetworkEngine):
     """Classifies texts by the user's labels with a natural language inference model.
 
     Each text makes one row per label: does the text entail "This example is about LABEL."? A text costs the sum of
@@ -169,18 +152,6 @@ class ZeroShotEngine:
             "multi_label": self._candidates.multi_label,
         }
 
-    def hardware(self) -> Mapping[str, object]:
-        """See `TunableEngine.hardware`."""
-        return self.network.hardware()
-
-    def dtype_speeds(self) -> Mapping[str, float]:
-        """See `TunableEngine.dtype_speeds`."""
-        return self.network.dtype_speeds()
-
-    def forward_meter(self) -> ForwardMeter | None:
-        """See `TunableEngine.forward_meter`."""
-        return self.network.meter
-
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[list[Tokens]] | Exception]:
         """Tokens of each text with each label; a RecordError if the input is not text."""
         return [self._prepare(value) for value in inputs]
@@ -215,10 +186,6 @@ class ZeroShotEngine:
         if self._candidates.multi_label or len(self._candidates.labels) == 1:
             return apply("sigmoid", entailed - logits[..., self._contradiction])
         return apply("softmax", entailed)
-
-    def close(self) -> None:
-        """Free the model's memory. Safe to call twice."""
-        self.network.close()
 
 
 class Candidates:

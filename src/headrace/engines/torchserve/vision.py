@@ -31,7 +31,8 @@ class ImageNetProcessing:
         image = image.resize((256 * width // short, 256 * height // short), Image.Resampling.BILINEAR)
         left, top = round((image.width - 224) / 2), round((image.height - 224) / 2)
         pixels = to_tensor(image.crop((left, top, left + 224, top + 224)))
-        return (pixels - torch.tensor(self.mean)[:, None, None]) / torch.tensor(self.std)[:, None, None]
+        mean, std = (pixels.new_tensor(one)[:, None, None] for one in (self.mean, self.std))
+        return (pixels - mean) / std
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:

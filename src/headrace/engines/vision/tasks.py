@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from headrace.device.forward import ForwardMeter
 from headrace.engines.base import Prepared
 from headrace.engines.model_config import ModelConfig
-from headrace.engines.networks.base import BATCH_IMAGES, Network
+from headrace.engines.networks.base import BATCH_IMAGES, Network, NetworkEngine
 from headrace.engines.networks.heads import Head, LabelHead, VectorHead, label_function, label_names
 from headrace.engines.profile import EngineProfile
 from headrace.engines.vision.images import ImageInputs, Pixels
 
 
-class ImageEngine:
+class ImageEngine(NetworkEngine):
     """One output per image.
 
     Args:
@@ -45,18 +44,6 @@ class ImageEngine:
         """The model digest and all parameters that affect an output. Reads all of the model's files."""
         return {**self._facts, **self.network.describe(), "max_pixels": self._images.max_pixels}
 
-    def hardware(self) -> Mapping[str, object]:
-        """See `TunableEngine.hardware`."""
-        return self.network.hardware()
-
-    def dtype_speeds(self) -> Mapping[str, float]:
-        """See `TunableEngine.dtype_speeds`."""
-        return self.network.dtype_speeds()
-
-    def forward_meter(self) -> ForwardMeter | None:
-        """See `TunableEngine.forward_meter`."""
-        return self.network.meter
-
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Pixels] | Exception]:
         """See `ImageInputs.prepare`."""
         return self._images.prepare(inputs)
@@ -77,10 +64,6 @@ class ImageEngine:
             for index, output in zip(indices, self._head(rows), strict=True):
                 outputs[index] = output
         return outputs
-
-    def close(self) -> None:
-        """Free the model's memory. Safe to call twice."""
-        self.network.close()
 
 
 def image_classifier(network: Network, images: ImageInputs, config: ModelConfig, top_labels: int | None) -> ImageEngine:

@@ -25,6 +25,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
 from headrace.concurrency.loop_thread import LoopThread
+from headrace.engines.base import Sleeper
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 
 ResultT = TypeVar("ResultT")
@@ -32,7 +33,7 @@ ResultT = TypeVar("ResultT")
 # Engine arguments that do not affect answers: a job may be resumed with different ones.
 RESOURCES = frozenset({
     "block_size", "data_parallel_size", "distributed_executor_backend", "enable_chunked_prefill",
-    "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes",
+    "enable_prefix_caching", "enable_sleep_mode", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes",
     "max_num_batched_tokens", "max_num_seqs", "max_parallel_loading_workers", "pipeline_parallel_size",
     "tensor_parallel_size",
 })  # fmt: skip
@@ -83,7 +84,8 @@ class VllmCore:
 
     def run_now(self, call: Callable[[AsyncLLM, str], Coroutine[None, None, ResultT]]) -> ResultT:
         """Like `run`, for code without an event loop. Blocks."""
-        assert self._engine is not None, "called at loading"
+        if self._engine is None:
+            raise EngineDeadError("the vLLM engine is closed; create a new one")
         return self._loop.run(self._call(self._engine, call))
 
     async def _call(self, engine: AsyncLLM, call: Callable[[AsyncLLM, str], Coroutine[None, None, ResultT]]) -> ResultT:
@@ -95,6 +97,19 @@ class VllmCore:
             raise RecordError(line(error)) from error
         except vllm.exceptions.VLLMServerError as error:
             raise EngineError(f"vLLM failed at this request: {line(error.__cause__ or error)}") from error
+
+    @property
+    def sleeper(self) -> Sleeper | None:
+        """See `SleepingEngine`."""
+        return self if self.config.model_config.enable_sleep_mode else None
+
+    def sleep(self) -> None:
+        """See `Sleeper.sleep`. The key-value cache is freed."""
+        self.run_now(lambda engine, _: engine.sleep(level=1))
+
+    def wake(self) -> None:
+        """See `Sleeper.wake`."""
+        self.run_now(lambda engine, _: engine.wake_up())
 
     def close(self) -> None:
         """End vLLM's processes. Safe to call twice."""

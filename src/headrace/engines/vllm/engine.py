@@ -22,7 +22,7 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from headrace.engines.base import PrefixCacheStats, Prepared
+from headrace.engines.base import PrefixCacheStats, Prepared, Sleeper
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.profile import EngineProfile
 from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
@@ -199,6 +199,11 @@ class VllmEngine:
         """Counts of the prompt tokens of answered requests."""
         queries, hits = self._prompt_tokens, self._cached_tokens
         return PrefixCacheStats(queries, hits, queries - hits)
+
+    @property
+    def sleeper(self) -> Sleeper | None:
+        """See `SleepingEngine`."""
+        return self._core.sleeper
 
     def close(self) -> None:
         """End vLLM's processes. Safe to call twice."""

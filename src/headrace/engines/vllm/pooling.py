@@ -20,7 +20,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.tasks import PoolingTask
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from headrace.engines.base import Chunks, Prepared
+from headrace.engines.base import Chunks, Prepared, Sleeper
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.model_kinds import with_own_settings
@@ -133,6 +133,11 @@ class PoolingEngine:
                     row: Rows = output.outputs.data.float().numpy().reshape(-1)
                     return row
         raise EngineError("vLLM ended the request without an answer")
+
+    @property
+    def sleeper(self) -> Sleeper | None:
+        """See `SleepingEngine`."""
+        return self._core.sleeper
 
     def close(self) -> None:
         """End vLLM's processes. Safe to call twice."""

@@ -1,0 +1,82 @@
+"""Models sleep and wake with the same outputs. The copies are those for a GPU, from host memory to host memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.contract.engines.fixtures import payloads, together
+from tests.small_models import encoded, picture, text_model, vision_model
+
+from headrace.device import sleeping
+from headrace.engines.base import sleeper_of
+from headrace.engines.choosing.registry import create
+from headrace.errors import EngineError
+
+CPU = torch.device("cpu")
+
+
+def places(module: torch.nn.Module) -> set[int]:
+    return {one.data_ptr() for one in (*module.parameters(), *module.buffers()) if one.numel()}
+
+
+def test_all_weights_move_and_tied_ones_stay_tied() -> None:
+    module = torch.nn.Sequential(torch.nn.Embedding(7, 4), torch.nn.Linear(4, 7), torch.nn.BatchNorm1d(7)).eval()
+    module[1].weight = module[0].weight
+    module.register_buffer("same", module[0].weight.data)
+    with torch.inference_mode():  # as a rotary embedding does for a longer text
+        module.register_buffer("late", torch.arange(12.0).view(3, 4).t())
+    expected, before = module(torch.tensor([1, 2])), places(module)
+    for move in (sleeping.to_host, sleeping.to_device):
+        held = [one.detach() for one in module.parameters()]  # the old memory is not given away yet
+        move(module, CPU)
+        assert not places(module) & before
+        before = places(module)
+        assert module[0].weight.data_ptr() == module[1].weight.data_ptr() == module.same.data_ptr()
+        assert torch.equal(module.late, torch.arange(12.0).view(3, 4).t())
+        del held
+    assert torch.equal(module(torch.tensor([1, 2])), expected)
+
+
+@pytest.mark.parametrize("task", ["classify", "image-classify"])
+def test_a_network_sleeps_and_wakes_with_the_same_outputs(task: str, tmp_path: Path) -> None:
+    vision = task == "image-classify"
+    folder = vision_model(tmp_path) if vision else text_model(tmp_path)
+    engine: Any = create(task, folder, device="cpu")
+    assert sleeper_of(engine) is None, "nothing is gained on a CPU"
+    ready = payloads(engine, [encoded(picture())] if vision else ["the mill", "a wheel in the canal"])
+    expected = engine.forward(ready)
+    engine.network.kind = "cuda"
+    sleeper = sleeper_of(engine)
+    assert sleeper is not None
+    engine.network.kind = "cpu"
+    for _ in range(2):
+        sleeper.sleep()
+        with pytest.raises(EngineError, match="wake it first"):
+            engine.forward(ready)
+        sleeper.wake()
+        assert engine.forward(ready) == expected
+    sleeper.sleep()
+    engine.close()
+
+
+def test_a_language_model_gives_its_cache_away_and_answers_the_same() -> None:
+    engine: Any = create("generate", device="cpu", max_num_seqs=4)
+    ready = payloads(engine, [f"{one}+{one + 3}=" for one in range(6)])
+    expected = together(engine, ready)
+    attention, read = engine._lm.model.config._attn_implementation, engine.prefix_cache_stats()
+    assert read.queries > 0
+    for _ in range(2):
+        engine.sleep()
+        assert (engine._manager, engine._processor, engine._scheduler) == (None, None, None)
+        assert engine.prefix_cache_stats().queries == read.queries
+        with pytest.raises(EngineError, match="wake it first"):
+            engine.step()
+        engine.wake()
+        assert engine._lm.model.config._attn_implementation == attention
+        assert engine.prefix_cache_stats() == read
+        assert together(engine, ready) == expected
+        read = engine.prefix_cache_stats()
+    engine.close()
