@@ -128,7 +128,7 @@ def test_the_same_answers_as_one_at_a_time(
     """
     with pytest.MonkeyPatch.context() as patch:
         if indexed:
-            patch.setattr(continuous, "use_ragged_attention", lambda *_: False)
+            patch.setattr(paging, "use_ragged_attention", lambda *_: False)
         engine = registry.create("generate", folder, max_num_seqs=8, kv_cache_tokens=cached)
     pages = engine._scheduler.pages.available
     asks = payloads(engine, requests())
