@@ -50,7 +50,11 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
     if (memory := forecast.memory) is not None:
         share = f"{memory.peak / memory.limit.bytes:.0%} of {memory.limit.source}"
         known = memory.room is not None and memory.room < _ENOUGH_ROOM
-        room = f"; {memory.room:.2g} times the batch budget would fill {TARGET_SHARE:.0%}" if known else ""
+        room = (
+            f"; {memory.room:,.{int(memory.room < 10)}f} times the batch budget would fill {TARGET_SHARE:.0%}"
+            if known
+            else ""
+        )
         print(f"memory      {_size(memory.peak)} at most, {share}{room}")
     if forecast.bytes is not None:
         free = "" if forecast.free is None else f", {_size(forecast.free)} free"
@@ -84,7 +88,7 @@ def _lengths(survey: Survey) -> str:
     parts = [f"{survey.failed / survey.sampled:.1%} cannot be used"] if survey.failed else []
     if survey.work:
         middle, high, most = (survey.quantile(fraction) for fraction in (0.5, 0.99, 1.0))
-        parts.append(f"length {middle:,} in the middle, {high:,} at 99 %, {most:,} at most")
+        parts.append(f"median length {middle:,}, p99 {high:,}, max {most:,}")
     if survey.truncated:
         parts.append(f"{survey.truncated / survey.sampled:.1%} too long and cut")
     if survey.split:
