@@ -381,5 +381,6 @@ class ReportBuilder:
             tuning_s=self._precision.duration_s if self._precision is not None else 0.0,
             dtype=self._precision.dtype if self._precision is not None else "",
             dtype_speed=self._precision.speed if self._precision is not None else 1.0,
+            lanes=len(self._lanes),
             host=self._host,
         )
