@@ -110,6 +110,7 @@ def main() -> None:
                 watch.around(RepeatCounter, "look"),
                 watch.around(Recorder, "_write"),
                 watch.around(Recorder, "_show"),
+                watch.around(ReportBuilder, "snapshot"),
             ):
                 direct = 100 * watch.share_of(lambda size=size: seconds(size))  # type: ignore[misc]
 

@@ -35,6 +35,8 @@ class Simulation:
     repeated: float = 0.0
     """Fraction of the records that are equal to an earlier one."""
     dedupe: bool = False
+    replicas: int = 1
+    """Devices, each with an engine."""
     room_wait_s: float = 0.0
     """How long each batch waits until the records before it have left memory."""
     host: Host = field(default_factory=Host)
@@ -73,7 +75,8 @@ class Simulation:
         return events
 
     def _compute(self, events: list[Event], ready: list[float], chunk: int) -> None:
-        device = sink = 1.0
+        sink = 1.0
+        devices = [1.0] * self.replicas
         left, number, done, arrived = float(self.records), 0, 0, 0
         while left > 0:
             size = int(min(self.batch_size * (1 - number % 3 * 0.25), left))  # of several sizes, as real ones
@@ -81,6 +84,8 @@ class Simulation:
             while arrived < wanted:
                 at = ready[arrived // chunk]
                 arrived += chunk
+            first = devices.index(min(devices))
+            device = devices[first]
             start, company = max(device, at), self.delay_s
             start += company
             tried = 0.0
@@ -104,8 +109,9 @@ class Simulation:
             if self.room_wait_s:
                 device += self.room_wait_s
                 events.append(PipelineWaited("memory", self.room_wait_s, device))
+            devices[first] = device
             left, number, done = left - size, number + 1, done + size
-        events.append(JobDone("finished", max(device, sink)))
+        events.append(JobDone("finished", max(*devices, sink)))
 
 
 def changed(simulation: Simulation, **settings: float) -> Simulation:

@@ -54,8 +54,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
 
 def accounted(events: list[Event], now: float, began: float = 0.0) -> Account:
     accountant = Accountant(began)
-    for event in events:
-        accountant.add(event)
+    accountant.add(events)
     return accountant.account(now)
 
 
@@ -74,9 +73,9 @@ def test_for_any_events_the_causes_add_up_to_the_wall_time_and_none_is_negative(
 def test_looking_does_not_change_what_comes_after(events: list[Event], now: float) -> None:
     looked, unseen = Accountant(0.0), Accountant(0.0)
     for event in events:
-        looked.add(event)
+        looked.add([event])
         looked.account(now)
-        unseen.add(event)
+        unseen.add([event])
     assert looked.account(now) == unseen.account(now)
 
 
@@ -181,8 +180,7 @@ def test_memory_is_bounded_for_a_million_batches() -> None:
     accountant = Accountant(0.0)
     for number in range(20_000):
         at = number * 3.0
-        for event in (*batch(number, at, at + 2.0), StageDone("load", 10, 0.7, at + 2.7)):
-            accountant.add(event)
+        accountant.add([*batch(number, at, at + 2.0), StageDone("load", 10, 0.7, at + 2.7)])
     account = accountant.account(60_000.0)
     assert len(account.batches) == len(account.chunks) == 600
     assert all(len(row) <= 512 for row in account.bins.values())

@@ -229,6 +229,22 @@ def test_more_slots_where_each_step_takes_long_whatever_is_in_it() -> None:
     check_saved(before, generation(slots), at_most=False)
 
 
+@pytest.mark.parametrize(("devices", "value", "prepare_s"), [(2, 2, 0.0005), (8, 8, 0.00001), (8, 4, 0.0005)])
+def test_an_engine_for_each_device_where_the_device_is_the_limit(devices: int, value: int, prepare_s: float) -> None:
+    job = Simulation(prepare_s=prepare_s, read_s=prepare_s, cores=1, host=Host(replicas=devices))
+    before = job.run()
+    assert (before.advices[0].setting, before.advices[0].value) == ("--data-parallel-size", str(value))
+    check_saved(before, changed(job, replicas=value).run(), at_most=False)
+
+
+def test_what_a_second_device_would_bring_is_said_where_there_is_one() -> None:
+    job = Simulation()
+    before = job.run()
+    check_saved(before, changed(job, replicas=2).run(), at_most=False)
+    host_bound = Simulation(prepare_s=0.00199, cores=1).run()
+    assert "second device" not in host_bound.advice
+
+
 def test_nothing_is_said_to_be_wrong_with_a_good_job() -> None:
     report = Simulation().run()
     assert report.busy > 0.97

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -9,6 +10,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from headrace.app.jobs.plan import Plan
+from headrace.device.cuda import cuda_devices
 from headrace.engines.base import AnyEngine
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.profile import EngineProfile
@@ -21,6 +23,7 @@ _LIBRARIES = ("torch", "transformers", "sentence_transformers", "vllm", "onnxrun
 _SECRET = re.compile(r"key|secret|password|credential|auth|(^|_)token$", re.IGNORECASE)
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _LONGEST = 300
+_DEVICES_PER_ENGINE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 def describe(plan: Plan, engine: AnyEngine, profile: EngineProfile) -> Description:
@@ -63,8 +66,8 @@ def _of_engine(config: EngineConfig, engine: AnyEngine, profile: EngineProfile) 
     }
 
 
-def host_of(plan: Plan, profile: EngineProfile) -> Host:
-    """What a run has for its host stages, and the limits of its batches."""
+def host_of(plan: Plan, profile: EngineProfile, *, on_workers: bool) -> Host:
+    """What a run has for its host stages, the limits of its batches, and the devices that it leaves alone."""
     limits = plan.settings.limits
     return Host(
         cores=os.cpu_count() or 1,
@@ -77,7 +80,19 @@ def host_of(plan: Plan, profile: EngineProfile) -> Host:
         maps=plan.user.prepares,
         finishes=plan.user.finishes,
         text_output=isinstance(plan.output.writer, JsonlWriter),
+        replicas=1 if on_workers else _replicas(plan.settings.config),
     )
+
+
+def _replicas(config: EngineConfig) -> int:
+    """How many engines like this one the CUDA devices have room for; 1 where it has no device, or one by name."""
+    options = config.engine_options
+    if str(options.get("device") or "auto") not in ("auto", "cuda") or not isinstance(config.engine, (str, type(None))):
+        return 1
+    sizes = [options.get(name, 1) for name in _DEVICES_PER_ENGINE]
+    each = math.prod(size for size in sizes if isinstance(size, int))
+    devices = cuda_devices() if "torch" in sys.modules else 0  # an engine on a GPU has imported it
+    return max(devices // max(each, 1), 1)
 
 
 def _shown(name: str, value: object) -> str:

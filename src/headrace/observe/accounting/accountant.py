@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
@@ -37,8 +37,6 @@ _KEPT = 300
 """The first and the last batches, and chunks of each stage, that are kept one by one."""
 _RECENT = 64
 """Chunks of the sink that may explain why a job waited for it."""
-_TOGETHER = 128
-"""Events that are taken in together."""
 _IDLE_OF_THE_END: frozenset[Cause] = frozenset({"other", "finish", "write", "memory"})
 
 _HANDLED: Shares = (("other", 1.0),)
@@ -129,7 +127,6 @@ class Accountant:
         """... how many requests they are."""
         self._began = began
         self._started: float | None = None
-        self._waiting: list[Event] = []
         self._fill_s = 0.0
         self._busy_until: float | None = None
         self._formed: dict[tuple[int, int], BatchFormed] = {}
@@ -146,53 +143,33 @@ class Accountant:
         self._line = CostLine()
         self._batches: _Ends[BatchBox] = _Ends()
         self._chunks: defaultdict[str, _Ends[StageBox]] = defaultdict(_Ends)
+        self._takers: dict[type, Callable[..., None]] = {
+            BatchFormed: self._form,
+            BatchSplit: self._split,
+            BatchDone: self._batch,
+            StepDone: self._step,
+            StageDone: self._stage,
+            PipelineWaited: self._wait,
+            JobStarted: self._start,
+            JobDone: self._end,
+            ModelLoaded: self._loaded,
+            WorkUnitDone: self._worker,
+            WorkerLost: self._worker,
+            DeviceUsed: self._used,
+        }
 
-    def add(self, event: Event) -> None:
-        """Take in one event. Most wait for others: many together cost a fraction of what each would cost alone."""
-        self._waiting.append(event)
-        if len(self._waiting) >= _TOGETHER or isinstance(event, BatchSplit):  # which holds an error, and its frames
-            self._take_all()
-
-    def _take_all(self) -> None:
-        for event in self._waiting:
-            self._take(event)
-        self._waiting.clear()
+    def add(self, events: Iterable[Event]) -> None:
+        """Take in events. Many together cost a fraction of what each would cost alone."""
+        extend, takers = self._timeline.extend, self._takers
+        for event in events:
+            if isinstance(event, RequestDone):
+                self._request(event)
+            elif not isinstance(event, RecordFailed):
+                if (take := takers.get(type(event))) is not None:
+                    take(event)
+                extend(event.at)
         if self._requests:
             self._paint_requests()
-
-    def _take(self, event: Event) -> None:
-        if isinstance(event, RecordFailed):
-            return
-        if isinstance(event, RequestDone):
-            self._request(event)
-            return
-        match event:
-            case BatchFormed() | BatchSplit() | BatchDone() | StepDone():
-                self._engine(event)
-            case StageDone():
-                self._stage(event)
-            case PipelineWaited():
-                self._wait(event)
-            case JobStarted() | JobDone() | ModelLoaded():
-                self._start_or_end(event)
-            case WorkUnitDone() | WorkerLost():
-                self._worker(event)
-            case DeviceUsed():
-                self._device_s = event.computed_s
-            case _:
-                pass
-        self._timeline.extend(event.at)
-
-    def _engine(self, event: BatchFormed | BatchSplit | BatchDone | StepDone) -> None:
-        match event:
-            case BatchFormed():
-                self._form(event)
-            case BatchSplit():
-                self._wasted[event.batch] += event.duration_s
-            case BatchDone():
-                self._batch(event)
-            case StepDone():
-                self._step(event)
 
     def memory(self, at: float, held: int) -> None:
         """Note how many bytes the process holds."""
@@ -200,7 +177,6 @@ class Accountant:
 
     def account(self, now: float) -> Account:
         """Where the time went up to `now`. Batches that run count as far as they have come."""
-        self._take_all()
         timeline = self._timeline.copy()
         for formed in self._formed.values():
             timeline.paint(formed.at, now, _COMPUTING, (("real", 1.0),))
@@ -226,6 +202,12 @@ class Accountant:
             self._timeline.paint(event.at - min(event.starved_s, event.waited_s), event.at, _REQUEST, _HANDLED)
         if event.company_s:
             self._timeline.paint(event.at - event.company_s, event.at, _COMPANY, (("company", 1.0),))
+
+    def _split(self, event: BatchSplit) -> None:
+        self._wasted[event.batch] += event.duration_s
+
+    def _used(self, event: DeviceUsed) -> None:
+        self._device_s = event.computed_s
 
     def _batch(self, event: BatchDone) -> None:
         formed = self._formed.pop((event.batch, event.size), None)
@@ -336,23 +318,17 @@ class Accountant:
         self._requests.clear()
         self._requested = 0
 
-    def _start_or_end(self, event: JobStarted | JobDone | ModelLoaded) -> None:
-        match event:
-            case JobStarted():
-                self._start(event.at)
-            case JobDone():
-                self._end(event.at)
-            case ModelLoaded():
-                self._timeline.paint(event.at - event.duration_s, event.at, _LOADING, (("starting", 1.0),))
+    def _loaded(self, event: ModelLoaded) -> None:
+        self._timeline.paint(event.at - event.duration_s, event.at, _LOADING, (("starting", 1.0),))
 
-    def _start(self, at: float) -> None:
+    def _start(self, event: JobStarted) -> None:
         if self._started is None:
-            self._started = at
-            self._timeline.paint(self._began, at, _STARTING, (("starting", 1.0),))
+            self._started = event.at
+            self._timeline.paint(self._began, event.at, _STARTING, (("starting", 1.0),))
 
-    def _end(self, at: float) -> None:
+    def _end(self, event: JobDone) -> None:
         self._formed.clear()
-        self._timeline.extend(at)
+        self._timeline.extend(event.at)
         if self._busy_until is not None:
             self._timeline.replace(self._busy_until, _IDLE_OF_THE_END, "draining")
 

@@ -20,10 +20,16 @@ class Histogram:
 
     def __init__(self) -> None:
         self._counts: defaultdict[int | None, list[float]] = defaultdict(lambda: [0, 0.0])
+        self._last = 0.0
+        self._bucket: list[float] | None = None
+        """That of the last number, which often comes again: most batches are of the same size."""
 
     def add(self, value: float) -> None:
         """Count one number."""
-        bucket = self._counts[math.floor(math.log2(value) * _PER_DOUBLING) if value >= _SMALLEST else None]
+        bucket = self._bucket
+        if bucket is None or value != self._last:
+            bucket = self._counts[math.floor(math.log2(value) * _PER_DOUBLING) if value >= _SMALLEST else None]
+            self._bucket, self._last = bucket, value
         bucket[0] += 1
         bucket[1] += value
 

@@ -100,6 +100,11 @@ class TimeBins:
 
     def spread(self, name: str, start: float, end: float, amount: float) -> None:
         """Add `amount`, spread evenly over the time from `start` to `end`."""
+        last = int((end - self._origin) / self.width_s)
+        row = self.sums.get(name)
+        if row is not None and 0 <= last < len(row) and int((start - self._origin) / self.width_s) == last:
+            row[last] += amount  # the common case: within one bin, which is there
+            return
         last = self._place(end)
         first = self._place(start)  # after the last: the width may have doubled
         row = self._row(name, last)
@@ -193,9 +198,12 @@ class DeviceTimeline:
         if end <= start:
             return
         segments = self._segments
-        first = len(segments)
+        first, covers = len(segments), False
         while first and segments[first - 1].end > start:
             first -= 1
+            covers = covers or (segments[first].rank < rank and segments[first].start < end)
+        if not covers:
+            return
         covered = segments[first:]
         del segments[first:]
         for segment in covered:
@@ -203,9 +211,11 @@ class DeviceTimeline:
                 self._push(segment)
                 continue
             left, right = max(segment.start, start), min(segment.end, end)
-            self._push(segment._replace(end=left))
+            if segment.start < left:
+                self._push(_Segment(segment.start, left, segment.rank, segment.shares))
             self._push(_Segment(left, right, rank, shares))
-            self._push(segment._replace(start=right))
+            if right < segment.end:
+                self._push(_Segment(right, segment.end, segment.rank, segment.shares))
 
     def replace(self, since: float, causes: frozenset[Cause], cause: Cause) -> None:
         """Give time after `since` another cause, where it has one of `causes`."""
@@ -235,7 +245,7 @@ class DeviceTimeline:
         if self._segments:
             last = self._segments[-1]
             if last.rank == segment.rank and last.shares == segment.shares:
-                self._segments[-1] = last._replace(end=segment.end)
+                self._segments[-1] = _Segment(last.start, segment.end, last.rank, last.shares)
                 return
         self._segments.append(segment)
 

@@ -15,10 +15,11 @@ from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError
 from headrace.events import Event, JobDone, JobStarted
 from headrace.io.storage.locations import is_remote
+from headrace.observe.accounting.accountant import Account
 from headrace.observe.live.frame import Frame, Window
 from headrace.observe.live.job import job_frame, replace_file
 from headrace.observe.reporting import summary
-from headrace.observe.reporting.report import ReportBuilder
+from headrace.observe.reporting.report import Report, ReportBuilder
 from headrace.observe.reporting.summary import RunState, RunSummary
 
 logger = logging.getLogger("headrace")
@@ -95,12 +96,12 @@ class Recorder:
             if (held := process_bytes()) is not None:
                 self._builder.note_memory(now, held)
             if now >= frame_due:
-                self._show("running", now)
+                self._show("running", now, *self._builder.snapshot(now))
                 ended = self._clock()
                 frame_due = ended + max(frame_every_s - _SAMPLE_S / 2, _WORTH * (ended - now))
             now = self._clock()
             if now >= due:
-                self._write("running", now)
+                self._write("running", *self._builder.snapshot(now))
                 ended = self._clock()
                 due = ended + max(every_s, _WORTH * (ended - now))
 
@@ -108,14 +109,14 @@ class Recorder:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        report = self._builder.build()
-        if self._written or report.batches or report.ok or report.failed:
-            self._write(cast("RunState", state), self._clock())
-            self._show(state, self._clock())
-
-    def _show(self, state: str, now: float) -> None:
-        """Replace the present state."""
+        now = self._clock()
         report, account = self._builder.snapshot(now)
+        if self._written or report.batches or report.ok or report.failed:
+            self._write(cast("RunState", state), report, account)
+            self._show(state, now, report, account)
+
+    def _show(self, state: str, now: float, report: Report, account: Account) -> None:
+        """Replace the present state."""
         self.frame = job_frame(
             self._description.name, state, report, account, self._builder.passed(), self._window, now
         )
@@ -124,8 +125,7 @@ class Recorder:
         except OSError as error:
             logger.debug("headrace: cannot write %s: %s", self._live, error)
 
-    def _write(self, state: RunState, now: float) -> None:
-        report, account = self._builder.snapshot(now)
+    def _write(self, state: RunState, report: Report, account: Account) -> None:
         figures, described = summary.figures_of(report), self._description
         run = RunSummary(self._started_at, state, figures, account, described.settings, described.versions)
         try:

@@ -106,9 +106,7 @@ class ServerAccount:
             period.requests += 1
             if event.status >= 400:
                 period.errors[f"{event.status} on {event.route}"] += 1
-            period.builder.add_request(event)
-        else:
-            period.builder(event)
+        period.builder(event)
         now = getattr(event, "at", self._sampled)
         if now - self._sampled >= _SAMPLE_S:
             self._sample(now)

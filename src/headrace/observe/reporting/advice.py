@@ -57,7 +57,7 @@ def advise(numbers: AdviceInputs) -> str:
     if numbers.busy >= _BUSY_ENOUGH:
         return (
             f"The engine was busy {numbers.busy:.0%} of the time: the host is not the bottleneck; use a faster device, "
-            "a lower precision or a smaller model."
+            f"a lower precision or a smaller model{_second_device(numbers)}."
         )
     if numbers.lost("draining") + numbers.fill_s >= (1 - numbers.busy) * numbers.wall_s / 2:
         return f"{_free(numbers)}, most of it before the first batch or after the last: a longer run will be busier."
@@ -319,6 +319,31 @@ def _slow_dtype(numbers: AdviceInputs) -> Advice | None:
     )
 
 
+def _replicas(numbers: AdviceInputs) -> Advice | None:
+    """The device limits the job, and the machine has others."""
+    most = numbers.host.replicas
+    if most < 2:
+        return None
+    useful = math.ceil(numbers.device_s / max(numbers.host_floor(), 1e-9))  # more would wait for the host
+    value = max(min(most, useful), 2)
+    gain, one_more = (numbers.device_gain(numbers.device_s * (1 - 1 / count)) for count in (value, 2))
+    words = f", the second of them {_of(numbers, one_more)}" if value > 2 else ""
+    return Advice(
+        "--data-parallel-size",
+        str(value),
+        f"The engine was busy {numbers.busy:.0%} of the time, on one device of a machine with room for {most} engines: "
+        f"--data-parallel-size {value} would save up to {_of(numbers, gain)}{words}.",
+        gain,
+    )
+
+
+def _second_device(numbers: AdviceInputs) -> str:
+    gain = numbers.device_gain(numbers.device_s / 2)
+    if numbers.lanes or gain < _WORTH * numbers.wall_s:
+        return ""
+    return f"; a second device of the same speed would save up to {_of(numbers, gain)}"
+
+
 _RULES: tuple[Callable[[AdviceInputs], Advice | None], ...] = (
     _prepare,
     _read,
@@ -332,4 +357,5 @@ _RULES: tuple[Callable[[AdviceInputs], Advice | None], ...] = (
     _duplicates,
     _starting,
     _slow_dtype,
+    _replicas,
 )

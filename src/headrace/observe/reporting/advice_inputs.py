@@ -35,6 +35,8 @@ class Host:
     """Whether a function of the user's finishes the outputs."""
     text_output: bool = False
     """Whether the output is written as text, which takes longer than Parquet."""
+    replicas: int = 1
+    """Engines that the devices of this machine have room for, where the job uses one."""
 
     def limit(self, *, by_size: bool) -> tuple[str, float]:
         """The flag of a limit of batches, and its value."""
@@ -84,6 +86,8 @@ class AdviceInputs:
     """Fraction of the steps with all slots taken."""
     tuning_s: float = 0.0
     """What it took to choose a data type, before the job started."""
+    lanes: int = 0
+    """Workers, each with an engine; 0 where the job has one engine of its own."""
     dtype: str = ""
     dtype_speed: float = 1.0
     """How many times as fast as in float32 the device computes a product in that type."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 
 from headrace.events import (
@@ -45,6 +46,8 @@ from headrace.observe.reporting.results import StepFigures as StepFigures
 from headrace.records import LeftOut
 
 _KEPT_FAILURES = 1_000
+_TOGETHER = 128
+"""Events that are taken in together: many cost a fraction of what each would cost alone."""
 
 
 class ReportBuilder:
@@ -58,6 +61,7 @@ class ReportBuilder:
 
     def __init__(self, began: float | None = None, host: Host | None = None, *, server: bool = False) -> None:
         self._lock = threading.Lock()
+        self._waiting: list[Event] = []
         self._accountant = None if began is None else Accountant(began, server=server)
         self._host = host or Host()
         self._start: float | None = None
@@ -102,50 +106,71 @@ class ReportBuilder:
         self._duplicates = 0
         self._orders: dict[str, OrderChosen] = {}
         self._prefix_cache: PrefixCacheUsed | None = None
+        self._takers = self._make_takers()
 
     def __call__(self, event: Event) -> None:
         with self._lock:
-            if isinstance(event, WorkUnitDone | WorkerLost):
-                self._lanes[event.worker].add(event)
-            else:
-                self._add_event(event)
-            if not isinstance(event, RecordFailed):
-                if self._accountant is None:
-                    self._accountant = Accountant(event.at)
-                self._accountant.add(event)
-                if self._start is None or (isinstance(event, JobStarted) and not self._started):
-                    self._start = event.at  # what comes before belongs to loading the model
-                self._started = self._started or isinstance(event, JobStarted)
-                self._last = max(self._last, event.at)
+            self._waiting.append(event)
+            if len(self._waiting) >= _TOGETHER or isinstance(event, BatchSplit):  # which holds an error, and its frames
+                self._take_all()
 
-    def add_request(self, event: RequestDone) -> None:
-        """Take in a request of a server. There are many, and only the account needs them."""
-        with self._lock:
-            if self._accountant is not None:
-                self._accountant.add(event)
+    def _make_takers(self) -> dict[type, Callable[..., None]]:
+        """What takes in each type of event."""
+        tuning = (PrecisionChosen, BudgetChanged, MemoryUsed, DeviceUsed, PrefixCacheUsed)
+        return {
+            JobStarted: self._add_start,
+            JobDone: self._add_end,
+            StageDone: self._add_stage,
+            BatchFormed: self._add_formed,
+            BatchDone: self._add_batch,
+            BatchSplit: self._add_split,
+            StepDone: self._add_step,
+            InputLeftOut: self._add_left_out,
+            RecordFailed: self._add_failure,
+            PartCommitted: self._add_part,
+            PartDamaged: self._damaged.append,
+            DuplicatesFound: self._add_duplicates,
+            OrderChosen: self._add_order,
+            WorkUnitDone: self._add_lane,
+            WorkerLost: self._add_lane,
+            **dict.fromkeys(tuning, self._add_tuning_event),
+        }
 
-    def _add_event(self, event: Event) -> None:
-        match event:
-            case JobStarted():
-                self._skipped, self._skipped_failed = event.records_done, event.failed_done
-                self._size = InputSize(event.total_bytes, event.total_records)
-            case StageDone():
-                self._add_stage(event)
-            case BatchFormed() | BatchDone() | BatchSplit() | StepDone():
-                self._add_engine_event(event)
-            case InputLeftOut(left_out=left_out):
-                same = self._left_out.get(left_out.reason)
-                self._left_out[left_out.reason] = left_out if same is None else same.more(left_out)
-            case RecordFailed():
-                self._add_failure(event)
-            case PartCommitted() | PartDamaged():
-                self._add_part(event)
-            case PrecisionChosen() | BudgetChanged() | MemoryUsed() | DeviceUsed() | PrefixCacheUsed():
-                self._add_tuning_event(event)
-            case DuplicatesFound() | OrderChosen():
-                self._add_saving(event)
-            case JobDone():
-                self._state = event.state
+    def _take_all(self) -> None:
+        """Take in the events that wait. The caller holds the lock."""
+        events, self._waiting = self._waiting, []
+        if self._accountant is None:
+            timed = (event.at for event in events if not isinstance(event, RecordFailed))
+            self._accountant = next(map(Accountant, timed), None)
+        takers = self._takers
+        for event in events:
+            if (take := takers.get(type(event))) is not None:
+                take(event)
+            if isinstance(event, RecordFailed | RequestDone):
+                continue
+            if self._start is None:
+                self._start = event.at
+            if event.at > self._last:
+                self._last = event.at
+        if self._accountant is not None:
+            self._accountant.add(events)
+
+    def _add_start(self, event: JobStarted) -> None:
+        self._skipped, self._skipped_failed = event.records_done, event.failed_done
+        self._size = InputSize(event.total_bytes, event.total_records)
+        if not self._started:
+            self._started, self._start = True, event.at  # what comes before belongs to loading the model
+
+    def _add_end(self, event: JobDone) -> None:
+        self._state = event.state
+
+    def _add_lane(self, event: WorkUnitDone | WorkerLost) -> None:
+        self._lanes[event.worker].add(event)
+
+    def _add_left_out(self, event: InputLeftOut) -> None:
+        left_out = event.left_out
+        same = self._left_out.get(left_out.reason)
+        self._left_out[left_out.reason] = left_out if same is None else same.more(left_out)
 
     def _add_failure(self, event: RecordFailed) -> None:
         self._failures[event.reason] += 1
@@ -153,26 +178,33 @@ class ReportBuilder:
             self._failed_records.append(event)
 
     def _add_stage(self, event: StageDone) -> None:
-        self._stages[event.stage] += event.duration_s
-        self._passed[event.stage] += event.records
-        self._loaded_bytes += event.bytes if event.stage == "load" else 0
+        stage = event.stage
+        self._stages[stage] += event.duration_s
+        self._passed[stage] += event.records
+        if stage == "load":
+            self._loaded_bytes += event.bytes
+        elif stage == "write":
+            self._nulled += event.nulled
+        elif stage == "prepare":
+            self._add_prepared(event)
+
+    def _add_prepared(self, event: StageDone) -> None:
         self._prepared_tokens += event.tokens
         self._truncated += event.truncated
         self._long += event.split
         self._long_chunks += event.chunks
-        self._nulled += event.nulled
-        self._chunks += event.stage == "prepare"
+        self._chunks += 1
         self._compared += event.compared
         self._repeated += event.repeated
         if event.cpu_s is not None:
             self._prepare_cpu_s = (self._prepare_cpu_s or 0.0) + event.cpu_s
 
-    def _add_saving(self, event: DuplicatesFound | OrderChosen) -> None:
-        if isinstance(event, DuplicatesFound):
-            self._duplicates += event.records
-        else:
-            same = self._orders.get(event.order, replace(event, records=0))
-            self._orders[event.order] = replace(same, records=same.records + event.records)
+    def _add_duplicates(self, event: DuplicatesFound) -> None:
+        self._duplicates += event.records
+
+    def _add_order(self, event: OrderChosen) -> None:
+        same = self._orders.get(event.order, replace(event, records=0))
+        self._orders[event.order] = replace(same, records=same.records + event.records)
 
     def _add_tuning_event(
         self, event: PrecisionChosen | BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed
@@ -195,30 +227,25 @@ class ReportBuilder:
                     computed=before.computed + event.computed,
                 )
 
-    def _add_engine_event(self, event: BatchFormed | BatchDone | BatchSplit | StepDone) -> None:
-        match event:
-            case BatchFormed():
-                self._starved += event.starved_s
-                self._formed[event.batch, event.size] = event.reason
-            case BatchDone():
-                self._add_batch(event)
-            case BatchSplit():
-                self._splits += 1
-                self._out_of_memory += event.out_of_memory
-                self._split.add(event.batch)
-            case StepDone():
-                self._batches += 1
-                self._full_steps += event.size >= self._host.slots
-                self._batched += event.size
-                self._starved += event.starved_s
-                self._done_cost += event.cost
-                self._busy.add(event.at, event.computed_s)
+    def _add_formed(self, event: BatchFormed) -> None:
+        self._starved += event.starved_s
+        self._formed[event.batch, event.size] = event.reason
 
-    def _add_part(self, event: PartCommitted | PartDamaged) -> None:
-        if isinstance(event, PartDamaged):
-            self._damaged.append(event)
-        else:
-            self._ok += event.end - event.start - event.failed
+    def _add_split(self, event: BatchSplit) -> None:
+        self._splits += 1
+        self._out_of_memory += event.out_of_memory
+        self._split.add(event.batch)
+
+    def _add_step(self, event: StepDone) -> None:
+        self._batches += 1
+        self._full_steps += event.size >= self._host.slots
+        self._batched += event.size
+        self._starved += event.starved_s
+        self._done_cost += event.cost
+        self._busy.add(event.at, event.computed_s)
+
+    def _add_part(self, event: PartCommitted) -> None:
+        self._ok += event.end - event.start - event.failed
 
     def _add_batch(self, event: BatchDone) -> None:
         """Count a finished batch. A batch that was stopped before it ran does not count."""
@@ -241,23 +268,27 @@ class ReportBuilder:
     def build(self) -> Report:
         """The report of all events so far."""
         with self._lock:
+            self._take_all()
             return self._build(self._account(self._last))
 
     def note_memory(self, now: float, held: int) -> None:
         """Note how many bytes the process holds."""
         with self._lock:
+            self._take_all()
             if self._accountant is not None:
                 self._accountant.memory(now, held)
 
     def snapshot(self, now: float) -> tuple[Report, Account]:
         """The report and the account at the moment `now`."""
         with self._lock:
+            self._take_all()
             account = self._account(now)
             return self._build(account), account
 
     def passed(self) -> Passed:
         """How far the records have come."""
         with self._lock:
+            self._take_all()
             return Passed(dict(self._passed), self._size, self._loaded_bytes)
 
     def _account(self, now: float) -> Account:
@@ -350,5 +381,6 @@ class ReportBuilder:
             tuning_s=self._precision.duration_s if self._precision is not None else 0.0,
             dtype=self._precision.dtype if self._precision is not None else "",
             dtype_speed=self._precision.speed if self._precision is not None else 1.0,
+            lanes=len(self._lanes),
             host=self._host,
         )

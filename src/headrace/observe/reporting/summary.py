@@ -88,15 +88,15 @@ def figures_of(report: Report) -> dict[str, Any]:
 def _brief(summary: RunSummary) -> dict[str, Any]:
     """The account with fewer digits. (`asdict` would copy every number first.)"""
     account = {one.name: getattr(summary.account, one.name) for one in fields(summary.account)}
-    account["bins"] = {name: list(map(_round, row)) for name, row in summary.account.bins.items()}
+    account["bins"] = {name: _rounded(row) for name, row in summary.account.bins.items()}
     for name in ("batches", "chunks"):
-        account[name] = [list(map(_round, box)) for box in account[name]]
+        account[name] = [_rounded(box) for box in account[name]]
     return account
 
 
-def _round(value: float | str) -> float | str:
-    """Six digits after the point are microseconds."""
-    return round(value, 6) if type(value) is float else value
+def _rounded(values: Iterable[float | str]) -> list[float | str]:
+    """The numbers with six digits after the point, which are microseconds."""
+    return [round(value, 6) if type(value) is float else value for value in values]
 
 
 def read(path: Path, name: object = None) -> list[RunSummary]:
