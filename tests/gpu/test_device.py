@@ -16,9 +16,10 @@ import headrace
 from headrace import DynamicBatcher
 from headrace.device.memory import MemoryWatch
 from headrace.device.streams import pipeline_on
-from headrace.engines.base import memory_of, sleeper_of
+from headrace.engines.base import memory_of
 from headrace.engines.choosing.registry import create
 from headrace.engines.networks.pytorch import known_mask
+from headrace.engines.profile import sleeper_of
 from headrace.engines.text.packing import PackedEncoder
 from headrace.errors import EngineError, EngineOutOfMemoryError
 

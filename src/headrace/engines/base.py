@@ -301,12 +301,6 @@ def caches_prefixes(engine: Engine[Any, Any]) -> TypeGuard[PrefixCachingEngine]:
     return profile_of(engine).caches_prefixes
 
 
-def sleeper_of(engine: Engine[Any, Any]) -> Sleeper | None:
-    """What moves the engine to host memory; None if it cannot be moved."""
-    found: Sleeper | None = getattr(engine, "sleeper", None)
-    return found
-
-
 def can_be_tuned(engine: Engine[Any, Any]) -> TypeGuard[TunableEngine]:
     """Whether its profile says that it is a `TunableEngine`."""
     return profile_of(engine).tunable

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from headrace.batching.options import number, one_of, whole
 from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.engines.base import Sleeper
 
 Batching: TypeAlias = Literal["batches", "steps", "own"]
 CostUnit: TypeAlias = Literal["tokens", "records"]
@@ -245,3 +248,9 @@ def check_methods(engine: object, profile: EngineProfile) -> None:
                 f"engine {type(engine).__name__} has no method {name}, which an engine with "
                 f"batching={profile.batching!r} needs; see docs/engines.md"
             )
+
+
+def sleeper_of(engine: object) -> Sleeper | None:
+    """What moves the engine to host memory; None if it cannot be moved."""
+    found: Sleeper | None = getattr(engine, "sleeper", None)
+    return found

@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 from starlette.types import Receive
 
 from headrace.batching.batcher import Batcher
-from headrace.engines.base import AnyEngine, Chunks, Prepared, caches_prefixes, can_be_followed, sleeper_of
-from headrace.engines.profile import profile_of
+from headrace.engines.base import AnyEngine, Chunks, Prepared, caches_prefixes, can_be_followed
+from headrace.engines.profile import profile_of, sleeper_of
 from headrace.errors import EngineDeadError
 from headrace.events import Listener, StageDone
 from headrace.serving.admission.chunks import joined

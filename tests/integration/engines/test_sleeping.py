@@ -11,8 +11,8 @@ from tests.contract.engines.fixtures import payloads, together
 from tests.small_models import encoded, picture, text_model, vision_model
 
 from headrace.device import sleeping
-from headrace.engines.base import sleeper_of
 from headrace.engines.choosing.registry import create
+from headrace.engines.profile import sleeper_of
 from headrace.errors import EngineError
 
 CPU = torch.device("cpu")
