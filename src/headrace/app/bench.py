@@ -202,7 +202,7 @@ def _run(folder: Path, timeout_s: float) -> str:
             [*_COMMAND, str(folder / "request.json")],
             stdout=output,
             stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # closed when this process ends, however it does: the contender ends too
             start_new_session=True,
         )
         try:
@@ -212,7 +212,7 @@ def _run(folder: Path, timeout_s: float) -> str:
         finally:
             with contextlib.suppress(ProcessLookupError):  # its own children too, in any case
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.communicate()
     if status < 0:
         return f"its process died of {signal.Signals(-status).name}"
     said = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -169,8 +173,20 @@ def _json(output: Any) -> Any:
     )
 
 
+def _end_with_parent() -> None:
+    """End this process and its children when the one that started it has ended, which closes standard input."""
+
+    def watch() -> None:
+        os.read(0, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    if os.getpgrp() == os.getpid() and stat.S_ISFIFO(os.fstat(0).st_mode):
+        threading.Thread(target=watch, daemon=True).start()
+
+
 def main() -> None:
     """Measure each size of the request."""
+    _end_with_parent()
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     texts = request["texts"]
     run = _CONTENDERS[request["contender"]](request)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, ClassVar, Literal
 
 import typer
@@ -13,11 +16,11 @@ import typer
 from headrace.app.bench import BenchSettings, Comparison, Row, compare, contenders_for, read_texts
 from headrace.cli.flags import FlagGroup, with_groups
 from headrace.cli.outcome import guarded, say
-from headrace.cli.report import check_file
+from headrace.cli.report import check_file, check_place
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.resolving import resolve
 from headrace.engines.model_folder import find_folder
-from headrace.errors import ConfigError, nearest
+from headrace.errors import ConfigError, StoppedEarly, nearest
 from headrace.observe.page.bench import render_comparison
 
 EXAMPLES = """Examples:
@@ -48,7 +51,9 @@ class WhatFlags(FlagGroup):
         Literal["float32", "bfloat16", "float16"], typer.Option(help="Data type of every contender's model.")
     ] = "float32"
     device: Annotated[str, typer.Option(help="Device: auto (a GPU if there is one), cpu, cuda or cuda:N.")] = "auto"
-    max_tokens: Annotated[int, typer.Option(min=1, help="With generate: tokens that each text may get.")] = 32
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="With generate: tokens that each text may get. Default: 32.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +90,15 @@ def bench(what: WhatFlags, how: HowFlags) -> None:
 
 
 def _bench(what: WhatFlags, how: HowFlags) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     page, figures = how.output_file, how.json_file or how.output_file.with_suffix(".json")
     check_file(page)
+    check_place(figures)
+    if figures == page:
+        raise ConfigError(f"the page and the figures cannot both be {page}: name the page with -o, such as bench.html")
+    if what.max_tokens is not None and what.task != "generate":
+        raise ConfigError(f"--max-tokens is for --task generate, not {what.task}; leave it out")
     settings = BenchSettings(
         what.task,
         _folder(what),
@@ -97,7 +109,7 @@ def _bench(what: WhatFlags, how: HowFlags) -> int:
         how.timeout,
         what.dtype,
         what.device,
-        what.max_tokens,
+        what.max_tokens or 32,
     )
     found = compare(settings, say)
     for line in as_lines(found):
@@ -106,15 +118,26 @@ def _bench(what: WhatFlags, how: HowFlags) -> int:
         figures.write_text(found.as_json() + "\n", encoding="utf-8")
         page.write_text(render_comparison(json.loads(found.as_json())), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write {error.filename}: {error.strerror}; name another file with -o") from error
+        raise ConfigError(
+            f"cannot write {error.filename}: {error.strerror}; name another file with -o or --json"
+        ) from error
     say(f"wrote {page} and {figures}")
     return 0 if any(row.records_per_s for row in found.rows) else 1
+
+
+def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's shape
+    """End, and with it the contender that runs."""
+    signal.signal(number, signal.SIG_IGN)
+    os.write(2, b"\nheadrace: interrupted\n")
+    raise StoppedEarly(128 + number)
 
 
 def _folder(what: WhatFlags) -> str:
     if what.model is None and what.task != "embed":
         raise ConfigError(f"--task {what.task} needs --model: a folder, or a model of the Hugging Face Hub")
-    config = resolve(EngineConfig(what.task, what.model).resolved())
+    config = EngineConfig(what.task, what.model).resolved()
+    config.check()
+    config = resolve(config)
     return str(find_folder(config.model).resolve())
 
 

@@ -100,7 +100,7 @@ def test_a_server_gives_the_vectors_of_a_job(encoder: Path, tmp_path: Path) -> N
         ("embed", {"on_too_long": "split", "chunk_join": "max"}, "by 'mean'"),
         ("embed", {"on_too_long": "cut"}, "'truncate', 'error' or 'split'"),
         ("classify", {"on_too_long": "split", "chunk_overlap": -1}, "chunk_overlap"),
-        ("zero-shot", {"on_too_long": "split", "labels": "a,b"}, "this task or engine does not have"),
+        ("zero-shot", {"on_too_long": "split", "labels": "a,b"}, "engines torch and onnx have for the tasks embed"),
     ],
 )
 def test_what_cannot_be_had_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -99,17 +100,40 @@ def test_a_batch_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert loads(client)["org/large"] == 0, "its requests were done"
 
 
-def test_a_batch_waits_for_a_server_that_has_its_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("names", "left"), [(("small", "org/large"), "tiny"), (("small", "small"), "talker")])
+def test_a_batch_waits_for_a_server_that_has_its_model_and_keeps_its_lines(
+    tmp_path: Path, names: tuple[str, str], left: str
+) -> None:
     with serving(tmp_path, SLOW, state=tmp_path / "state") as client, user_of(client) as user:
-        identity = begin(user, [line(number, "small") for number in range(600)])
+        identity = begin(user, [line(number, names[number % 2]) for number in range(1500)])
         until(lambda: user.batches.retrieve(identity).request_counts.completed > 0)  # type: ignore[union-attr]
     others = SLOW.replace("name: small,", "name: tiny,").replace("text-embedding-3-small", "x")
+    if left == "talker":  # and nothing for the endpoint
+        others = "models:\n" + SLOW[SLOW.index("  - {name: talker") :]
     with serving(tmp_path, others, state=tmp_path / "state") as client, user_of(client) as user:
         time.sleep(0.1)
         assert user.batches.retrieve(identity).status == "in_progress"
-        assert loads(client)["tiny"] == 0
+        assert loads(client)[left] == 0
         user.batches.cancel(identity)
-        assert ended(user, identity).status in ("cancelled", "failed")
+        done = ended(user, identity)
+        assert done.status == "cancelled"
+        found = [row["custom_id"] for row in rows_of(user, done.output_file_id)]
+        assert 0 < len(found) == len(set(found)) == done.request_counts.completed
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_batch_moves_between_servers_of_one_and_of_several_models(tmp_path: Path, back: bool) -> None:
+    one = "models:\n" + SLOW[SLOW.index("  - {name: small") : SLOW.index("  - {name: org/large")]
+    first, second = (SLOW, one) if back else (one, SLOW)
+    with serving(tmp_path, first, state=tmp_path / "state") as client, user_of(client) as user:
+        identity = begin(user, [line(number, "small") for number in range(400)])
+        until(lambda: user.batches.retrieve(identity).request_counts.completed > 0)  # type: ignore[union-attr]
+    with serving(tmp_path, second, state=tmp_path / "state") as client, user_of(client) as user:
+        done = ended(user, identity)
+        assert (done.status, done.request_counts.completed) == ("completed", 400)
+        computed = re.search(r"headrace_bulk_records_total\{.*\} ([0-9.]+)", client.get("/metrics").text)
+        assert computed is not None
+        assert float(computed[1]) < 400, "the first server computed some"
 
 
 def test_a_model_that_cannot_be_loaded_keeps_no_other_requests_of_a_batch(tmp_path: Path) -> None:

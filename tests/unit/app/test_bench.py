@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -54,6 +58,49 @@ def test_each_contender_has_its_rows_whatever_it_does(tmp_path: Path, monkeypatc
     page = render_comparison(json.loads(found.as_json()))
     assert HOSTILE not in page and "no </script> memory" not in page
     assert "&lt;/script&gt;&lt;b&gt;{{7*7}}" in page
+
+
+STUCK = """
+import os, pathlib, sys, time
+from headrace.app import bench_contender as own
+def stuck(request):
+    pathlib.Path(sys.argv[0]).with_name("pid").write_text(str(os.getpid()))
+    time.sleep(60)
+own._CONTENDERS["headrace"] = stuck
+own.main()
+"""
+COMMAND = """
+import sys
+from headrace.app import bench
+from headrace.cli.app import app
+bench._COMMAND = (sys.executable, sys.argv.pop(1))
+app()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_contender_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    pid = tmp_path / "pid"
+    command = [sys.executable, "-c", COMMAND, str(tmp_path / "stuck.py"), "bench", "-i", str(tmp_path / "in.jsonl")]
+    options = ["--contenders", "headrace", "-o", str(tmp_path / "page.html")]
+    with subprocess.Popen(
+        [*command, *options], stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ) as own:
+        while own.poll() is None and not (pid.exists() and pid.read_text()):
+            time.sleep(0.02)
+        own.send_signal(number)
+        _, said = own.communicate(timeout=20)
+    assert own.returncode == (-9 if number == signal.SIGKILL else 128 + number), said
+    assert b"Traceback" not in said
+    for _ in range(500):
+        if not Path("/proc", pid.read_text()).exists():
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("the contender runs on")
+    assert number == signal.SIGKILL or not list(tmp_path.glob("headrace-bench-*"))
 
 
 def test_texts_are_read_up_to_the_limit(tmp_path: Path) -> None:

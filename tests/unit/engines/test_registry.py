@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace.engines.choosing.registry import create, known_tasks
+from headrace.engines.choosing.registry import check_options, create, known_tasks
 from headrace.engines.custom import load_factory
 from headrace.errors import ConfigError, MissingExtraError
 
@@ -51,6 +51,23 @@ def test_a_missing_library_names_the_extra(missing: str, monkeypatch: pytest.Mon
 def test_a_reference_that_names_no_callable(reference: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_factory(reference)
+
+
+@pytest.mark.parametrize(
+    ("task", "engine"),
+    [
+        ("sparse-embed", None),
+        ("multi-vector-embed", None),
+        ("zero-shot", None),
+        ("zero-shot", "onnx"),
+        ("score", "vllm"),
+    ],
+)
+def test_texts_are_split_only_where_outputs_can_be_joined(task: str, engine: str | None) -> None:
+    with pytest.raises(ConfigError, match="on_too_long is 'split', which the engines torch and onnx have"):
+        check_options(task, engine, {"on_too_long": "split"})
+    with pytest.raises(ConfigError, match="chunk_overlap is 4, but no text is split"):
+        check_options("embed", None, {"chunk_overlap": 4})
 
 
 def test_a_reference_may_reach_inside_a_class() -> None:

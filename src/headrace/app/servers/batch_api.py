@@ -10,7 +10,7 @@ from pathlib import Path
 from fastapi import APIRouter
 
 from headrace.app.servers.batch_run import BatchWork, BulkModel, ModelRun, UseModel
-from headrace.app.servers.batch_split import SplitRun
+from headrace.app.servers.batch_split import MANIFEST, SplitRun
 from headrace.errors import ConfigError, NotRunningError
 from headrace.io.formats.openai_batch import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, SCORE
 from headrace.jobs.state.lock import exclusive
@@ -137,10 +137,14 @@ class BatchApi:
         return validate(path, rules, stopped)
 
     def _make_run(self, source: Path, folder: Path, url: str, owner: str | None) -> BatchRun:
-        def run_of(model: BatchModel, source: Path, folder: Path, batch: str) -> ModelRun:
+        def run_of(model: BatchModel | None, source: Path, folder: Path, batch: str) -> ModelRun:
+            if model is None:  # the server no longer has it; what is finished needs its task alone
+                task = next(task for task, urls in _ENDPOINTS.items() if url in urls)
+                model = BatchModel(BulkModel(self._models[0].bulk.server, task, None, []), lambda: ("",))
             return ModelRun(model.bulk, BatchWork(source, folder, url, owner, model.names()[0], batch), model.use)
 
-        if len(self._models) == 1:
-            return run_of(self._models[0], source, folder, folder.name)
+        [first, *others] = self._models
+        if not others and url in first.endpoints and not (folder / MANIFEST).exists():
+            return run_of(first, source, folder, folder.name)
         offering = {name: model for model in self._models if url in model.endpoints for name in model.names()}
         return SplitRun(source, folder, offering, run_of)

@@ -139,7 +139,7 @@ class ModelRun:
 
     def __init__(self, model: BulkModel, work: BatchWork, use: UseModel) -> None:
         self.completed = self.failed = self._earlier_failures = 0
-        self._model = model
+        self.model = model
         self._work = work
         self._use = use
         self._stop: _Stop | None = None
@@ -177,7 +177,7 @@ class ModelRun:
         """Run while the model is loaded; it may have to make room for others before the end."""
         self._left = False
         async with self._use(self.leave):
-            service, backfill = self._model.server.service, self._model.backfill
+            service, backfill = self.model.server.service, self.model.backfill
             assert backfill is not None, "it runs while the model is loaded"
             profile = profile_of(service.engine)
             ahead = min(8 * profile.batch_size, _AHEAD) if profile.batching == "batches" else _AHEAD
@@ -196,8 +196,8 @@ class ModelRun:
     def leave(self) -> None:
         """End this turn, so that the model can make room for another."""
         self._left = True
-        if self._stop is not None and self._model.backfill is not None:
-            self._stop.leave(self._model.backfill)
+        if self._stop is not None and self.model.backfill is not None:
+            self._stop.leave(self.model.backfill)
 
     def stop(self) -> None:
         """Stop the run early."""
@@ -212,7 +212,7 @@ class ModelRun:
         plan, stop = self._plan(), self._stop
         assert stop is not None, "made for this turn"
         self._earlier_failures = plan.output.parts.count_errors() if plan.output.parts.path.is_dir() else 0
-        lines = Lines(service.engine, self._work.url, self._model.server)
+        lines = Lines(service.engine, self._work.url, self.model.server)
         end = main_path.run(jobs.build(plan, lines, stop, self._listen, client))
         self.completed, self.failed = end.records - end.failed, end.failed
         if end.state == "interrupted":
@@ -225,7 +225,7 @@ class ModelRun:
             source=work.source,
             sink=work.folder / "output.jsonl",
             # It is loaded already; the model name in requests need not be a folder.
-            config=EngineConfig(task=self._model.task, engine=lambda *_: self._model.server.service.engine),
+            config=EngineConfig(task=self.model.task, engine=lambda *_: self.model.server.service.engine),
             limits=_LIMITS,
         )
         plan = jobs.check(settings, own_engine=False)

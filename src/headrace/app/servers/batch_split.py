@@ -18,7 +18,7 @@ from headrace.io.storage.lines import line_blocks, parse_object
 from headrace.io.storage.parts import atomic_file
 from headrace.serving.batches.runs import BatchEnd, OnThread
 
-_MANIFEST = "models.json"
+MANIFEST = "models.json"
 """The first names of the models that the requests name."""
 _OUTPUTS = ("output.jsonl", "errors.jsonl")
 
@@ -35,7 +35,6 @@ ModelT = TypeVar("ModelT", bound=_Model)
 class _Part:
     """The requests to one model."""
 
-    model: BulkModel
     run: ModelRun
     folder: Path
 
@@ -47,7 +46,8 @@ class SplitRun(Generic[ModelT]):
         source: the input file of the batch.
         folder: its working folder. Each job has a folder in it, and its requests if they are not all.
         models: those of the endpoint, by all their names.
-        run_of: makes the run of a model, of its requests, working folder and name in the ids of answers.
+        run_of: makes the run of a model, of its requests, working folder and name in the ids of answers. A run without
+            a model can only be salvaged.
     """
 
     def __init__(
@@ -55,11 +55,12 @@ class SplitRun(Generic[ModelT]):
         source: Path,
         folder: Path,
         models: Mapping[str, ModelT],
-        run_of: Callable[[ModelT, Path, Path, str], ModelRun],
+        run_of: Callable[[ModelT | None, Path, Path, str], ModelRun],
     ) -> None:
         self._source = source
         self._folder = folder
         self._models = models
+        self._by_name = {model.bulk.server.name: model for model in models.values()}
         self._run_of = run_of
         self._parts: list[_Part] = []
         self._now: ModelRun | None = None
@@ -85,7 +86,7 @@ class SplitRun(Generic[ModelT]):
         left, problem = list(self._parts), None
         ends: list[BatchEnd] = []
         while left and not self._stopped:
-            part = min(left, key=lambda part: part.model.server.loaded is None)
+            part = min(left, key=lambda part: part.run.model.server.loaded is None)
             left.remove(part)
             self._now = part.run
             try:
@@ -107,8 +108,8 @@ class SplitRun(Generic[ModelT]):
 
     def salvage(self) -> BatchEnd:
         """Write the finished records to files and count them. Blocks."""
-        manifest = self._folder / _MANIFEST
-        names = json.loads(manifest.read_bytes()) if manifest.exists() else ()
+        manifest = self._folder / MANIFEST
+        names = json.loads(manifest.read_bytes()) if manifest.exists() else [""]
         self._parts = [part for part in self._parts_of(names) if part.folder.exists()]
         return self._joined([part.run.salvage() for part in self._parts], complete=False)
 
@@ -135,29 +136,29 @@ class SplitRun(Generic[ModelT]):
         Raises:
             ResumeMismatchError: a request names a model that the server does not have.
         """
-        manifest = self._folder / _MANIFEST
+        manifest = self._folder / MANIFEST
         if not manifest.exists():
             found = list(dict.fromkeys(name for name, _ in self._requests()))
             if len(found) > 1:
                 self._write(found)
             with atomic_file(manifest) as file:
                 file.write(json.dumps(found).encode())
-        parts = self._parts_of(names := json.loads(manifest.read_bytes()))
-        if missing := sorted(set(names) - {part.model.server.name for part in parts}):
+        names = json.loads(manifest.read_bytes())
+        if missing := sorted(set(names) - self._by_name.keys()):
             raise ResumeMismatchError(f"the batch needs model {missing[0]!r}, which this server does not have")
-        return parts
+        return self._parts_of(names)
 
     def _parts_of(self, names: Sequence[str]) -> list[_Part]:
-        """The jobs of those of the models that the server has."""
-        by_name = {model.bulk.server.name: model for model in self._models.values()}
+        """The jobs of the models. The only one has the folder of the batch, as on a server of one model."""
+        if len(names) == 1:
+            run = self._run_of(self._by_name.get(names[0]), self._source, self._folder, self._folder.name)
+            return [_Part(run, self._folder)]
         parts = []
         for name in names:
-            if (model := by_name.get(name)) is not None:
-                folder = self._folder / _folder_name(name)
-                several = len(names) > 1
-                source = folder.with_suffix(".jsonl") if several else self._source
-                batch = f"{self._folder.name}_{folder.name}" if several else self._folder.name
-                parts.append(_Part(model.bulk, self._run_of(model, source, folder, batch), folder))
+            folder = self._folder / _folder_name(name)
+            batch = f"{self._folder.name}_{folder.name}"
+            run = self._run_of(self._by_name.get(name), folder.with_suffix(".jsonl"), folder, batch)
+            parts.append(_Part(run, folder))
         return parts
 
     def _write(self, names: Sequence[str]) -> None:
@@ -179,7 +180,8 @@ class SplitRun(Generic[ModelT]):
                 name = parse_object(line)["body"].get("model")
                 model = known[0] if name is None and len(known) == 1 else self._models.get(name)
                 if model is None:
-                    raise ResumeMismatchError(f"the batch needs model {name!r}, which this server does not have")
+                    needed = "a model that it does not name" if name is None else f"model {name!r}"
+                    raise ResumeMismatchError(f"the batch needs {needed}, which this server does not have")
                 yield model.bulk.server.name, line
 
 

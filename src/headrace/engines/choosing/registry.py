@@ -94,6 +94,8 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
 """The engines of each task by name; the first is the default."""
 
 
+_SPLITTING = ("embed", "classify", "score")
+"""Tasks whose outputs for the chunks of a text can be joined."""
 _LISTED = 25
 """Maximum number of known options that an error lists."""
 
@@ -116,6 +118,8 @@ def check_options(task: str, engine: object, options: Mapping[str, object], sett
     known = _known_options(entry) if entry is not None else None
     if known is not None:
         _refuse_unknown(task, known, options, settings)
+    if entry is not None:
+        _check_splitting(task, entry, options)
 
 
 def check_model(task: str, model: str | Path | None, engine: object) -> None:
@@ -192,6 +196,7 @@ def create(task: str, model: str | Path | None = None, *, engine: object = None,
     factory = _import_known(task, entry)
     if (known := _known_options(entry)) is not None:
         _refuse_unknown(task, known, options)
+    _check_splitting(task, entry, options)
     return factory(model, **options)
 
 
@@ -311,6 +316,23 @@ def _refuse_unknown(
     if elsewhere := _owners(option):
         reason += f"; {option} is an option of {' and '.join(elsewhere)}"
     raise UnknownOptionError(reason, option, tuple(known), tuple(settings))
+
+
+def _check_splitting(task: str, entry: _Entry, options: Mapping[str, object]) -> None:
+    """Refuse texts that are to be split where they cannot be, and settings of it where they are not.
+
+    Raises:
+        ConfigError: as said.
+    """
+    splits = options.get("on_too_long") == "split"
+    if splits and (task not in _SPLITTING or entry.extra not in ("torch", "onnx")):
+        raise ConfigError(
+            f"on_too_long is 'split', which the engines torch and onnx have for the tasks {', '.join(_SPLITTING)}; use "
+            "'truncate' or 'error'"
+        )
+    for name in () if splits else ("chunk_overlap", "chunk_join"):
+        if options.get(name) is not None:
+            raise ConfigError(f"{name} is {options[name]!r}, but no text is split: set on_too_long to 'split'")
 
 
 def _owners(option: str) -> list[str]:

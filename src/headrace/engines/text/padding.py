@@ -56,8 +56,9 @@ class TextRows:
             EngineDeadError: the device failed, or the network is closed.
         """
         if self.padding == "right" or self.padding == "left":
-            length = self._network.length_for(len(batch), longest_of(batch))
-            return self._padded(batch, self.padding, min(length, self._tokens.max_model_len))
+            longest = longest_of(batch)
+            length = min(self._network.length_for(len(batch), longest), self._tokens.max_model_len)
+            return self._padded(batch, self.padding, max(length, longest))
         return self._run(batch, self.padding)
 
     def describe(self) -> dict[str, object]:

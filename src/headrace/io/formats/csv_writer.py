@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from headrace.errors import JobError
+from headrace.errors import ConfigError, JobError
 from headrace.io.base import Take
 from headrace.io.formats.dead_letters import encode_failures
 from headrace.io.formats.jsonl import plain
@@ -32,6 +32,9 @@ class CsvWriter:
         format: "csv" or "tsv".
         compression: a suffix, ".gz" or ".zst": each part is one compressed stream.
         on_nan: what NaN and infinities become.
+
+    Raises:
+        ConfigError: the name of a column is no text.
     """
 
     def __init__(
@@ -48,7 +51,10 @@ class CsvWriter:
         self._compression = compression
         self.suffix = f".{format}{compression}"
         self._json = StrictJson(plain, on_nan)
-        self._header = self._line(self._names)
+        try:
+            self._header = self._line(self._names)
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"cannot write a column named {error.object[error.start]!r}: {error.reason}") from error
 
     @property
     def nulled(self) -> int:

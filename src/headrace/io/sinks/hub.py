@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 SHARD_BYTES = 500_000_000
 """Size of the parts that become one shard."""
 
+_SPLIT = re.compile(r"\w+(\.\w+)*", re.ASCII)
+
 
 class HubWriter(ParquetWriter):
     """Parts are Parquet files in a local folder and stay there. At the end of the job they are merged and pushed.
@@ -31,7 +33,7 @@ class HubWriter(ParquetWriter):
         folder: of the parts.
 
     Raises:
-        ConfigError: the revision is a commit.
+        ConfigError: the revision is a commit, or no split may have that name.
         MissingExtraError: a library is not installed.
     """
 
@@ -40,14 +42,18 @@ class HubWriter(ParquetWriter):
         self._parts = folder
         if address.commit is not None:
             raise ConfigError(f"cannot write {address}: a commit cannot be changed; name a branch, or none")
+        self._split = address.split or "train"
+        if _SPLIT.fullmatch(self._split) is None:
+            raise ConfigError(
+                f"cannot write {address}: a split cannot be named {self._split!r}; use letters, digits, _ and ."
+            )
         try:
             import huggingface_hub
         except ImportError as error:
             raise MissingExtraError('writing to the hub needs huggingface_hub: pip install "headrace[io]"') from error
         self._address = address
         self._api: HfApi = huggingface_hub.HfApi()
-        split = re.escape(address.split or "train")
-        self._shard = re.compile(rf"data/{split}-\d{{5}}-of-\d{{5}}\.parquet")
+        self._shard = re.compile(rf"data/{re.escape(self._split)}-\d{{5}}-of-\d{{5}}\.parquet")
 
     def check(self, *, begun: bool) -> None:
         """Check the access to the dataset before the job starts. Writes nothing.
@@ -68,7 +74,7 @@ class HubWriter(ParquetWriter):
                 return
             if self._shards(self._address.revision) and not begun:
                 raise ConfigError(
-                    f"{self._address} has rows of the split {self._address.split or 'train'!r} that no job here has "
+                    f"{self._address} has rows of the split {self._split!r} that no job here has "
                     "pushed; pass --overwrite to replace them, or name another split (?split=NAME)"
                 )
 
@@ -89,7 +95,7 @@ class HubWriter(ParquetWriter):
             self._api.create_commit(
                 name,
                 [*added, *(CommitOperationDelete(path) for path in sorted(stale))],
-                commit_message=f"Write split {self._address.split or 'train'} with Headrace",
+                commit_message=f"Write split {self._split} with Headrace",
                 repo_type="dataset",
                 revision=self._address.revision,
                 parent_commit=head,  # two jobs at a time would mix their shards
@@ -102,7 +108,7 @@ class HubWriter(ParquetWriter):
         groups = list(_groups(parts))
         scratch.mkdir(parents=True, exist_ok=True)
         for number, group in enumerate(groups):
-            names = f"data/{self._address.split or 'train'}-{number:05d}-of-{len(groups):05d}.parquet"
+            names = f"data/{self._split}-{number:05d}-of-{len(groups):05d}.parquet"
             path = scratch / f"shard-{number:05d}.parquet"
             with path.open("wb") as file:
                 self.merge(group, file)
