@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from headrace.device.forward import ForwardMeter
 from headrace.device.memory import MemoryLimit, PeakMeter, memory_limit
-from headrace.engines.profile import EngineProfile, profile_of
+from headrace.engines.profile import EngineProfile, Sleeper, profile_of
 
 InputT_contra = TypeVar("InputT_contra", contravariant=True)
 PayloadT = TypeVar("PayloadT")
@@ -243,22 +243,6 @@ class PrefixCachingEngine(Protocol):
 
     def prefix_cache_stats(self) -> PrefixCacheStats:
         """Counts of prompt tokens. May be called on any thread."""
-        ...
-
-
-class Sleeper(Protocol):
-    """A model that can wait in host memory while others use its device. Neither method is called while it computes."""
-
-    def sleep(self) -> None:
-        """Move the weights to host memory, and free the device."""
-        ...
-
-    def wake(self) -> None:
-        """Undo `sleep`.
-
-        Raises:
-            Exception: it cannot; close the engine.
-        """
         ...
 
 

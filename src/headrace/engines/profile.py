@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
 
 from headrace.batching.options import number, one_of, whole
 from headrace.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headrace.engines.base import Sleeper
 
 Batching: TypeAlias = Literal["batches", "steps", "own"]
 CostUnit: TypeAlias = Literal["tokens", "records"]
@@ -248,6 +245,22 @@ def check_methods(engine: object, profile: EngineProfile) -> None:
                 f"engine {type(engine).__name__} has no method {name}, which an engine with "
                 f"batching={profile.batching!r} needs; see docs/engines.md"
             )
+
+
+class Sleeper(Protocol):
+    """A model that can wait in host memory while others use its device. Neither method is called while it computes."""
+
+    def sleep(self) -> None:
+        """Move the weights to host memory, and free the device."""
+        ...
+
+    def wake(self) -> None:
+        """Undo `sleep`.
+
+        Raises:
+            Exception: it cannot; close the engine.
+        """
+        ...
 
 
 def sleeper_of(engine: object) -> Sleeper | None:

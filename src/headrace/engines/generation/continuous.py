@@ -14,14 +14,14 @@ import torch
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
-from headrace.engines.base import PrefixCacheStats, Prepared, Sleeper
+from headrace.engines.base import PrefixCacheStats, Prepared
 from headrace.engines.generation.answers import Answer, Resumed
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest, folder_of
 from headrace.engines.generation.pageable import cannot_batch
 from headrace.engines.generation.paging import PAGE, Pages, open_cache, share_pages
 from headrace.engines.generation.sampling import BatchSampler
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
-from headrace.engines.profile import EngineProfile
+from headrace.engines.profile import EngineProfile, Sleeper
 from headrace.engines.requests.generation import Generation, Sampling, default_sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
 

@@ -12,9 +12,9 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 
 from headrace.batching.options import whole
 from headrace.device.placement import running
-from headrace.engines.base import Prepared, Sleeper
+from headrace.engines.base import Prepared
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
-from headrace.engines.profile import EngineProfile
+from headrace.engines.profile import EngineProfile, Sleeper
 from headrace.engines.requests.generation import Generation, default_sampling
 from headrace.errors import EngineDeadError
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.device.forward import ForwardMeter
-from headrace.engines.base import Sleeper
+from headrace.engines.profile import Sleeper
 
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 Rows: TypeAlias = NDArray[np.float32]

@@ -24,10 +24,10 @@ from headrace.device.native import gpu_uuid, hardware, speeds
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
-from headrace.engines.base import Sleeper
 from headrace.engines.model_folder import digest
 from headrace.engines.networks.base import Arrays, Rows
 from headrace.engines.options import INT8
+from headrace.engines.profile import Sleeper
 from headrace.errors import EngineDeadError, EngineError
 
 if TYPE_CHECKING:

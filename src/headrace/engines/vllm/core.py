@@ -25,7 +25,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
 from headrace.concurrency.loop_thread import LoopThread
-from headrace.engines.base import Sleeper
+from headrace.engines.profile import Sleeper
 from headrace.errors import ConfigError, EngineDeadError, EngineError, RecordError
 
 ResultT = TypeVar("ResultT")

@@ -22,9 +22,9 @@ from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from headrace.engines.base import PrefixCacheStats, Prepared, Sleeper
+from headrace.engines.base import PrefixCacheStats, Prepared
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
-from headrace.engines.profile import EngineProfile
+from headrace.engines.profile import EngineProfile, Sleeper
 from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
 from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, parse
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, check_unicode, sampling_params
