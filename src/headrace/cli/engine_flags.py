@@ -46,7 +46,8 @@ class EngineFlags(FlagGroup):
         ),
     ] = None
     engine: Annotated[
-        str | None, typer.Option(help="onnx, vllm, or your module:name. Default: chosen by the task.")
+        str | None,
+        typer.Option(help="onnx, vllm, static (for generate), or your module:name. Default: chosen by the task."),
     ] = None
     handler: Annotated[
         str | None, typer.Option(help="TorchServe handler to run: a .py file or a .mar archive. Default: none.")

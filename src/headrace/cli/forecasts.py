@@ -49,9 +49,7 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
             print(f"cost        {forecast.seconds / 3600 * gpu_hour_price:,.2f} at {gpu_hour_price:g} an hour")
     if (memory := forecast.memory) is not None:
         share = f"{memory.peak / memory.limit.bytes:.0%} of {memory.limit.source}"
-        known = memory.room is not None and memory.room < _ENOUGH_ROOM
-        room = f"; {memory.room:.2g} times the batch budget would fill {TARGET_SHARE:.0%}" if known else ""
-        print(f"memory      {_size(memory.peak)} at most, {share}{room}")
+        print(f"memory      {_size(memory.peak)} at most, {share}{_room(memory.room)}")
     if forecast.bytes is not None:
         free = "" if forecast.free is None else f", {_size(forecast.free)} free"
         print(f"disk        {_size(forecast.bytes)} while it runs{free}")
@@ -74,6 +72,13 @@ def print_repeats(found: Repeats, plan: OrderPlan | None) -> None:
         print(f"  --prompt-template {shlex.quote(found.template)}")
 
 
+def _room(room: float | None) -> str:
+    if room is None or room >= _ENOUGH_ROOM:
+        return ""
+    times = f"{room:,.1f}" if room < 10 else f"{room:,.0f}"
+    return f"; {times} times the batch budget would fill {TARGET_SHARE:.0%}"
+
+
 def _records(survey: Survey) -> str:
     if survey.records is None:
         return "an unknown number of records"
@@ -84,7 +89,7 @@ def _lengths(survey: Survey) -> str:
     parts = [f"{survey.failed / survey.sampled:.1%} cannot be used"] if survey.failed else []
     if survey.work:
         middle, high, most = (survey.quantile(fraction) for fraction in (0.5, 0.99, 1.0))
-        parts.append(f"length {middle:,} in the middle, {high:,} at 99 %, {most:,} at most")
+        parts.append(f"median length {middle:,}, p99 {high:,}, max {most:,}")
     if survey.truncated:
         parts.append(f"{survey.truncated / survey.sampled:.1%} too long and cut")
     if survey.split:

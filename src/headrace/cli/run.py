@@ -57,8 +57,8 @@ class FileFlags(FlagGroup):
             "-i",
             "--input-file",
             help="File, folder, glob or address (s3://...) of the records, or - for stdin: JSONL, CSV, TSV, Parquet, "
-            "Arrow, tar, images, an OpenAI batch file or a saved dataset; text and tar files may be .gz or .zst. "
-            "Or a database, with --sql.",
+            "Arrow, tar, images, an OpenAI batch file or a saved dataset; text and tar files may be .gz or .zst. Or "
+            "hf://datasets/org/name, a Delta or Lance folder, iceberg://catalog/table, or a database, with --sql.",
         ),
     ]
     sink: Annotated[
@@ -68,7 +68,7 @@ class FileFlags(FlagGroup):
             "--output-file",
             help="File or address (s3://...) of the results: .parquet, or .jsonl, .csv or .tsv (also with .gz or "
             ".zst); a name that ends in / is a folder of parts. Or a table: 'postgresql://host/db?table=vectors', "
-            "sqlite:///, lancedb:///, 'qdrant://host?collection=vectors'.",
+            "sqlite:///, lancedb:///, 'qdrant://host?collection=vectors'. Or hf://datasets/org/name.",
         ),
     ]
     input_format: Annotated[

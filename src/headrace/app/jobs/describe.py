@@ -85,8 +85,10 @@ def host_of(plan: Plan, profile: EngineProfile, *, on_workers: bool) -> Host:
 
 
 def _replicas(config: EngineConfig) -> int:
-    """How many engines like this one the CUDA devices have room for; 1 where it has no device, or one by name."""
+    """How many engines like this one the CUDA devices have room for; 1 where it cannot run on workers."""
     options = config.engine_options
+    if config.engine_process:
+        return 1
     if str(options.get("device") or "auto") not in ("auto", "cuda") or not isinstance(config.engine, (str, type(None))):
         return 1
     sizes = [options.get(name, 1) for name in _DEVICES_PER_ENGINE]
