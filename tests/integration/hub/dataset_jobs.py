@@ -91,6 +91,7 @@ def wrong_names_are_refused(hub: Hub) -> None:
         "me/two?config=en&columns=id,body": "body",
         "me/two?spilt=train": "'spilt' is not known; known: config, split, columns",
         "me/none": "cannot read hf://datasets/me/none: .*Repository",
+        "../../etc?split=train": "Invalid HF URI",
         "me/two@v9": "cannot read hf://datasets/me/two@v9: .*v9",
     }.items():
         told = refusal(f"hf://datasets/{name}")

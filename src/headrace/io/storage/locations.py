@@ -145,8 +145,8 @@ def _transient_errors() -> tuple[type[Exception], ...]:
 
 
 def _permanent_errors() -> tuple[type[Exception], ...]:
-    """Exceptions of store clients, other than OSError, that are left after the client's own retries."""
-    return _imported("botocore.exceptions", "BotoCoreError")
+    """Exceptions of store clients, other than OSError, that another try does not change."""
+    return _imported("botocore.exceptions", "BotoCoreError") + _imported("huggingface_hub.errors", "HfUriError")
 
 
 def _imported(module: str, name: str) -> tuple[type[Exception], ...]:
