@@ -294,7 +294,7 @@ def test_a_model_without_a_template_takes_prompts_only(folder: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"max_token": 3}, ConfigError, "unknown option 'max_token'"),
+        ({"max_token": 3}, ConfigError, "task 'generate' has no option 'max_token'"),
         ({"temperature": -1}, ConfigError, "temperature is -1"),
         ({"max_num_seqs": 0}, ConfigError, "max_num_seqs is 0"),
         ({"kv_cache_tokens": 10}, ConfigError, "kv_cache_tokens is 10"),
@@ -337,7 +337,7 @@ def test_a_model_that_cannot_generate_says_so(encoder_folder: Path) -> None:
         registry.create("generate", encoder_folder)
 
 
-@pytest.mark.parametrize(("name", "reason"), [("Bloom", "its attention"), ("Lfm2", "layer type: conv")])
+@pytest.mark.parametrize(("name", "reason"), [("Bloom", "its attention"), ("Lfm2", "layers of type conv")])
 def test_a_model_that_cannot_be_batched_continuously_says_so(
     folder: Path, tmp_path: Path, name: str, reason: str
 ) -> None:

@@ -140,7 +140,7 @@ def test_what_cannot_be_split_is_refused_by_name(options: dict[str, Any], said: 
     ("flags", "said"),
     [
         (("--task", "generate", "--engine", "static"), "has no option 'tensor_parallel_size'"),
-        (("--task", "embed"), "is an option of engine 'torch' (task 'generate')"),
+        (("--task", "embed"), "is an option of engine 'vllm' (task 'embed') and engine 'torch' (task 'generate')"),
     ],
 )
 def test_an_engine_without_it_says_which_have_it(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:

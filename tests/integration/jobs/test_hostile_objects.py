@@ -90,7 +90,7 @@ def test_a_nan_committed_as_a_number_does_not_end_the_job_at_its_merge(tmp_path:
     chosen = Limits(part_records=2)
     given: dict[str, Any] = {"keep_columns": ["v"], "on_nan": "error", "limits": chosen, "batch_size": 2}
     run(parts, sink=tmp_path / "out.parquet", engine=FakeEngine.__module__ + ":FakeEngine", progress=False, **given)
-    assert pq.read_table(tmp_path / "out.parquet")["v"].to_pylist() == ["null", "1.5", "text", "2"]
+    assert pq.read_table(tmp_path / "out.parquet")["v"].to_pylist() == [None, "1.5", "text", "2"]
 
 
 @pytest.mark.parametrize("raised", [ValueError("two\nlines"), SystemExit("no"), GeneratorExit()])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import MissingExtraError
 from headrace.observe.exporters.tracking import Ended, Tracker, TrackingListener
 from headrace.observe.live.frame import wall_clock
+
+logger = logging.getLogger("headrace")
 
 _LONGEST_VALUE = 5_000
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
@@ -48,7 +51,13 @@ class _MLflowRun(Tracker):
         self._client = self._mlflow.MlflowClient()
         from mlflow.entities import Param
 
-        self._client.log_batch(self._id, params=[Param(key, value[:_LONGEST_VALUE]) for key, value in settings.items()])
+        cut = {key: value[:_LONGEST_VALUE] for key, value in settings.items()}
+        known = self._client.get_run(self._id).data.params
+        if other := [key for key, value in cut.items() if known.get(key, value) != value]:
+            logger.warning(
+                "headrace: the MLflow run %s has other values of %s; MLflow keeps the first ones", self._id, other
+            )
+        self._client.log_batch(self._id, params=[Param(key, cut[key]) for key in cut.keys() - known.keys()])
 
     def log(self, metrics: dict[str, float], seconds: int) -> None:
         from mlflow.entities import Metric

@@ -171,9 +171,11 @@ def _parameters(described: RunDescribed) -> dict[str, str]:
 
 def _metrics(frame: Frame) -> Iterator[tuple[str, float]]:
     """The figures of a frame by name: rates, shares of the device's time, sums, queues, errors and memory."""
+    now = frame.causes if frame.state.startswith("running") else None
+    causes = now or frame.causes_of_all  # at the end, those of the whole run
     for group, figures in (
         ("rate", {f"{name}_per_s": value for name, value in frame.rates.items()}),
-        ("device", frame.causes or frame.causes_of_all),
+        ("device", causes),
         ("total", frame.counts),
         ("threads", frame.lanes),
         ("waiting", frame.queue),
@@ -181,7 +183,6 @@ def _metrics(frame: Frame) -> Iterator[tuple[str, float]]:
     ):
         for name, value in figures.items():
             yield key(f"{group}/{name.replace(' ', '_')}"), float(value)
-    causes = frame.causes or frame.causes_of_all
     yield "device/busy", sum(causes.get(cause, 0.0) for cause in ("real", "padding", "retry"))
     if (held := process_bytes()) is not None:
         yield "memory/process_bytes", float(held)

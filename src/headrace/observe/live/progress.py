@@ -10,7 +10,7 @@ from html import escape
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
-from headrace.events import Event, InputLeftOut, JobDone, JobStarted, PrecisionChosen
+from headrace.events import Event, InputLeftOut, JobDone, JobStarted, PrecisionChosen, RunDescribed
 from headrace.observe.accounting.meter import Meter, Snapshot
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ class Progress:
         with self._lock:
             self._meter.add(event)
             now = self._clock()
-            if self._shown_at is None or isinstance(event, JobStarted | JobDone | PrecisionChosen | InputLeftOut):
+            if self._shown_at is None or isinstance(
+                event, RunDescribed | JobStarted | JobDone | PrecisionChosen | InputLeftOut
+            ):
                 return
             if not self._open:
                 self._open = True
