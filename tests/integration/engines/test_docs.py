@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-COMMANDS = [block for block in blocks("console") if "onnx" not in block and "$ head" in block]
+COMMANDS = [block for block in blocks("console") if "onnx" not in block and "\n$ head " in block]
 
 
 @pytest.mark.parametrize("block", COMMANDS, ids=[block.split()[3] for block in COMMANDS])
