@@ -151,6 +151,6 @@ def test_a_request_that_vllm_aborts_is_not_the_record_s_failure(engine: Any, mon
         yield SimpleNamespace(finished=True, outputs=[SimpleNamespace(text="", finish_reason="abort")])
 
     (payload,) = payloads(engine, SHORT)
-    monkeypatch.setattr(engine._engine, "generate", aborted)
+    monkeypatch.setattr(engine._core._engine, "generate", aborted)
     with pytest.raises(TransientError, match="aborted"):
         asyncio.run(engine.infer(payload))

@@ -159,5 +159,10 @@ def _no_interrupts() -> Iterator[None]:
 def line(error: BaseException) -> str:
     """An error's message in one line."""
     if isinstance(error, ValidationError):
-        return "; ".join(str(one["msg"]) for one in error.errors())
+        return "; ".join(_field(one["loc"], one["msg"], one["input"]) for one in error.errors())
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _field(place: tuple[int | str, ...], message: str, value: object) -> str:
+    name = f"{place[0]}: " if place else ""
+    return f"{name}{message}" + (f" (it is {value!r})" if isinstance(value, str | int | float) else "")
