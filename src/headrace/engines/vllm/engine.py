@@ -188,10 +188,10 @@ class VllmEngine:
                 if payload.listener is not None and output.outputs[0].text:
                     payload.listener(output.outputs[0].text)
                 if output.finished:
-                    self._prompt_tokens += len(output.prompt_token_ids or ())
+                    generation = _generation(output)
+                    self._prompt_tokens += generation["prompt_tokens"]
                     cached = max(output.num_cached_tokens or 0, 0)
                     self._cached_tokens += cached
-                    generation = _generation(output)
                     return {**generation, "cached_tokens": cached} if payload.counts_cached else generation
         raise EngineError("vLLM ended the request without an answer")
 
