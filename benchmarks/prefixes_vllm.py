@@ -86,7 +86,7 @@ def main() -> None:
         outcomes: dict[str, Outcome] = {}
 
         def seconds(variant: str) -> float:
-            engine._loop.run(_forget(engine))
+            engine._core.run_now(lambda core, _: core.reset_prefix_cache())
             caching.reset_prefix_cache()
             started = time.perf_counter()
             outcomes[variant] = runs[variant]()
@@ -128,12 +128,6 @@ def main() -> None:
             )
         ],
     )
-
-
-async def _forget(engine: VllmEngine) -> None:
-    """Empty the engine's prefix cache."""
-    assert engine._engine is not None
-    await engine._engine.reset_prefix_cache()
 
 
 if __name__ == "__main__":

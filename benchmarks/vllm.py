@@ -79,7 +79,7 @@ class Steps:
 
     def __init__(self, whole: vllm.LLM, engine: VllmEngine) -> None:
         self.count = 0
-        step, core = whole.llm_engine.step, engine._engine.engine_core  # nothing public tells
+        step, core = whole.llm_engine.step, engine._core._engine.engine_core  # nothing public tells
         get = core.get_output_async
 
         def counted_step() -> Any:
