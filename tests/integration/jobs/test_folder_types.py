@@ -82,7 +82,7 @@ def test_a_value_of_another_type_is_a_dead_letter_and_the_folder_is_one_table(
     table = ds.dataset(folder).to_table()
     assert table["id"].to_pylist() == [n for n in range(len(kept)) if n not in bad]
     assert polars.read_parquet(folder / "*.parquet").height == table.num_rows
-    assert duckdb.sql(f"select count(*) from '{folder}/*.parquet'").fetchall() == [(table.num_rows,)]
+    assert duckdb.connect().sql(f"select count(*) from '{folder}/*.parquet'").fetchall() == [(table.num_rows,)]
     for letter in lost:
         if letter["position"] != 2:
             assert "in the parts committed before" in letter["message"]
