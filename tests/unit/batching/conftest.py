@@ -8,7 +8,7 @@ from tests.unit.virtual_time import virtual as virtual
 from headrace.batching.dispatch import offload
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def steady_clock() -> Iterator[None]:
     """A machine that pauses blocks no loop: the watcher of blocked loops, who reads real time, sees none pass."""
     with pytest.MonkeyPatch.context() as patch:
