@@ -33,7 +33,7 @@ class Prepared(Generic[PayloadT]):
     @property
     def parts(self) -> int:
         """In how many parts the engine takes it; 0 if it is not split."""
-        return len(self.payload.parts) + self.payload.later if isinstance(self.payload, Chunks) else 0
+        return len(self.payload.parts) + (self.payload.later or 0) if isinstance(self.payload, Chunks) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,11 @@ class Chunks(Generic[PayloadT]):
     weights: Sequence[int]
     """Tokens of the text in each part."""
     join: Callable[[Sequence[Any], Sequence[int]], object]
-    """Makes the record's output of the outputs of all its parts, and their weights; or `Chunks` to compute before that.
-
-    That of a batch engine can be pickled.
+    """Makes the record's output of the outputs of all its parts, and their weights. Unless `later` is None, it may make
+    `Chunks` instead, to compute before that. That of a batch engine can be pickled.
     """
-    later: int = 0
-    """Parts that `join` may ask for, as far as they are known."""
+    later: int | None = None
+    """How many parts `join` may ask for, as far as they are known; None if it never asks."""
 
 
 @dataclass(frozen=True, slots=True)

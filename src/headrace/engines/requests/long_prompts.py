@@ -176,8 +176,8 @@ class PromptSplitter:
                 return used.added_to(answers[0])
             return self._first(chunks, asked + 1, used.plus(answers))
 
-        chunk = chunks[asked]
-        return Chunks([chunk.payload], [chunk.cost], [1], join, later=len(chunks) - asked - 1)
+        chunk, later = chunks[asked], len(chunks) - asked - 1
+        return Chunks([chunk.payload], [chunk.cost], [1], join, later or None)
 
     def _answers(self, text: str) -> bool:
         said, none = text.strip().casefold(), self._rules.no_answer
@@ -191,7 +191,7 @@ class PromptSplitter:
         def join(answers: Sequence[Generation], _: Sequence[int]) -> object:
             return self._about(request, answers, used.plus(answers))
 
-        return Chunks([chunk.payload for chunk in chunks], [chunk.cost for chunk in chunks], [1] * len(chunks), join)
+        return Chunks([chunk.payload for chunk in chunks], [chunk.cost for chunk in chunks], [1] * len(chunks), join, 0)
 
     def _about(self, request: object, answers: Sequence[Generation], used: _Used) -> Chunks[Any]:
         """Asks about these answers; if they are too long together, about chunks of them first.

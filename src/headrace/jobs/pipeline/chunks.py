@@ -50,12 +50,12 @@ async def answers(batcher: BatcherPort, runs: AsyncIterable[Sequence[Work]]) -> 
                 if isinstance(joined, Chunks):
                     long.again(_Split(record.whole, joined))
                     continue
-                long.ended()
+                long.ended(record)
                 yield [record.whole], [joined], isinstance(joined, Exception)
 
 
 class _LongRecords:
-    """The long records that have no answer yet, and their parts on the way to the batcher."""
+    """The long records that may need more parts, and these on the way to the batcher."""
 
     def __init__(self) -> None:
         self._open = 0
@@ -67,9 +67,9 @@ class _LongRecords:
         self._again.append(record)
         self._changed.set()
 
-    def ended(self) -> None:
+    def ended(self, record: _Split) -> None:
         """A record has its answer."""
-        self._open -= 1
+        self._open -= record.asks
         self._changed.set()
 
     async def in_parts(self, runs: AsyncIterable[Sequence[Work]]) -> AsyncIterator[Sequence[Work]]:
@@ -78,10 +78,14 @@ class _LongRecords:
         following: asyncio.Task[Sequence[Work] | None] | None = None
         ended = False
         try:
-            while self._open or not ended:
+            while True:
                 while self._again:
-                    for parts in self._again.popleft().parts():
+                    record = self._again.popleft()
+                    self._open -= not record.asks
+                    for parts in record.parts():
                         yield parts
+                if ended and not self._open:
+                    return
                 if not self._open:
                     run = await (following or _next_of(source))
                 else:
@@ -114,9 +118,10 @@ class _LongRecords:
         whole = [item for item in run if not isinstance(item.payload, Chunks)] if long else run
         if whole:
             yield whole
-        self._open += len(long)
-        for item in long:
-            yield from _Split(item, item.payload).parts()
+        records = [_Split(item, item.payload) for item in long]
+        self._open += sum(record.asks for record in records)
+        for record in records:
+            yield from record.parts()
 
 
 async def _next_of(source: AsyncIterator[Sequence[Work]]) -> Sequence[Work] | None:
@@ -134,6 +139,8 @@ class _Split:
     def __init__(self, whole: Work, chunks: Chunks[Any]) -> None:
         self.whole = whole
         self._chunks = chunks
+        self.asks = chunks.later is not None
+        """Whether it may need more parts than these."""
         self._outputs: list[object] = [None] * len(self._chunks.parts)
         self._missing = len(self._outputs)
 
