@@ -17,8 +17,7 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.identity import identity
 from headrace.engines.choosing.resolving import moved, remote_model_of, resolve
 from headrace.engines.custom import load_factory
-from headrace.engines.requests.long_prompts import ANSWERS
-from headrace.engines.requests.templates import template_fields
+from headrace.engines.requests.long_prompts import splits
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
@@ -140,26 +139,8 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> columns.Colu
         settings.prompt_template,
         ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
         None if settings.step is None else settings.step.choice,
-        _splits_prompts(settings),
+        settings.config.task == "generate" and splits(settings.config.engine_options, settings.prompt_template),
     )
-
-
-def _splits_prompts(settings: JobSettings) -> bool:
-    """Whether prompts that are too long are split.
-
-    Raises:
-        ConfigError: the reduce template has a field that the prompt template lacks.
-    """
-    options = settings.config.engine_options
-    if settings.config.task != "generate" or options.get("on_too_long") != "split":
-        return False
-    known = {ANSWERS, *(template_fields(settings.prompt_template) if settings.prompt_template else ())}
-    reduce = options.get("reduce_template")
-    if reduce is not None and (unknown := [name for name in template_fields(str(reduce)) if name not in known]):
-        raise ConfigError(
-            f"the reduce template names {unknown[0]!r}; it may have {{{ANSWERS}}} and the fields of --prompt-template"
-        )
-    return True
 
 
 def _check_output(settings: JobSettings, output: JobOutput) -> None:

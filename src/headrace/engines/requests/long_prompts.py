@@ -100,6 +100,21 @@ def taken_from(options: dict[str, Any]) -> LongPrompts:
     return LongPrompts(**{name: value for name, value in given.items() if value is not None})
 
 
+def splits(options: Mapping[str, object], prompt_template: str | None) -> bool:
+    """Whether the prompts of a template are split.
+
+    Raises:
+        ConfigError: the reduce template has a field that the prompt template lacks.
+    """
+    known = {ANSWERS, *(template_fields(prompt_template) if prompt_template else ())}
+    reduce = options.get("reduce_template")
+    if reduce is not None and (unknown := [name for name in template_fields(str(reduce)) if name not in known]):
+        raise ConfigError(
+            f"the reduce template names {unknown[0]!r}; it may have {{{ANSWERS}}} and the fields of --prompt-template"
+        )
+    return options.get("on_too_long") == "split"
+
+
 def room_of(context: int, answer: int) -> int:
     """Tokens that a prompt may have, so that there is room for an answer, though at most half the context."""
     return context - min(answer, context // 2)
