@@ -53,8 +53,7 @@ def rounds(count: int, variants: Mapping[str, Callable[[], float]]) -> dict[str,
 
 
 class Parts:
-    """The figures of a long benchmark, kept in a file: with `--minutes 5`, it stops after that time and goes on when it is run
-    again.
+    """The figures of a long benchmark, kept in a file. With `--minutes 5` it stops after that time; run again, it goes on.
 
     Args:
         name: of the benchmark.
