@@ -53,7 +53,7 @@ def rounds(count: int, variants: Mapping[str, Callable[[], float]]) -> dict[str,
 
 
 class Parts:
-    """The figures of a long benchmark, kept in a file. With `--minutes 5` it stops after that time; run again, it goes on.
+    """Figures of a long benchmark, kept in a file. With `--minutes 5` it stops after that time; run again, it goes on.
 
     Args:
         name: of the benchmark.
