@@ -301,6 +301,8 @@ class DeviceUsed:
     """Of the GPU's processors at the end."""
     replayed: float = 0.0
     """Share of the passes that were replays of captured work (CUDA graphs)."""
+    no_graphs: str = ""
+    """Why there were no replays, or no more; empty if nothing was in the way."""
 
 
 @dataclass(frozen=True, slots=True)
