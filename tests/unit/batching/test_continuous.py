@@ -92,18 +92,18 @@ def test_who_was_let_in_too_hopefully_is_sent_back_and_goes_on_from_there(virtua
 
 
 def test_those_sent_back_return_in_the_order_in_which_they_came(virtual: VirtualTime) -> None:
-    engine = FakeStepEngine(max_slots=8, max_cost=60, most=60)
+    engine = FakeStepEngine(max_slots=8, max_cost=80, most=60)
 
     async def main() -> None:
         async with batcher_of(engine) as batcher:
             await answers(batcher, [words(1) for _ in range(32)])
             engine.steps.clear()
-            await answers(batcher, [words(10, f"{name}-") for name in "abcde"])
+            await answers(batcher, [words(12, f"{name}-") for name in "abcde"])
 
     virtual(main())
     back = [text[0] for text in engine.removed]
     assert back[:2] == ["e", "d"]  # the last to have joined went first
-    finished = {name: max(at for at, texts in enumerate(engine.steps) if f"{name}-10" in first(texts)) for name in "de"}
+    finished = {name: max(at for at, texts in enumerate(engine.steps) if f"{name}-12" in first(texts)) for name in "de"}
     assert finished["d"] < finished["e"]
 
 

@@ -170,7 +170,7 @@ class ProcessCaller:
             if task is None or task.cancelling():
                 raise  # this call was cancelled
             raise ProcessError("process_fn raised CancelledError although it was not cancelled") from exc
-        except Exception:
+        except Exception:  # an error of the batch, whatever it is; only the others need another name
             raise
         except BaseException as exc:  # the user's code may raise SystemExit and the like: fail the batch, not the loop
             if must_propagate(exc):

@@ -41,6 +41,8 @@ class StepScheduler:
         self._evicted: deque[SlotEntry] = deque()
         self._groups: deque[list[SlotEntry]] = deque()
         self._alone = False
+        self._no_room: QueueEntry | None = None
+        """The next one, if there was no room for it since the last record left."""
         self._leaving: set[int] = set()
         self._joining: list[SlotEntry] = []
         self._clock = asyncio.get_running_loop().time
@@ -106,13 +108,14 @@ class StepScheduler:
     def _fill(self) -> None:
         """Assign free slots, as far as the expected growth of their records fits the budget."""
         slots = self._slots
-        if slots.full or not (self._queue.size or self._evicted or self._groups):
+        if slots.full or not (self._queue.size or self._evicted or self._groups) or self._still_no_room():
             return  # the common case: skip adding up the expected costs
         peak = slots.peak()
         while self._evicted:
             slot = self._evicted[0]
             slot.shared = self._overlap(slot.record if slot.resume is None else slot.resume)
             if not slots.takes(peak, slot):
+                self._no_room = slot.entry
                 return
             self._join(self._evicted.popleft())
         if not len(slots):
@@ -131,10 +134,17 @@ class StepScheduler:
                 self._meter.failed += fail(self._take_next(), exc)
                 continue
             if not slots.takes(peak, slot):
+                self._no_room = entry
                 return
             (slot.entry,) = self._take_next()
             self._join(slot)
             self._meter.joined(self._clock(), slot.entry.arrival)
+
+    def _still_no_room(self) -> bool:
+        """Whether no record has left since the next one was found to have no room."""
+        if self._no_room is None or not len(self._slots):
+            return False
+        return self._no_room is (self._evicted[0].entry if self._evicted else self._queue.peek())
 
     def _take_next(self) -> list[QueueEntry]:
         entries = self._queue.take("full_size").entries
@@ -155,6 +165,7 @@ class StepScheduler:
         """Free a slot; the engine removes the record before the next step."""
         self._slots.leave(key)
         self._leaving.add(key)
+        self._no_room = None
 
     async def _step(self) -> None:
         joining, self._joining = self._joining, []
@@ -224,6 +235,8 @@ class StepScheduler:
         """Resolve the records that left the engine; returns how many succeeded, how many failed, and the cost."""
         completed = failed = 0
         cost = 0.0
+        if step_call.refused or step_call.finished:
+            self._no_room = None
         for waiting in self._evicted:
             waiting.resume = step_call.resumes.get(waiting.key, waiting.resume)
         for key, exc in step_call.refused:
@@ -251,6 +264,7 @@ class StepScheduler:
         for slot in evicted:
             self._leaving.add(slot.key)
             self._evicted.appendleft(slot)
+            self._no_room = None
         return len(evicted)
 
     def _fail(self, cause: BaseException, number: int) -> int:

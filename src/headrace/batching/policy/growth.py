@@ -6,15 +6,19 @@ import math
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Hashable
+from itertools import accumulate, pairwise
 
 _SAMPLE = 64
 """How many of the latest finished records to keep, of all and of each kind."""
 
-_ENOUGH = 16
-"""Minimum finished records for a prediction; below it, every record is expected to reach its maximum."""
+_DOUBT = 4
+"""As many more records are assumed to reach their maximum: the first to finish are the short ones."""
 
 _ENOUGH_ALIKE = 8
-"""The same, for records of one kind."""
+"""Minimum finished records of one kind for a prediction."""
+
+_OUTCOMES = 4
+"""How many final costs stand for those of all finished records."""
 
 _KINDS = 512
 """How many kinds of records to keep; those that are not used are forgotten."""
@@ -25,7 +29,7 @@ _NAMES = ("start", "limit", "group")
 _SMOOTHING = 0.05
 """Weight of the latest record in the comparison of predictions."""
 
-_RAISED, _LOWERED = 0.2, 0.98
+_RAISED, _LOWERED = 0.1, 0.98
 """How much caution a record adds that had to be evicted, and how much remains after one that finished."""
 
 
@@ -36,8 +40,7 @@ class Growth:
     that requests with different limits are comparable. It does so for all records and for records alike in one thing:
     their initial cost, their limit, or their group. What has predicted the latest records best is used.
 
-    Short records finish first, which makes early estimates too low; callers must be able to evict records. An eviction
-    raises the estimates for a while.
+    Short records finish first, which makes early estimates too low; callers must be able to evict records.
     """
 
     def __init__(self) -> None:
@@ -46,7 +49,8 @@ class Growth:
         self._errors: dict[str, float] = {}
         """By what records are alike in: the error of its predictions, less that of the predictions for all."""
         self._best: str | None = None
-        self._caution = 0.0
+        self.caution = 0.0
+        """By what share more room is to be kept, after evictions."""
 
     def finished(self, start: float, most: float, final: float, group: Hashable = None) -> None:
         """A record with initial cost `start` and maximum `most` finished at `final`."""
@@ -70,26 +74,40 @@ class Growth:
         best = min(self._errors, key=self._errors.__getitem__, default=None)
         self._best = best if best is not None and self._errors[best] < 0 else None
         self._all.add(share)
-        self._caution *= _LOWERED
+        self.caution *= _LOWERED
 
     def evicted(self) -> None:
         """A record had to leave, because others grew further than expected."""
-        self._caution = min(self._caution + _RAISED, 1.0)
+        self.caution = min(self.caution + _RAISED, 1.0)
 
     def expected(self, start: float, most: float, held: float, group: Hashable = None) -> float:
         """The expected final cost of a record that has reached `held`: between `held` and `most`.
 
         The mean over the kept records that grew further than this one; `most` if there are none.
         """
-        if most <= start or held >= most or len(self._all) < _ENOUGH:
-            return max(most, held)
+        known = self._finals(start, most, held, group)
+        count = sum(records for _, records in known)
+        return sum(final * records for final, records in known) / count if count else max(most, held)
+
+    def outcomes(self, start: float, most: float, held: float, group: Hashable = None) -> list[tuple[float, float]]:
+        """The final costs that a record may have that has reached `held`, ascending, and their probabilities.
+
+        They stand for the kept records that grew further than this one, and for some that are assumed to reach `most`.
+        """
+        known = self._finals(start, most, held, group)
+        total = sum(records for _, records in known) + _DOUBT
+        return [*((final, records / total) for final, records in known), (max(most, held), _DOUBT / total)]
+
+    def _finals(self, start: float, most: float, held: float, group: Hashable) -> list[tuple[float, int]]:
+        """A few final costs for the kept records that grew further than `held`, and how many each stands for."""
+        if most <= start or held >= most:
+            return []
         shares = self._all
         if self._best is not None:
             alike = self._kinds.get((self._best, _kind(self._best, start, most, group)))
             shares = alike if alike is not None and len(alike) >= _ENOUGH_ALIKE else shares
-        mean = shares.beyond((held - start) / (most - start) if held > start else 0.0)
-        likely = start + (most - start) * mean
-        return max(held, likely + self._caution * (most - likely))
+        means = shares.means_beyond((held - start) / (most - start) if held > start else 0.0)
+        return [(start + (most - start) * mean, records) for mean, records in means]
 
 
 class _Shares:
@@ -112,15 +130,26 @@ class _Shares:
 
     def beyond(self, share: float) -> float:
         """The mean of those that grew further than `share`, or of all for 0; 1 if there are none."""
-        first = bisect_right(self._sorted, share) if share > 0 else 0
-        longer = len(self._sorted) - first
-        if not longer:
-            return 1.0
+        first = self._first_beyond(share)
+        sums = self._sums_to()
+        return (sums[-1] - sums[first]) / (len(self._sorted) - first) if first < len(self._sorted) else 1.0
+
+    def means_beyond(self, share: float) -> list[tuple[float, int]]:
+        """Those that grew further, or all for 0, in a few groups: the mean and the size of each."""
+        first = self._first_beyond(share)
+        count = len(self._sorted) - first
+        sums, groups = self._sums_to(), min(_OUTCOMES, count)
+        ends = [first + count * number // groups for number in range(groups + 1)] if groups else []
+        return [((sums[end] - sums[at]) / (end - at), end - at) for at, end in pairwise(ends)]
+
+    def _first_beyond(self, share: float) -> int:
+        return bisect_right(self._sorted, share) if share > 0 else 0
+
+    def _sums_to(self) -> list[float]:
+        """The sums of the shortest ones, from none to all."""
         if self._sums is None:
-            self._sums = [0.0]
-            for one in reversed(self._sorted):
-                self._sums.append(self._sums[-1] + one)
-        return self._sums[longer] / longer
+            self._sums = [0.0, *accumulate(self._sorted)]
+        return self._sums
 
 
 def _kind(name: str, start: float, most: float, group: Hashable) -> Hashable:

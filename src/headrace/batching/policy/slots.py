@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Hashable, Iterator, Mapping
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import count
 
 from headrace.batching.pending import QueueEntry
@@ -11,6 +11,8 @@ from headrace.batching.policy.growth import Growth
 
 _keys = count()
 """Unique for the process, because an engine may outlive its batcher."""
+_MARGIN = 0.5
+"""Standard deviations of the cost of all records that are kept free."""
 
 
 class SlotEntry:
@@ -38,37 +40,55 @@ class SlotEntry:
 
 
 class Peak:
-    """The largest cost that records will have together, if all grow by the same amount in a step.
+    """The largest cost that records will have together, if all that have not ended grow by the same amount in a step.
 
-    A record that is expected to end soon makes room before the others have grown.
+    A record that may end soon makes room before the others have grown.
     """
 
     def __init__(self) -> None:
-        self._growing: list[tuple[float, float]] = []
-        """How far each still grows, and its cost now, in ascending order."""
+        self._ends: list[tuple[float, float, float, float]] = []
+        """Where records may end: how far each still grows, its probability, the record's cost now, and what this end
+        adds to the variance of the number of records before it."""
         self._constant = 0.0
 
-    def add(self, slot: SlotEntry, expected: float) -> None:
-        """Add a record with this expected final cost."""
+    def add(self, slot: SlotEntry, outcomes: Sequence[tuple[float, float]]) -> None:
+        """Add a record with these final costs, ascending, and their probabilities."""
+        cost, stays = slot.held - slot.shared, 0.0
         if slot.most <= slot.start:
-            self._constant += slot.held - slot.shared
-        else:
-            insort(self._growing, (expected - slot.held, slot.held - slot.shared))
+            self._constant += cost
+            return
+        for final, probability in reversed(outcomes):
+            after = stays + probability
+            self._ends.append((final - slot.held, probability, cost, after * (1 - after) - stays * (1 - stays)))
+            stays = after
 
-    def remove(self, slot: SlotEntry, expected: float) -> None:
-        """Take back `add`."""
-        if slot.most <= slot.start:
-            self._constant -= slot.held - slot.shared
-        else:
-            self._growing.remove((expected - slot.held, slot.held - slot.shared))
+    def fits(self, slot: SlotEntry, outcomes: Sequence[tuple[float, float]], budget: float) -> bool:
+        """Add a record if the cost of all is then within the budget."""
+        ends, constant = self._ends.copy(), self._constant
+        self.add(slot, outcomes)
+        if self.cost <= budget:
+            return True
+        self._ends, self._constant = ends, constant
+        return False
 
     @property
     def cost(self) -> float:
-        """The cost at the end of the record after whose end it is never as large again."""
-        held = largest = 0.0
-        for records, (left, cost) in enumerate(reversed(self._growing), 1):
-            held += cost
-            largest = max(largest, held + records * left)
+        """The expected cost with a margin for its deviation, where it is largest."""
+        self._ends.sort(reverse=True)
+        records = held = largest = 0.0
+        spread = spread_held = spread_squares = 0.0
+        for left, probability, cost, variance in self._ends:
+            records += probability
+            held += probability * cost
+            spread += variance
+            spread_held += variance * cost
+            spread_squares += variance * cost * cost
+            deviation = spread_squares + left * (2 * spread_held + left * spread)
+            expected = held + records * left
+            if deviation > 0:
+                expected += _MARGIN * math.sqrt(deviation)
+            if expected > largest:
+                largest = expected
         return self._constant + largest
 
 
@@ -104,22 +124,21 @@ class Slots:
         """The expected cost of all records."""
         peak = Peak()
         for slot in self._by_key.values():
-            peak.add(slot, self._expected(slot))
+            peak.add(slot, self._outcomes(slot))
         return peak
 
-    def _expected(self, slot: SlotEntry) -> float:
-        return self.growth.expected(slot.start, slot.most, slot.held, slot.group)
+    def _outcomes(self, slot: SlotEntry) -> list[tuple[float, float]]:
+        return self.growth.outcomes(slot.start, slot.most, slot.held, slot.group)
 
     def takes(self, peak: Peak, slot: SlotEntry) -> bool:
         """Add one more record to the expected cost of the others, if there is room."""
         if self.full:
             return False
-        expected = self._expected(slot)
-        peak.add(slot, expected)
-        if not self._by_key or peak.cost <= self.budget:
-            return True
-        peak.remove(slot, expected)
-        return False
+        outcomes = self._outcomes(slot)
+        if self._by_key:
+            return peak.fits(slot, outcomes, self.budget / (1 + self.growth.caution))
+        peak.add(slot, outcomes)
+        return True
 
     def join(self, slot: SlotEntry) -> None:
         """Assign a slot and a key to a record."""

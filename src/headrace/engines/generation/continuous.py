@@ -104,6 +104,7 @@ class GenerationEngine:
             max_in_flight=max_num_seqs,
             max_cost=wanted,
             max_model_len=longest,
+            splits=prompting.long.splits,
             followable=True,
             tokenizes=True,
             caches_prefixes=self._scheduler is not None and enable_prefix_caching is not False,

@@ -102,7 +102,7 @@ class Ranks:
         self._call("step")
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # whatever it was: the others have taken the step, or wait in it for ever
             raise self.failure(error) from error
 
     def cancel(self, request_id: str) -> None:
@@ -150,7 +150,7 @@ class Ranks:
         for call in self._calls:
             try:
                 call.result()
-            except Exception as error:
+            except Exception as error:  # a rank may fail at anything that loading does
                 raise EngineError(str(self.failure(error))) from error
 
 
@@ -184,7 +184,7 @@ def loaded_together(ranks: Ranks | None) -> Iterator[None]:
     except ConfigError:
         ranks.close()
         raise
-    except Exception as error:
+    except Exception as error:  # likewise
         failure = EngineError(str(ranks.failure(error)))
         ranks.close()
         raise failure from error

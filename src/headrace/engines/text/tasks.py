@@ -32,7 +32,29 @@ from headrace.errors import ConfigError
 _ACTIVATIONS: Mapping[str, Function] = {"Identity": "none", "Sigmoid": "sigmoid"}
 
 
-class TextEngine(NetworkEngine):
+class TokenizingTexts:
+    """The methods of an engine for texts that are those of its `TextTokens`."""
+
+    tokens: TextTokens
+
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception]:
+        """See `TextTokens.prepare`."""
+        return self.tokens.prepare(inputs)
+
+    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
+        """See `TokenizingEngine.tokenize`."""
+        return self.tokens.tokenize(value, add_special_tokens)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """See `TokenizingEngine.detokenize`."""
+        return self.tokens.detokenize(ids)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """See `TokenizingEngine.token_strings`."""
+        return self.tokens.token_strings(ids)
+
+
+class TextEngine(TokenizingTexts, NetworkEngine):
     """One output per text, or per pair of texts.
 
     Args:
@@ -73,22 +95,6 @@ class TextEngine(NetworkEngine):
             **self.tokens.long_texts.describe(),
             **({} if self._join is None else {"chunk_join": self._join.how}),
         }
-
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception]:
-        """See `TextTokens.prepare`."""
-        return self.tokens.prepare(inputs)
-
-    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """See `TokenizingEngine.tokenize`."""
-        return self.tokens.tokenize(value, add_special_tokens)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """See `TokenizingEngine.detokenize`."""
-        return self.tokens.detokenize(ids)
-
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """See `TokenizingEngine.token_strings`."""
-        return self.tokens.token_strings(ids)
 
     def forward(self, batch: list[Tokens | Part[Tokens]]) -> Sequence[object]:
         """One output per text; for a part of a long text, its row.

@@ -86,6 +86,7 @@ class VllmEngine:
             batching="own",
             max_in_flight=self._core.max_in_flight,
             max_model_len=self.max_model_len,
+            splits=self._long.splits,
             followable=True,
             caches_prefixes=bool(config.cache_config.enable_prefix_caching),
         )

@@ -20,7 +20,6 @@ from vllm.inputs.engine import tokens_input
 from vllm.tasks import PoolingTask
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from headrace.engines.base import Chunks, Part, Prepared
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.model_kinds import with_own_settings
@@ -30,7 +29,7 @@ from headrace.engines.networks.quantizing import OutputDtype, check_output_dtype
 from headrace.engines.profile import EngineProfile, Sleeper
 from headrace.engines.text.pooling import Pooling, check_pooled_prompts, pooling_of, prompts_in
 from headrace.engines.text.splitting import TooLong, not_split
-from headrace.engines.text.tasks import label_head, score_head
+from headrace.engines.text.tasks import TokenizingTexts, label_head, score_head
 from headrace.engines.text.tokenizing import TextTokens, Tokens, tokens_for
 from headrace.errors import ConfigError, EngineError, HeadraceError, RecordError
 
@@ -39,7 +38,7 @@ _LAYERS = frozenset({"Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid"})
 """Activations of dense layers that vLLM has. With another one, it would leave the layers out."""
 
 
-class PoolingEngine:
+class PoolingEngine(TokenizingTexts):
     """One row of numbers per text or pair, from vLLM's asynchronous engine; satisfies `StreamEngine`.
 
     Args:
@@ -93,22 +92,6 @@ class PoolingEngine:
             "max_model_len": self.tokens.max_model_len,
             "on_too_long": self.tokens.long_texts.on_too_long,
         }
-
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception]:
-        """See `TextTokens.prepare`."""
-        return self.tokens.prepare(inputs)
-
-    def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
-        """See `TokenizingEngine.tokenize`."""
-        return self.tokens.tokenize(value, add_special_tokens)
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """See `TokenizingEngine.detokenize`."""
-        return self.tokens.detokenize(ids)
-
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        """See `TokenizingEngine.token_strings`."""
-        return self.tokens.token_strings(ids)
 
     async def infer(self, payload: Tokens) -> object:
         """The output for one text or pair.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError
+from headrace.errors import BrokenOffError, ConfigError, JobError
 from headrace.events import OrderChosen
 from headrace.io.base import Chunk
 from headrace.jobs.pipeline.columns import Columns
@@ -283,9 +283,7 @@ class Ordering:
     def _prompt(self, record: Record) -> str:
         try:
             return prompt_text(self._columns.input_of(record))
-        except RecordError:
-            return ""  # the next stage says what is wrong with it
-        except Exception:  # noqa: BLE001 - a row may be a mapping of the user's own; the next stage reports it
+        except Exception:  # noqa: BLE001 - a row may be a mapping of the user's own; the next stage reports its error
             return ""
 
     def _tell(self, order: Literal["sorted", "prefix", "input"], records: int, reason: str) -> None:
