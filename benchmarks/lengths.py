@@ -106,18 +106,12 @@ def measured(engine: GenerationEngine, kind: str) -> list[list[Any]]:
     slowest = list(variants)[-1]
     figures = rounds(ROUNDS, {name: _of(seconds, name) for name in variants if name != slowest})
     figures[slowest] = [seconds(slowest)]
-    known = figures[KNOWN]
-    return [
-        [
-            kind,
-            name,
-            statistics.median(times),
-            ratio(times, known[-len(times) :]),
-            again[name],
-            answers[name] == answers[KNOWN],
-        ]
-        for name, times in figures.items()
-    ]
+    rows: list[list[Any]] = []
+    for name, times in figures.items():
+        times_known = figures[KNOWN][-len(times) :]
+        same = answers[name] == answers[KNOWN]
+        rows.append([kind, name, statistics.median(times), ratio(times, times_known), again[name], same])
+    return rows
 
 
 def _of(seconds: Callable[[str], float], name: str) -> Callable[[], float]:
