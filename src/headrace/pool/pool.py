@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from headrace.batching.options import number, optional, whole
+from headrace.concurrency.daemon_thread import as_exception
 from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError, EngineError, NotRunningError, StoppedError, text_of
-from headrace.pool.loading import as_exception, call, can_sleep, is_cancelled, make, unload, warn
+from headrace.pool.loading import call, can_sleep, is_cancelled, make, unload, warn
 from headrace.pool.model import ModelOptions, ModelStats, PooledModel, PoolEntry, Waiter
 from headrace.pool.policy import Phase, decide, to_sleep
 
@@ -21,6 +22,8 @@ T = TypeVar("T")
 _LOAD_TIMEOUT_S = 600.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
 """Seconds between tries to load a model that cannot be loaded; they double each time."""
+_LAST_LOADS_S = 10.0
+"""Seconds that loads may still take when the pool closes. Nobody waits for them; one may hang."""
 
 
 class ModelPool:
@@ -134,6 +137,8 @@ class ModelPool:
         self._closing = True
         for entry in self._entries.values():
             entry.fail(StoppedError("the model pool is closing"))
+            if self._loop is not None and entry.loading is not None:
+                self._loop.call_later(_LAST_LOADS_S, entry.loading.cancel)
         self._decide()
         while self._tasks or any(entry.is_used for entry in self._entries.values()):
             await (asyncio.wait(set(self._tasks)) if self._tasks else asyncio.sleep(0.01))  # the last requests
@@ -255,7 +260,7 @@ class ModelPool:
             for name in decision.load:
                 entry = self._entries[name]
                 sleeps, entry.phase = entry.phase is Phase.ASLEEP, Phase.LOADING
-                self._start(self._load(entry, sleeps=sleeps))
+                entry.loading = self._start(self._load(entry, sleeps=sleeps))
             if decision.again_at < float("inf"):
                 self._timer = self._loop.call_at(decision.again_at, self._decide)
         for entry in decided:
@@ -366,7 +371,8 @@ class ModelPool:
             return False
         await asyncio.gather(*[self._drop_now(other) for other in asleep if other.name not in kept])
         try:
-            await call(entry.model.sleep)
+            async with _at_most(entry.load_timeout_s):
+                await call(entry.model.sleep)
         except BaseException as error:
             if is_cancelled(error):
                 raise
@@ -383,7 +389,8 @@ class ModelPool:
         """Remove a model from all memory. A model in phase LOADING is then to be loaded anew."""
         (model, rest), entry.model, entry.rest = (entry.model, entry.rest), None, None
         try:
-            await unload(model, rest)
+            async with _at_most(entry.load_timeout_s):
+                await unload(model, rest)
         except BaseException as error:
             if is_cancelled(error):
                 raise
@@ -394,3 +401,16 @@ class ModelPool:
         if entry.phase is not Phase.LOADING:
             entry.phase, entry.drops = Phase.UNLOADED, False
             self._decide()
+
+
+@asynccontextmanager
+async def _at_most(seconds: float | None) -> AsyncIterator[None]:
+    """A time limit whose error names it."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if limit.expired():
+            raise TimeoutError(f"it took longer than {seconds:g} s") from error
+        raise
