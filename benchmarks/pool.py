@@ -22,7 +22,6 @@ from typing import Any
 
 from benchmarks.common import quick, report
 from headrace import ModelPool
-from headrace.engines.base import BatchEngine
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
 
@@ -61,7 +60,7 @@ def engine(name: str) -> Iterator[Run]:
         loaded.close()
 
 
-def answers(loaded: BatchEngine[Any, Any, Any], records: list[Any]) -> list[Any]:
+def answers(loaded: Any, records: list[Any]) -> list[Any]:
     """What an engine makes of records; raises what it raises."""
     prepared = loaded.prepare(records)
     results = list(loaded.forward([entry.payload for entry in prepared]))
