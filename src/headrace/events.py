@@ -314,6 +314,35 @@ class PrefixCacheUsed:
     computed: int
     """Tokens that the model computed."""
     at: float
+    generated: int = 0
+    """Tokens of answers."""
+    computed_s: float | None = None
+    """What computing the prompts' tokens took; None if unknown."""
+
+    def plus(self, later: PrefixCacheUsed) -> PrefixCacheUsed:
+        """Both together."""
+        times = self.computed_s, later.computed_s
+        return PrefixCacheUsed(
+            self.queries + later.queries,
+            self.hits + later.hits,
+            self.computed + later.computed,
+            later.at,
+            self.generated + later.generated,
+            None if None in times else sum(filter(None, times)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsCompared:
+    """What the first prompts of a language model's job have in common. Equal prompts count once."""
+
+    shared: float
+    """The fraction of their text in beginnings that prompts share, if these are neighbours."""
+    better: float
+    """The same with `template`."""
+    template: str | None
+    """A prompt template with the fields in a better order; None if the present one is as good."""
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +415,7 @@ class WorkUnitSent:
 Event: TypeAlias = (
     BatchFormed | BatchDone | BatchSplit | StepDone | RecordFailed | InputLeftOut | StageDone | PipelineWaited |
     RunDescribed | JobStarted | PartCommitted | PartDamaged | OrderChosen | DuplicatesFound | PrecisionChosen |
-    BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | JobDone | WorkUnitDone | WorkerLost | RequestDone
-    | ModelLoaded | WorkUnitSent
+    BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | PromptsCompared | JobDone | WorkUnitDone | WorkerLost |
+    RequestDone | ModelLoaded | WorkUnitSent
 )  # fmt: skip
 Listener: TypeAlias = Callable[[Event], None]
