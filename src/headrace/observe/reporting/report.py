@@ -42,7 +42,7 @@ from headrace.observe.accounting.worker_rows import WorkerRow as WorkerRow
 from headrace.observe.reporting.advice import AdviceInputs, Host, advices, advise
 from headrace.observe.reporting.results import Report as Report
 from headrace.observe.reporting.results import StageTimes as StageTimes
-from headrace.observe.reporting.results import State
+from headrace.observe.reporting.results import State, both
 from headrace.observe.reporting.results import StepFigures as StepFigures
 from headrace.records import LeftOut
 
@@ -222,7 +222,7 @@ class ReportBuilder:
             case PromptsCompared():
                 self._prompts = event
             case PrefixCacheUsed():
-                self._prefix_cache = event if self._prefix_cache is None else self._prefix_cache.plus(event)
+                self._prefix_cache = event if self._prefix_cache is None else both(self._prefix_cache, event)
 
     def _add_formed(self, event: BatchFormed) -> None:
         self._starved += event.starved_s
