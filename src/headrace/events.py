@@ -295,6 +295,8 @@ class DeviceUsed:
     """Of the GPU's processors at the end."""
     replayed: float = 0.0
     """Share of the passes that were replays of captured work (CUDA graphs)."""
+    no_graphs: str = ""
+    """Why there were no replays, or no more; empty if nothing was in the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +321,7 @@ class PromptsCompared:
     shared: float
     better: float
     """The fraction of their text in beginnings that prompts share as neighbours: now, and with `template`."""
-    template: str | None
-    """With the fields in a better order; None if the present one is as good."""
+    template: str | None  # with the fields in a better order; None if the present one is as good
     at: float
 
 
@@ -340,8 +341,7 @@ class WorkUnitDone:
     records: int
     failed: int
     batches: int
-    busy_s: float
-    """Since its last unit; the seconds in which its engine was busy."""
+    busy_s: float  # in which its engine was busy, since its last unit
     at: float
 
 

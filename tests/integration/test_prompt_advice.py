@@ -51,7 +51,8 @@ def test_the_template_that_a_report_names_has_fewer_tokens_computed(
             prompt_template=template, listeners=(heard.append,),
         )  # fmt: skip
         engine = GenerationEngine(folder, max_num_seqs=4, kv_cache_tokens=1024, max_tokens=2, ignore_eos=True)
-        _, report = jobs.carry_out(jobs.check(settings), engine, StopRequest(), progress=False)
+        with jobs.check(settings) as plan:
+            _, report = jobs.carry_out(plan, engine, StopRequest(), progress=False)
         used = report.prefix_cache
         assert used is not None
         assert used.computed_s is not None

@@ -126,6 +126,13 @@ class EngineFlags(FlagGroup):
     labels: Annotated[
         str | None, typer.Option(help="For zero-shot: labels, such as sports,politics. Required there.")
     ] = None
+    enforce_eager: Annotated[
+        bool,
+        typer.Option(
+            "--enforce-eager",
+            help="For text encoders on a GPU, and for vLLM: do without CUDA graphs. Default: use them.",
+        ),
+    ] = False
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Allow Python code from the model folder to run.")
     ] = False
@@ -185,6 +192,8 @@ class EngineFlags(FlagGroup):
             given["endpoints"] = list(self.endpoint)
         if self.normalize:
             given["normalize"] = True
+        if self.enforce_eager:
+            given["enforce_eager"] = True
         if self.trust_remote_code:
             given["trust_remote_code"] = True
         return given

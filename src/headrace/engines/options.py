@@ -33,7 +33,6 @@ class VllmOptions(TypedDict, total=False):
     enable_chunked_prefill: bool
     enable_lora: bool
     enable_prefix_caching: bool
-    enforce_eager: bool
     gpu_memory_utilization: float
     hf_overrides: Mapping[str, object]
     kv_cache_dtype: str
@@ -48,7 +47,8 @@ class VllmOptions(TypedDict, total=False):
     tokenizer_mode: str
 
 
-VLLM_OPTIONS = frozenset(VllmOptions.__annotations__)
+VLLM_OPTIONS = frozenset({*VllmOptions.__annotations__, "enforce_eager"})
+"""With those that encoders have too."""
 
 
 INT8 = "int8"
@@ -63,6 +63,8 @@ class EncoderOptions(TypedDict, total=False):
     dtype: str
     """"auto" (the default: float32 on CPU, the weights' dtype on CUDA; a job may choose, see docs/tuning.md),
     "float32", "float16" or "bfloat16"."""
+    enforce_eager: bool
+    """Whether to do without CUDA graphs; without effect on a CPU."""
     max_model_len: int | None
     """In tokens; None for the model's limit."""
     on_too_long: Literal["truncate", "error", "split"]

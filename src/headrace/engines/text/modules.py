@@ -78,12 +78,19 @@ class Encoder(Generic[ModuleT]):
         return TextTokens(tokenizer, length, too_long, prompts=prompts or self.prompts, pad_id=pad_id)
 
     def network(
-        self, call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor], inputs: frozenset[str]
+        self,
+        call: Callable[[Mapping[str, torch.Tensor]], torch.Tensor],
+        inputs: frozenset[str],
+        *,
+        per_token: bool = False,
     ) -> TorchNetwork:
-        """The network that runs `call` with these inputs."""
+        """The network that runs `call` with these inputs, which returns one row per text, or per token."""
         if self.is_static:
             return TorchNetwork(self.folder, self.module, self.device, static.bagged(call), inputs)
-        return TorchNetwork(self.folder, self.module, self.device, call, inputs, by_length(self.module[0].model))
+        network = TorchNetwork(self.folder, self.module, self.device, call, inputs, by_length(self.module[0].model))
+        if not per_token:  # the number of tokens differs in batches of one shape
+            network.allow_graphs(self.options.get("enforce_eager", False))
+        return network
 
 
 def open_encoder(model: str | Path | None, kind: type[ModuleT], options: EncoderOptions) -> Encoder[ModuleT]:

@@ -77,7 +77,7 @@ class MultiVectorEngine(TextEngine):
             "prompt": encoder.prompts.default,
             "query": self._asks,
         }
-        network = encoder.network(_Caller(encoder.module), documents.inputs | {TOKEN_MASK})
+        network = encoder.network(_Caller(encoder.module), documents.inputs | {TOKEN_MASK}, per_token=True)
         super().__init__(network, documents, list, facts, per_token=True)
         self.profile = replace(self.profile, prompt_names=tuple(named))
 
