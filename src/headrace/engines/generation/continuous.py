@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,7 @@ from headrace.engines.generation.paging import PAGE, Pages, open_cache, share_pa
 from headrace.engines.generation.sampling import BatchSampler
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile, Sleeper
-from headrace.engines.requests.generation import Generation, Sampling, default_sampling
+from headrace.engines.requests.generation import Generation, Sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ class GenerationEngine:
         seed: combined with each prompt to seed its sampling; a request's own seed takes precedence.
         tensor_parallel_size: processes that hold a part of the model each, on a device of their own.
         sampling: defaults for requests that do not set them: `max_tokens`, `temperature`, `top_p`, `top_k`,
-            `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.generation.Sampling`.
+            `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.generation.Sampling`; and what
+            happens to prompts that are too long, see `headrace.engines.requests.long_prompts.LongPrompts`.
 
     Raises:
         ConfigError: no such folder, or a parameter out of range.
@@ -73,7 +74,7 @@ class GenerationEngine:
         tensor_parallel_size: int = 1,
         **sampling: object,
     ) -> None:
-        prompting = PromptSettings(default_sampling(sampling), system_prompt, chat, seed)
+        prompting = PromptSettings.of(sampling, system_prompt, chat, seed)
         whole("max_num_seqs", max_num_seqs, 1)
         size = whole("tensor_parallel_size", tensor_parallel_size, 1)
         self._answers: dict[int, Answer] = {}
@@ -149,8 +150,8 @@ class GenerationEngine:
         """The model digest and all parameters that affect an answer."""
         return {"engine": "generation", **self._lm.describe()}
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[TokenizedRequest] | Exception]:
-        """The tokens of each request; a RecordError if it is invalid."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
+        """The tokens of each request, or its chunks; a RecordError if it is invalid."""
         return self._lm.prepare(inputs)
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
