@@ -317,7 +317,10 @@ class Service:
     def with_progress(
         self, prepared: Sequence[Prepared[object]], on_text: Callable[[int, str], None]
     ) -> list[Prepared[object]]:
-        """The same records, with `on_text` called on the event loop as their texts grow, if the engine supports it."""
+        """The same records, with `on_text` called on the event loop as their texts grow, if the engine supports it.
+
+        The answer to a prompt that is split comes in one piece.
+        """
         if self._followable is None:
             return list(prepared)
         loop = asyncio.get_running_loop()
@@ -327,7 +330,9 @@ class Service:
 
         follow = self._followable.follow
         return [
-            replace(entry, payload=follow(entry.payload, partial(report, index)))
+            entry
+            if isinstance(entry.payload, Chunks)
+            else replace(entry, payload=follow(entry.payload, partial(report, index)))
             for index, entry in enumerate(prepared)
         ]
 

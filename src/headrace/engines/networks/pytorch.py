@@ -18,9 +18,10 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from headrace.device.cuda_graphs import cuda_graphs
 from headrace.device.cuda_memory import cuda_memory
 from headrace.device.forward import ForwardMeter, NetworkSize
-from headrace.device.graph_runner import GraphRunner, cuda_graphs
+from headrace.device.graph_runner import GraphRunner
 from headrace.device.memory import memory_limit
 from headrace.device.native import gpu_uuid, hardware, speeds
 from headrace.device.placement import choose_device, choose_dtype, release, running
@@ -30,7 +31,7 @@ from headrace.engines.model_folder import digest, read_ahead
 from headrace.engines.networks.base import Arrays, Rows
 from headrace.engines.options import INT8
 from headrace.engines.profile import Sleeper
-from headrace.errors import EngineDeadError, EngineError
+from headrace.errors import ConfigError, EngineDeadError, EngineError
 
 if TYPE_CHECKING:
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
@@ -86,13 +87,27 @@ class TorchNetwork:
         self.by_length = by_length
         self._pipeline = pipeline_on(device, self._dtype)
         self.overlaps = self._pipeline.overlaps
-        self.graphs = self._new_graphs()
+        self._has_graphs = False
+        self.graphs: GraphRunner | None = None
         self.meter = ForwardMeter(
             _size(module), gpu_uuid(device), partial(cuda_memory, device) if device.type == "cuda" else None
         )
 
+    def allow_graphs(self, enforce_eager: bool) -> None:
+        """Replay frequent batches as CUDA graphs, unless `enforce_eager`. For calls that return one row per text.
+
+        Raises:
+            ConfigError: `enforce_eager` is neither true nor false.
+        """
+        if enforce_eager not in (False, True):
+            raise ConfigError(f"enforce_eager is {enforce_eager!r:.60}: it must be true or false")
+        self._has_graphs = self.kind == "cuda" and not enforce_eager
+        self.graphs = self._new_graphs()
+        if self.kind == "cuda" and enforce_eager:
+            self.meter.no_graphs = "off, as set by enforce_eager"
+
     def _new_graphs(self) -> GraphRunner | None:
-        return cuda_graphs(self._pipeline, self._device, self.tolerance) if self.kind == "cuda" else None
+        return cuda_graphs(self._pipeline, self._device, self.tolerance) if self._has_graphs else None
 
     def describe(self) -> Mapping[str, object]:
         """The model's dtype and the digest of its files, each of which is read."""
@@ -129,6 +144,7 @@ class TorchNetwork:
                 computed = self._pipeline.run(arrays, with_mask)
             else:
                 computed = graphs.run(arrays, with_mask, call)
+                self.meter.no_graphs = graphs.failure and f"off: {graphs.failure}"
         self.meter.add(computed.seconds, [] if mask is None else mask.sum(axis=1).tolist(), computed.replayed)
         return computed.rows
 
