@@ -6,7 +6,8 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from headrace.batching.batcher import Batcher
@@ -45,16 +46,17 @@ async def make(load: Callable[[], Any]) -> tuple[Any, Any]:
     return model, rest
 
 
-async def unload(model: Any, rest: Any) -> None:
-    """Undo what `make` did, with what it returned; raises what the user's code raises."""
-    if isinstance(model, Batcher):
-        await model.stop()
-    if inspect.isasyncgen(rest):
-        await anext(rest, None)
-    elif rest is not None:
-        await on_daemon_thread(functools.partial(next, rest, None))
-    elif not isinstance(model, Batcher) and callable(close := getattr(model, "close", None)):
-        await on_daemon_thread(close)
+async def unload(model: Any, rest: Any, within_s: float | None) -> None:
+    """Undo what `make` did, with what it returned; raises what the user's code raises, or TimeoutError."""
+    async with _at_most(within_s):
+        if isinstance(model, Batcher):
+            await model.stop()
+        if inspect.isasyncgen(rest):
+            await anext(rest, None)
+        elif rest is not None:
+            await on_daemon_thread(functools.partial(next, rest, None))
+        elif not isinstance(model, Batcher) and callable(close := getattr(model, "close", None)):
+            await on_daemon_thread(close)
 
 
 def can_sleep(model: object) -> bool:
@@ -66,12 +68,31 @@ def can_sleep(model: object) -> bool:
     )
 
 
-async def call(method: Callable[[], Any]) -> None:
-    """Call a method of a model on a thread, or on the event loop if it is asynchronous; raises what it raises."""
-    if inspect.iscoroutinefunction(method):
-        await method()
-    else:
-        await on_daemon_thread(method)
+async def call(method: Callable[[], Any], within_s: float | None = None) -> None:
+    """Call a method of a model on a thread, or on the event loop if it is asynchronous.
+
+    Raises:
+        TimeoutError: it takes longer than `within_s`.
+        Exception: what the method raises.
+    """
+    async with _at_most(within_s):
+        if inspect.iscoroutinefunction(method):
+            await method()
+        else:
+            await on_daemon_thread(method)
+
+
+@asynccontextmanager
+async def _at_most(seconds: float | None) -> AsyncIterator[None]:
+    """A time limit whose error names it."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if limit.expired():
+            raise TimeoutError(f"it took longer than {seconds:g} s") from error
+        raise
 
 
 def _close(model: object) -> None:

@@ -371,8 +371,7 @@ class ModelPool:
             return False
         await asyncio.gather(*[self._drop_now(other) for other in asleep if other.name not in kept])
         try:
-            async with _at_most(entry.load_timeout_s):
-                await call(entry.model.sleep)
+            await call(entry.model.sleep, entry.load_timeout_s)
         except BaseException as error:
             if is_cancelled(error):
                 raise
@@ -389,8 +388,7 @@ class ModelPool:
         """Remove a model from all memory. A model in phase LOADING is then to be loaded anew."""
         (model, rest), entry.model, entry.rest = (entry.model, entry.rest), None, None
         try:
-            async with _at_most(entry.load_timeout_s):
-                await unload(model, rest)
+            await unload(model, rest, entry.load_timeout_s)
         except BaseException as error:
             if is_cancelled(error):
                 raise
@@ -401,16 +399,3 @@ class ModelPool:
         if entry.phase is not Phase.LOADING:
             entry.phase, entry.drops = Phase.UNLOADED, False
             self._decide()
-
-
-@asynccontextmanager
-async def _at_most(seconds: float | None) -> AsyncIterator[None]:
-    """A time limit whose error names it."""
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            yield
-    except TimeoutError as error:
-        if limit.expired():
-            raise TimeoutError(f"it took longer than {seconds:g} s") from error
-        raise
