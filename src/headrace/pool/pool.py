@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -144,8 +144,7 @@ class ModelPool:
             await (asyncio.wait(set(self._tasks)) if self._tasks else asyncio.sleep(0.01))  # the last requests
         self._loop = None
 
-    @asynccontextmanager
-    async def use(self, name: str) -> AsyncIterator[Any]:
+    def use(self, name: str) -> AbstractAsyncContextManager[Any]:
         """Wait until the model is loaded, and keep it loaded within the context. Yields what `load` returned.
 
         Raises:
@@ -154,15 +153,9 @@ class ModelPool:
             NotRunningError: the pool was not entered with `async with`.
             StoppedError: the pool is closing.
         """
-        entry = self._entry(name)
-        waiter = await self._acquire(entry)
-        try:
-            yield entry.model
-        finally:
-            self._release(entry, waiter)
+        return self._using(name)
 
-    @asynccontextmanager
-    async def use_in_background(self, name: str, leave: Callable[[], None]) -> AsyncIterator[Any]:
+    def use_in_background(self, name: str, leave: Callable[[], None]) -> AbstractAsyncContextManager[Any]:
         """The same for work that waits behind requests, such as a long job.
 
         It takes the room of a model that has requests only after ten minutes. The model makes room for the requests of
@@ -176,6 +169,10 @@ class ModelPool:
         Raises:
             HeadraceError: as `use`.
         """
+        return self._using(name, leave)
+
+    @asynccontextmanager
+    async def _using(self, name: str, leave: Callable[[], None] | None = None) -> AsyncIterator[Any]:
         entry = self._entry(name)
         waiter = await self._acquire(entry, leave)
         try:
