@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.app.jobs.budgets import find_key
+from headrace.app.jobs.downloads import downloaded_model
 from headrace.app.jobs.job import Broadcast, build, check
-from headrace.app.jobs.plan import Plan, downloaded_model
+from headrace.app.jobs.plan import Plan
 from headrace.app.jobs.tuning import in_dtype
 from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
@@ -116,7 +117,7 @@ def measure(settings: JobSettings, options: GridOptions, say: Callable[[str], No
         return measuring.result()
     finally:
         measuring.close()
-        plan.user.close()
+        plan.close()
 
 
 class _Measuring:

@@ -89,6 +89,24 @@ def test_a_table_is_never_turned_into_rows_as_a_whole(name: str) -> None:
     assert all(len(chunk.records) <= 512 for chunk in chunks)
 
 
+def test_a_job_leaves_the_connection_of_a_relation_free(tmp_path: Path) -> None:
+    connection = duckdb.connect()
+    relation = connection.from_arrow(pa.table(COLUMNS))
+    source = open_source(relation)
+    begun = source.chunks(lambda position: position)
+    assert [next(begun), next(begun)]
+    assert len(rows_of(source)) == 3000  # read again from its beginning
+    assert headrace.run(relation, sink=tmp_path / "one.jsonl", **FAKE).ok == 3000
+    with pytest.raises(ConfigError, match="'gone'"):
+        headrace.run(relation, sink=tmp_path / "two.jsonl", keep_columns=["gone"], **FAKE)
+    with pytest.raises(ResumeMismatchError) as caught:
+        headrace.run(relation, sink=tmp_path / "one.jsonl", keep_columns=["n"], **FAKE)
+    open_result = connection.execute("select 1")
+    with pytest.raises(JobError, match=r"unfinished result|open result"):
+        headrace.run(relation, sink=tmp_path / "three.jsonl", **FAKE)
+    assert open_result.fetchall() == [(1,)], caught
+
+
 @pytest.mark.parametrize(
     "column",
     [

@@ -79,7 +79,7 @@ def run(given_rows: list[dict[str, Any]], engine: str, kind: str) -> None:
         try:
             end = main_path.run(app_job.build(plan, made, StopRequest(), lambda event: None))
         finally:
-            plan.user.close()
+            plan.close()
         check(given_rows, sink, end)
 
 

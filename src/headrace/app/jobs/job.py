@@ -15,11 +15,12 @@ from typing import Any
 
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.jobs.budgets import follow, starting_budget
-from headrace.app.jobs.describe import describe, host_of
+from headrace.app.jobs.describe import WorkerRoom, describe, host_of
 from headrace.app.jobs.device_use import watch_device
-from headrace.app.jobs.order import order_plan
+from headrace.app.jobs.downloads import downloaded_model, model_state
+from headrace.app.jobs.order import compared_prompts, order_plan
 from headrace.app.jobs.plan import Plan as Plan
-from headrace.app.jobs.plan import changes, downloaded_model, engine_identity, fingerprint, finished_before, model_state
+from headrace.app.jobs.plan import changes, engine_identity, fingerprint, finished_before
 from headrace.app.jobs.plan import check as check
 from headrace.app.jobs.prefix_caching import prefix_cache_listener
 from headrace.app.jobs.tracing import job_spans
@@ -74,13 +75,13 @@ def execute(
         JobError: the job cannot start or continue; finished records are kept.
     """
     began = time.monotonic()
-    plan = check(settings)
-    if (end := already_finished(plan)) is not None:
-        return end
-    warn_of_crash(plan.output, overwrite=plan.settings.overwrite)
-    if on_load is not None:
-        on_load(plan.settings)
-    return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey, began=began)
+    with check(settings) as plan:
+        if (end := already_finished(plan)) is not None:
+            return end
+        warn_of_crash(plan.output, overwrite=plan.settings.overwrite)
+        if on_load is not None:
+            on_load(plan.settings)
+        return carry_out(plan, load(plan), stop, progress=progress, on_survey=on_survey, began=began)
 
 
 def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of them out
@@ -91,17 +92,19 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
     progress: bool,
     on_survey: Callable[[Survey], None] | None = None,
     batcher: Callable[[Listener], BatcherPort] | None = None,
+    workers: WorkerRoom | None = None,
     began: float | None = None,
 ) -> tuple[JobEnd, Report]:
-    """Run a plan from `check`, then close the engine. `batcher` makes the batcher of a remote engine. Blocks.
+    """Run a plan from `check`, then close the engine. Blocks.
 
-    `began` is when the job began, on the monotonic clock, before its model was loaded.
+    `batcher` makes the batcher of a remote engine, and `workers` says how many workers that could have. `began` is when
+    the job began, on the monotonic clock, before its model was loaded.
 
     Raises:
         JobError: the job cannot start or continue; finished records are kept.
     """
     began = began or time.monotonic()
-    report = ReportBuilder(began, host_of(plan, tuned_profile(plan.settings, engine), on_workers=batcher is not None))
+    report = ReportBuilder(began, host_of(plan, tuned_profile(plan.settings, engine), workers))
     listeners: list[Listener] = [report, *map(Guarded, plan.settings.listeners)]
     broadcast = Broadcast(listeners)
     try:
@@ -130,6 +133,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             listeners.append(Recorder(report, plan.output.work / REPORT, plan.output.work / LIVE, described))
             for left_out in plan.left_out:
                 broadcast(InputLeftOut(left_out, time.monotonic()))
+            if not plan.output.is_finished and (compared := compared_prompts(plan, job)) is not None:
+                broadcast(compared)
             end = main_path.run(job)
     finally:
         _close(engine)
@@ -174,31 +179,30 @@ def rehearse(settings: JobSettings) -> tuple[Survey, Forecast]:
         ConfigError: a parameter, file, column or model cannot be used.
         JobError: the input cannot be read.
     """
-    plan = check(settings)
-    if isinstance(plan.source, JoinedSource):
-        plan = replace(plan, source=plan.source.preview())
-    engine = load(plan)
-    try:
-        job = build(plan, engine, StopRequest(), Broadcast(()))
-        found = _survey(plan, job, spread=True)
-        tuned = tune(plan, engine, found, tuned_profile(plan.settings, engine))
-        if tuned.engine is not engine:
-            engine = tuned.engine
+    with check(settings) as plan:
+        if isinstance(plan.source, JoinedSource):
+            plan = replace(plan, source=plan.source.preview())
+        engine = load(plan)
+        try:
             job = build(plan, engine, StopRequest(), Broadcast(()))
-        found = replace(
-            found,
-            precision=tuned.precision,
-            model=downloaded_model(plan.settings),
-            repeats=survey_prompts(replace(job, source=plan.source)),
-            order=job.order,
-        )
-        profile = tuned_profile(plan.settings, engine)
-        if profile.batching == "batches":
-            profile = replace(profile, batch_cost=starting_budget(plan.settings.config, engine, profile))
-        return found, forecast(job, found, profile, is_folder=plan.output.is_folder)
-    finally:
-        plan.user.close()
-        _close(engine)
+            found = _survey(plan, job, spread=True)
+            tuned = tune(plan, engine, found, tuned_profile(plan.settings, engine))
+            if tuned.engine is not engine:
+                engine = tuned.engine
+                job = build(plan, engine, StopRequest(), Broadcast(()))
+            found = replace(
+                found,
+                precision=tuned.precision,
+                model=downloaded_model(plan.settings),
+                repeats=survey_prompts(replace(job, source=plan.source)),
+                order=job.order,
+            )
+            profile = tuned_profile(plan.settings, engine)
+            if profile.batching == "batches":
+                profile = replace(profile, batch_cost=starting_budget(plan.settings.config, engine, profile))
+            return found, forecast(job, found, profile, is_folder=plan.output.is_folder)
+        finally:
+            _close(engine)
 
 
 def build(

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import decimal
-import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from types import TracebackType
+from typing import Literal, Self
 
+from headrace.app.jobs.downloads import model_state, resolved_for
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.identity import identity
-from headrace.engines.choosing.resolving import moved, remote_model_of, resolve
 from headrace.engines.custom import load_factory
+from headrace.engines.requests.long_prompts import splits
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
@@ -26,6 +28,7 @@ from headrace.io.sinks.table_writer import TableWriter
 from headrace.io.sinks.targets import Target, find_target, openai_writer, refuse_output_in_input
 from headrace.io.sources.hf_datasets import pinned
 from headrace.io.sources.images import ImageSource
+from headrace.io.sources.in_memory import IterableSource
 from headrace.io.sources.joined import JoinedSource, StepOutput
 from headrace.io.sources.opening import HUB_OPTIONS, open_source
 from headrace.io.sources.selection import SelectedSource
@@ -35,13 +38,10 @@ from headrace.jobs.pipeline import columns
 from headrace.jobs.pipeline.user_code import UserCode
 from headrace.jobs.planning.forecast import check_room
 from headrace.jobs.settings import SETTING_NAMES, TASKS, JobSettings, StepSettings, Task, as_json, check_values
-from headrace.jobs.state.fingerprint import check_same
 from headrace.jobs.state.output import JobOutput, StartMode
 from headrace.jobs.state.passes import Finished
 from headrace.jobs.state.state_file import read_state
 from headrace.records import LeftOut
-
-logger = logging.getLogger("headrace")
 
 _TRIED_ROWS = 64
 _NOT_IN_JSON = (bytes, bytearray, memoryview, datetime.timedelta, decimal.Decimal)
@@ -68,6 +68,21 @@ class Plan:
     user: UserCode
     left_out: tuple[LeftOut, ...]
     """Entries of the input that a listing shows but the job does not read."""
+    opened: Source
+    """What the settings name; `source` may select from it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the user's functions, and release what the input holds open."""
+        self.user.close()
+        _release(self.opened)
 
 
 def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
@@ -86,7 +101,24 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
         settings = replace(settings, source=_dataset(settings, target))
     if isinstance(settings.source, (str, Path)):
         refuse_output_in_input(settings.source, target)
-    source = open_source(settings.source, settings.input_format, settings.sql)
+    opened = open_source(settings.source, settings.input_format, settings.sql)
+    with contextlib.ExitStack() as undo:
+        undo.callback(_release, opened)
+        plan = _checked(settings, opened, target, undo, own_engine=own_engine)
+        undo.pop_all()
+    return plan
+
+
+def _release(opened: Source) -> None:
+    if isinstance(opened, IterableSource):
+        opened.close()
+
+
+def _checked(
+    settings: JobSettings, opened: Source, target: Target, undo: contextlib.ExitStack, *, own_engine: bool
+) -> Plan:
+    """See `check`. What must be undone if it raises is added to `undo`."""
+    source = opened
     left_out = tuple(source.left_out) if isinstance(source, (FileSource, ImageSource)) else ()
     url = openai.url_of(source)
     if own_engine and url in openai.SERVER_ONLY:
@@ -114,6 +146,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
         settings.limits.workers,
         settings.config.engine_timeout_s,
     )
+    undo.callback(user.close)
     found = columns.resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
     if column in found.keep:
         raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} is named so")
@@ -122,7 +155,7 @@ def check(settings: JobSettings, *, own_engine: bool = True) -> Plan:
     _check_output(settings, output)
     if own_engine:
         settings = replace(settings, config=resolved_for(settings, output))
-    return Plan(settings, source, found, output, user, left_out)
+    return Plan(settings, source, found, output, user, left_out, opened)
 
 
 def _columns(settings: JobSettings, task: Task, url: str | None) -> columns.Columns:
@@ -138,6 +171,7 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> columns.Colu
         settings.prompt_template,
         ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
         None if settings.step is None else settings.step.choice,
+        settings.config.task == "generate" and splits(settings.config.engine_options, settings.prompt_template),
     )
 
 
@@ -302,56 +336,7 @@ def finished_before(plan: Plan) -> Finished | None:
         return None
     with output.locked():
         ended = output.begin_retry(start) if settings.retry else output.begin(start)
-    if not isinstance(ended, Finished):
-        return None
-    plan.user.close()
-    return ended
-
-
-def resolved_for(settings: JobSettings, output: JobOutput) -> EngineConfig:
-    """The configuration with the commit of a model that must be downloaded: the one that the job was begun with.
-
-    A finished job asks no hub: nothing may be left to do.
-
-    Raises:
-        ConfigError, EngineError: see `engines.resolving.resolve`.
-        ResumeMismatchError: the job was begun with another commit.
-    """
-    config = settings.config
-    if remote_model_of(config) is None:
-        return config
-    begun = None if settings.overwrite else output.begun_with_model()
-    if begun is None:
-        return resolve(config)
-    if begun["name"] != config.model:
-        config = resolve(config)
-        if not settings.ignore_changes:
-            check_same(output.target, {"engine.commit": begun["commit"]}, {"engine.commit": config.commit})
-        return config
-    config = replace(config, commit=begun["commit"])
-    if output.is_finished:
-        return config
-    config = resolve(config)
-    if (newest := moved(config)) is not None:
-        logger.warning(
-            "headrace: %s has moved to commit %s since this job was begun: the job continues with %s (--overwrite "
-            "starts again with the new commit)",
-            config.model,
-            newest,
-            config.commit,
-        )
-    return config
-
-
-def model_state(settings: JobSettings) -> dict[str, str] | None:
-    """The name and commit of a downloaded model, which a resume asks for again; None for a local one."""
-    config = settings.config
-    return None if config.commit is None else {"name": str(config.model), "commit": config.commit}
-
-
-def downloaded_model(settings: JobSettings) -> str | None:
-    """A downloaded model and its commit, for people; None for a local one."""
-    return settings.config.label if settings.config.commit is not None else None
+    return ended if isinstance(ended, Finished) else None
 
 
 def engine_identity(settings: JobSettings) -> str | None:

@@ -182,7 +182,7 @@ def _checked(settings: Sequence[JobSettings]) -> list[Plan]:
             if type(error) is not ConfigError:
                 raise
             raise ConfigError(f"step {_step(one).name!r}: {error}") from error
-        plans[-1].user.close()  # each run makes its own plan
+        plans[-1].close()  # each run makes its own plan
         _check_columns(plans[-1], plans[0])
     return plans
 

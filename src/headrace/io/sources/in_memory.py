@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import json
 import threading
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headrace.errors import ConfigError, JobError, text_of
+from headrace.errors import ConfigError, HeadraceError, JobError, text_of
 from headrace.io.base import Chunk
 from headrace.io.formats.strict_json import dump_any, safe_text
 from headrace.io.storage.files import CHUNK_ROWS, todo
@@ -57,8 +58,8 @@ class IterableSource:
     def __init__(self, rows: object) -> None:
         self._make: Callable[[], Any] = rows if callable(rows) else lambda: rows
         self.reads_once = not callable(rows) and _is_iterator(rows)
-        self._first: Iterator[object] = self._iterate()
-        self._head = list(itertools.islice(self._first, _HEAD_ROWS))
+        self._reading = self._iterate()
+        self._head = list(itertools.islice(self._reading, _HEAD_ROWS))
         self._taken = False
         self.total_bytes: int | None = None
         self.total_records: int | None = None
@@ -77,13 +78,14 @@ class IterableSource:
         """Lists of rows with the position of their first row, beginning with the rows read ahead."""
         yield 0, self._head
         if not self._taken:
-            self._taken, rows = True, self._first
+            self._taken, rows = True, self._reading
         elif self.reads_once:
             raise JobError(
                 "the input is an iterator, which is read only once; give a list, or a function that returns a new one"
             )
         else:
-            rows = self._iterate()
+            self.close()
+            self._reading = rows = self._iterate()
             for _ in itertools.islice(rows, len(self._head)):
                 pass
         start = len(self._head)
@@ -91,17 +93,25 @@ class IterableSource:
             yield start, batch
             start += len(batch)
 
-    def _iterate(self) -> Iterator[object]:
-        rows = self._make()
-        if not isinstance(rows, (Iterable, AsyncIterable)):
-            raise ConfigError(
-                f"the input is of type {type(rows).__name__}: no file name, no iterable, no function of one"
-            )
-        iterator = _run(rows) if isinstance(rows, AsyncIterable) else iter(rows)
+    def close(self) -> None:
+        """End the reading that has begun, which may hold a file or a database's result open.
+
+        The source can be read again from its beginning, unless it reads once.
+        """
+        self._taken = True
+        with contextlib.suppress(ValueError):  # a thread still waits for its next row, and drops it then
+            self._reading.close()
+
+    def _iterate(self) -> Generator[object]:
         try:
-            yield from iterator
-        except GeneratorExit:
-            raise  # the reader has stopped
+            rows = self._make()
+            if not isinstance(rows, (Iterable, AsyncIterable)):
+                raise ConfigError(
+                    f"the input is of type {type(rows).__name__}: no file name, no iterable, no function of one"
+                )
+            yield from _run(rows) if isinstance(rows, AsyncIterable) else iter(rows)
+        except (GeneratorExit, HeadraceError):
+            raise  # the reader has stopped, or the input is refused
         except BaseException as error:
             # User code may raise anything; it ends the job, not a record.
             raise JobError(
