@@ -115,28 +115,37 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
     place = locate(name)
     if not can_write(place):
         raise ConfigError(
-            f"cannot write {name}: such an address can only be read; write to a file, a store (s3://...) or a dataset of "
-            "the hub (hf://datasets/org/name)"
+            f"cannot write {name}: such an address can only be read; write to a file, a store (s3://...) or a dataset "
+            "of the hub (hf://datasets/org/name)"
         )
     _, found, packing = _split(place.name)
-    if found in _ONLY_READ:
-        raise ConfigError(f"cannot write {name}: {found} is only read; end it in one of {_ENDINGS}")
-    if format in FORMATS and found not in ("", format):
-        raise ConfigError(
-            f"cannot write {name} as {format}: the name says {found}; end it in .{format}, or leave out --output-format"
-        )
     is_folder = str(name).endswith("/") or (not is_remote(place) and place.is_dir() and not found)
     chosen = format or found or ("jsonl" if is_folder else "")
+    _check_format(name, chosen, found, packing)
+    return Target(place, is_folder, chosen, packing)
+
+
+def _check_format(name: str | Path, chosen: str, found: str, packing: str) -> None:
+    """Check that an output can be of the chosen format, where its name says the format `found`, or none.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if found in _ONLY_READ:
+        raise ConfigError(f"cannot write {name}: {found} is only read; end it in one of {_ENDINGS}")
     if not chosen:
         raise ConfigError(
-            f"cannot tell the format of output {name}: it must end in one of {_ENDINGS}, or in / for a folder of parts; "
-            "or say --output-format"
+            f"cannot tell the format of output {name}: it must end in one of {_ENDINGS}, or in / for a folder of "
+            "parts; or say --output-format"
         )
     if chosen not in FORMATS:
         raise ConfigError(f"unknown output format {chosen!r}; known: {', '.join(FORMATS)}")
+    if found not in ("", chosen):
+        raise ConfigError(
+            f"cannot write {name} as {chosen}: the name says {found}; end it in .{chosen}, or leave out --output-format"
+        )
     if packing and chosen not in _TEXTS:
         raise ConfigError(f"cannot write {name}: {chosen} is compressed by its own means; leave {packing} away")
-    return Target(place, is_folder, chosen, packing)
 
 
 def refuse_output_in_input(source: str | Path, target: Target) -> None:

@@ -83,8 +83,8 @@ class ArrowBatches:
             raise
         except Exception as error:  # as above
             raise BrokenOffError(
-                f"cannot read {self._shown} after row {start:,}: {line_of(error)}; finished records are kept; run again "
-                "to continue"
+                f"cannot read {self._shown} after row {start:,}: {line_of(error)}; finished records are kept; run "
+                "again to continue"
             ) from error
 
     def _batches(self) -> Generator[pa.RecordBatch]:
