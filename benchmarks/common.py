@@ -7,7 +7,9 @@ import os
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,46 @@ def rounds(count: int, variants: Mapping[str, Callable[[], float]]) -> dict[str,
     return figures
 
 
+class Parts:
+    """Figures of a long benchmark, kept in a file. With `--minutes 5` it stops after that time; run again, it goes on.
+
+    Args:
+        name: of the benchmark.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._file = RESULTS / f".{name}.part.json"
+        self._kept: dict[str, Any] = json.loads(self._file.read_text()) if self._file.exists() else {}
+        given = sys.argv[sys.argv.index("--minutes") + 1] if "--minutes" in sys.argv else "inf"
+        self._seen: dict[str, int] = {}
+        self._ends = time.monotonic() + 60 * float(given)
+
+    def rounds(self, count: int, variants: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+        """As `rounds`, without what was measured before. Exits when the time is up."""
+        return rounds(count, {name: partial(self.once, name, measure) for name, measure in variants.items()})
+
+    def once(self, name: str, measure: Callable[[], Any]) -> Any:
+        """What `measure` returns, as JSON. The n-th call with a name has the n-th figure, of whichever run."""
+        figures = self._kept.setdefault(name, [])
+        seen = self._seen[name] = self._seen.get(name, 0) + 1
+        if len(figures) < seen:
+            if time.monotonic() > self._ends:
+                sys.exit("the time is up: run it again to go on")
+            figures.append(measure())
+            self._file.write_text(json.dumps(self._kept))
+        return figures[seen - 1]
+
+    def note(self, name: str, *values: Any) -> list[Any]:
+        """Add values under a name; returns all that are kept under it."""
+        kept: list[Any] = self._kept.setdefault(name, [])
+        kept += values
+        return kept
+
+    def done(self) -> None:
+        """Forget the figures: the benchmark has printed them."""
+        self._file.unlink(missing_ok=True)
+
+
 def ratio(of: Sequence[float], to: Sequence[float]) -> float:
     """Median of the pairwise ratios."""
     return statistics.median(a / b for a, b in zip(of, to, strict=True))
@@ -58,7 +100,7 @@ def ratio(of: Sequence[float], to: Sequence[float]) -> float:
 def report(
     name: str | None, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: Sequence[str] = ()
 ) -> None:
-    """Print a Markdown table and write `results/NAME.json`; where there is no name, only print."""
+    """Print a Markdown table and write `results/NAME.json`; only print where there is no name, and for a quick run."""
     here = machine()
     cells = [[_text(cell) for cell in row] for row in (columns, *rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
@@ -71,7 +113,7 @@ def report(
         print(f"\n{note}")
     cpu = ", ".join([here["cpu"], *here["instructions"]])
     print(f"\n{cpu}, {here['cores']} cores, Python {here['python']}, {here['system']}", flush=True)
-    if name is None:
+    if name is None or quick():
         return
     RESULTS.mkdir(exist_ok=True)
     table = [dict(zip(columns, row, strict=True)) for row in rows]

@@ -1,6 +1,7 @@
 """What Headrace chooses by itself against a full grid of settings, and against sentence-transformers at its best.
 
-python -m benchmarks.device
+python -m benchmarks.device                # about 20 minutes
+python -m benchmarks.device --minutes 5    # stops after 5; run it again to go on
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from scripts.export_onnx import export
 from sentence_transformers import SentenceTransformer
 
 import headrace
-from benchmarks.common import quick, ratio, report, rounds, version
+from benchmarks.common import Parts, quick, ratio, report, version
 from benchmarks.embedding import texts
 from headrace.device.native import speeds
 from headrace.device.precision import candidates
@@ -56,6 +57,10 @@ def job_seconds(inputs: Sequence[Any], model: str | None = None, **settings: Any
     """Of a job, without loading its model and with tuning."""
     done = job(inputs, model, **settings)
     assert done.ok == len(inputs)
+    return _seconds(done)
+
+
+def _seconds(done: Report) -> float:
     return done.wall_s + (done.precision.duration_s if done.precision is not None else 0.0)
 
 
@@ -78,10 +83,15 @@ def _new_cache() -> Any:
         os.environ["XDG_CACHE_HOME"] = before
 
 
-def first_time(inputs: Sequence[Any]) -> float:
-    """Seconds of a job as it comes, with nothing known of the machine."""
+def first_time(inputs: Sequence[Any], parts: Parts) -> float:
+    """Seconds of a job as it comes, with nothing known of the machine. Keeps what it chose."""
     with _new_cache():
-        return job_seconds(inputs)
+        done = job(inputs)
+    assert done.ok == len(inputs)
+    numbers = done.precision
+    chosen = f"{numbers.dtype} ({numbers.detail})" if numbers is not None else "nothing"
+    parts.note("chosen", f"{chosen}, budget {done.budget or 'as the engine has it'}")
+    return _seconds(done)
 
 
 def settings_of(dtypes: Sequence[str], onnx: Path) -> dict[str, dict[str, Any]]:
@@ -97,6 +107,7 @@ def settings_of(dtypes: Sequence[str], onnx: Path) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     """Measure the grid and the peers in turns, then the best of them against what is chosen."""
+    parts = Parts("device")
     dtypes = ["float32", *candidates(speeds(torch.device("cpu")))]
     small, large = rows(GRID_RECORDS), rows(RECORDS)
     peer = version("sentence-transformers")
@@ -110,7 +121,7 @@ def main() -> None:
         others = {
             f"{peer}, {dtype}, batch_size={size}": (model, size) for dtype, model in peers.items() for size in SIZES
         }
-        figures = rounds(
+        figures = parts.rounds(
             ROUNDS,
             {name: partial(job_seconds, small, **setting) for name, setting in grid.items()}
             | {name: partial(peer_seconds, model, small, size) for name, (model, size) in others.items()},
@@ -118,12 +129,12 @@ def main() -> None:
         best = min(grid, key=lambda name: statistics.median(figures[name]))
         best_peer = min(others, key=lambda name: statistics.median(figures[name]))
         finals: Mapping[str, Callable[[], float]] = {
-            "headrace, as it comes": partial(first_time, large),
+            "headrace, as it comes": partial(first_time, large, parts),
             f"{best} (best of the grid)": partial(job_seconds, large, **grid[best]),
             f"{peer}, as it comes": partial(peer_seconds, peers["float32"], large, 32),
             f"{best_peer} (best of its grid)": partial(peer_seconds, *_args(others[best_peer], large)),
         }
-        long = rounds(ROUNDS, finals)
+        long = parts.rounds(ROUNDS, finals)
     ours = long["headrace, as it comes"]
     table = [
         [name, RECORDS, RECORDS / statistics.median(took), ratio(took, ours), _spread(took)]
@@ -133,13 +144,10 @@ def main() -> None:
         [name, GRID_RECORDS, GRID_RECORDS / statistics.median(took), "", _spread(took)]
         for name, took in sorted(figures.items(), key=lambda item: statistics.median(item[1]))
     ]
-    found = job(large)
-    numbers = found.precision
-    chosen = f"{numbers.dtype} ({numbers.detail})" if numbers is not None else "nothing"
     notes = [
         f"Docstrings of Python's standard library; medians of {ROUNDS} rounds, the variants in turn.",
         "Spread: slowest round / fastest. Tuning is included in the time as it comes, loading in none.",
-        f"Chosen: {chosen}, budget {found.budget or 'as the engine has it'}.",
+        f"Chosen in each round: {'; '.join(parts.note('chosen'))}.",
     ]
     report(
         "device",
@@ -148,6 +156,7 @@ def main() -> None:
         table,
         notes,
     )
+    parts.done()
 
 
 def _args(

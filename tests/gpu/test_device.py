@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -89,6 +90,80 @@ def test_small_batches_are_replayed_with_the_same_vectors(device: str) -> None:
     for batch, rows in zip(batches, expected, strict=True):
         np.testing.assert_allclose(np.stack(engine.forward(batch)), rows, rtol=1e-3, atol=1e-4)
     assert engine.network.meter.read().replayed >= 5, "nothing could be captured"
+
+
+def many(engine: Any, count: int = 1_600) -> list[Any]:
+    """Short texts of some lengths."""
+    return [one.payload for one in engine.prepare([f"{number} {WORDS[: number % 60]}" for number in range(count)])]
+
+
+def test_replays_with_two_batches_in_flight_do_not_mix(device: str) -> None:
+    engine = create("embed", device=device, dtype="float32")
+    ready = many(engine, 4_000)
+    replayed = np.stack(outputs(engine.forward, ready, overlap=True, size=8))
+    assert engine.network.meter.read().replayed > 50, engine.network.meter.no_graphs
+    engine.network.graphs = None
+    np.testing.assert_allclose(replayed, np.stack(outputs(engine.forward, ready, overlap=False, size=8)), atol=1e-4)
+
+
+def test_two_models_are_captured_at_the_same_time(device: str) -> None:
+    engines = [create("embed", device=device, dtype="float32") for _ in range(2)]
+    ready = many(engines[0])
+    batches = [ready[start : start + 8] for start in range(0, len(ready), 8)]
+    with ThreadPoolExecutor(2) as threads:
+        one, two = threads.map(lambda engine: np.concatenate([np.stack(engine.forward(b)) for b in batches]), engines)
+    np.testing.assert_allclose(one, two, rtol=1e-3, atol=1e-4)
+    assert [engine.network.meter.no_graphs for engine in engines] == ["", ""]
+    assert all(engine.network.meter.read().replayed for engine in engines)
+
+
+def test_a_graph_reads_what_was_there_when_the_model_replaces_its_tables(device: str) -> None:
+    engine = create("embed", device=device, dtype="float32")
+    ready = many(engine, 8)
+    expected = np.stack(engine.forward(ready))
+    for _ in range(30):
+        engine.forward(ready)
+    before = engine.network.meter.read().replayed
+    assert before >= 5, engine.network.meter.no_graphs
+    for one in engine.network.module.parameters():
+        one.data = one.data.clone()
+    filled = [torch.full((1 << 20,), 7.0, device=device) for _ in range(64)]  # takes what was freed
+    np.testing.assert_allclose(np.stack(engine.forward(ready)), expected, rtol=1e-3, atol=1e-4)
+    assert engine.network.meter.read().replayed > before
+    del filled
+
+
+def test_a_model_that_cannot_be_captured_runs_as_before(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = create("embed", device=device, dtype="float32")
+    ready, call = many(engine, 8), engine.network.call
+    expected = np.stack(engine.forward(ready))
+
+    def waiting(tensors: Any) -> torch.Tensor:
+        found = cast("torch.Tensor", call(tensors))
+        return found + (found.sum() * 0).item()
+
+    monkeypatch.setattr(engine.network, "call", waiting)
+    for _ in range(30):
+        np.testing.assert_allclose(np.stack(engine.forward(ready)), expected, rtol=1e-3, atol=1e-4)
+    assert "waits for the device" in engine.network.meter.no_graphs
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    other = create("embed", device=device, dtype="float32")  # can still be captured
+    for _ in range(30):
+        other.forward(ready)
+    assert other.network.meter.read().replayed
+
+
+def test_graphs_are_captured_anew_after_a_sleep(device: str) -> None:
+    engine = create("embed", device=device, dtype="float32")
+    ready = many(engine, 8)
+    expected = np.stack(engine.forward(ready))
+    for _ in range(2):
+        before = engine.network.meter.read().replayed
+        for _ in range(30):
+            np.testing.assert_allclose(np.stack(engine.forward(ready)), expected, rtol=1e-3, atol=1e-4)
+        assert engine.network.meter.read().replayed > before, engine.network.meter.no_graphs
+        engine.network.sleeper.sleep()
+        engine.network.sleeper.wake()
 
 
 def test_page_locked_memory_is_used_again(device: str) -> None:

@@ -64,6 +64,8 @@ class ForwardMeter:
     ) -> None:
         self.gpu = gpu
         self.memory = memory
+        self.no_graphs = ""
+        """Why passes are not replayed; empty if they may be, or never could."""
         self._size = size
         self._lock = threading.Lock()
         self._sum = Forwarded()

@@ -16,9 +16,6 @@ from headrace.device.streams import Arrays, Call, Rows
 
 logger = logging.getLogger("headrace")
 
-_SHARE = 0.05
-"""Of a device's memory, that graphs may take."""
-
 
 class Graph(Protocol):
     """A captured call of a model."""
@@ -54,12 +51,16 @@ class GraphRunner:
         self._book = book
         self._graphs: dict[Shape, Graph] = {}
         self._lock = threading.Lock()
+        self.failure = ""
+        """Why nothing is captured any more; empty while shapes are."""
 
     def length_for(self, texts: int, longest: int) -> int:
         """The length to pad a batch to: that of a captured shape, or of one that is to be captured."""
         with self._lock:
             shape = self._book.shape(texts, longest)
-            return shape.length if shape and self._book.state(shape) in ("wanted", "captured") else longest
+            state = self._book.state(shape) if shape else "seen"
+            is_padded = state == "captured" or (state == "wanted" and not self.failure)
+            return shape.length if shape and is_padded else longest
 
     def run(self, arrays: Arrays, call: Call, padded_call: Call) -> Computed[Rows]:
         """The rows of a batch of texts. `padded_call` asks the host for nothing that depends on the batch."""
@@ -74,7 +75,7 @@ class GraphRunner:
         computed = self._pipeline.run(arrays, call)
         with self._lock:
             self._book.ran(shape, computed.seconds)
-            captures = self._book.state(shape) == "wanted" and shape.length == length
+            captures = self._book.state(shape) == "wanted" and shape.length == length and not self.failure
             if captures:  # another thread must not begin as well
                 self._book.refuse(shape)
         if captures:
@@ -100,7 +101,9 @@ class GraphRunner:
         try:
             rows = self._pipeline.run(_filled(arrays, shape.texts), capturing).rows[: len(expected)]
         except Exception as error:  # noqa: BLE001  # a model's code may raise anything; the batch itself has run
-            logger.debug("%s cannot be captured: %s", shape, error)
+            # Another shape would fail as well, and each failure may cost memory.
+            self.failure = (str(error).strip() or type(error).__name__).splitlines()[0]
+            logger.info("batches cannot be captured as CUDA graphs and run one by one: %s", self.failure)
             return
         room = self._tolerance * float(np.abs(expected).max())
         if rows.shape == expected.shape and float(np.abs(rows - expected).max()) <= room:  # never with NaN
@@ -115,37 +118,3 @@ def _filled(arrays: Arrays, texts: int) -> Arrays:
     if not missing:
         return arrays
     return {name: np.concatenate([array, np.repeat(array[:1], missing, axis=0)]) for name, array in arrays.items()}
-
-
-class _CudaGraph:
-    def __init__(self, pool: tuple[int, int], call: Call, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._inputs = {name: tensor.clone() for name, tensor in tensors.items()}
-        device = next(iter(tensors.values())).device
-        main, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-        side.wait_stream(main)
-        with torch.cuda.stream(side):  # libraries choose kernels and take workspaces at the first calls
-            for _ in range(2):
-                call(self._inputs)
-        main.wait_stream(side)
-        before = torch.cuda.memory_reserved(device)
-        self._graph = torch.cuda.CUDAGraph()
-        # Of this thread alone: another one may copy its batch meanwhile.
-        with (
-            torch.cuda.device(device),
-            torch.cuda.graph(self._graph, pool=pool, stream=side, capture_error_mode="thread_local"),
-        ):
-            self._output = call(self._inputs)
-        self.bytes = max(torch.cuda.memory_reserved(device) - before, 0)
-
-    def __call__(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        for name, tensor in tensors.items():
-            self._inputs[name].copy_(tensor)
-        self._graph.replay()
-        return self._output.clone()  # the next replay overwrites it
-
-
-def cuda_graphs(pipeline: Pipeline[Arrays, Call, Rows], device: torch.device, tolerance: float) -> GraphRunner:
-    """A runner for a CUDA device. The graphs share memory, since only one runs at a time."""
-    pool = torch.cuda.graph_pool_handle()
-    most = _SHARE * torch.cuda.get_device_properties(device).total_memory
-    return GraphRunner(pipeline, lambda call, tensors: _CudaGraph(pool, call, tensors), tolerance, ShapeBook(most))

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from headrace.device.streams import synchronize
+
 _SHAPES = ((128, 384, 384), (64, 384, 1536))
 """Rows, inputs and outputs of linear layers in a small text encoder, small enough to be measured between two moments
 at which other processes take the core."""
@@ -121,5 +123,5 @@ def _seconds(run: Callable[[], torch.Tensor], device: torch.device) -> float:
     with torch.inference_mode():
         run()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        synchronize(device)
     return time.perf_counter() - started

@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 
 from headrace.device.placement import release
-from headrace.device.streams import page_locked
+from headrace.device.streams import page_locked, synchronize
 
 
 def to_host(module: torch.nn.Module, device: torch.device) -> None:
@@ -37,4 +37,4 @@ def _replace(module: torch.nn.Module, copy: Callable[[torch.Tensor], torch.Tenso
         for tensor in tensors:
             tensor.data = copied
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        synchronize(device)

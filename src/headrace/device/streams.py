@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -19,6 +22,32 @@ logger = logging.getLogger("headrace")
 Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
 Rows: TypeAlias = NDArray[np.float32]
 Call: TypeAlias = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
+
+
+CAPTURING = threading.Lock()
+"""Held while a graph is captured. Waiting for the device meanwhile would fail, and would end the capture."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideStreams:
+    """The streams of a device beside the default one, on which models compute."""
+
+    copy_in: torch.cuda.Stream
+    copy_out: torch.cuda.Stream
+    capture: torch.cuda.Stream
+
+
+@functools.cache
+def side_streams(device: torch.device) -> SideStreams:
+    """The same for all models. PyTorch gives out 32 streams in turn: a model that takes new ones may get the stream on
+    which another model captures, and its copies would become a part of that graph."""
+    return SideStreams(*(torch.cuda.Stream(device) for _ in range(3)))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a CUDA device has done all that it was given."""
+    with CAPTURING:
+        torch.cuda.synchronize(device)
 
 
 def pipeline_on(device: torch.device, dtype: torch.dtype) -> Pipeline[Arrays, Call, Rows]:
@@ -84,18 +113,18 @@ class _CudaStreams:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         self._dtype = dtype
-        self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._side = side_streams(device)
 
     def copy_in(self, arrays: Arrays) -> _CudaBatch:
         """See `Streams.copy_in`."""
-        with torch.cuda.stream(self._in):
+        with torch.cuda.stream(self._side.copy_in):
             tensors = {name: _cast(to_device(array, self._device), self._dtype) for name, array in arrays.items()}
-            return _CudaBatch(tensors, self._in.record_event(), self._out)
+            return _CudaBatch(tensors, self._side.copy_in.record_event(), self._side.copy_out)
 
     def settle(self) -> None:
         """See `Streams.settle`."""
         with contextlib.suppress(RuntimeError):  # the device failed: there is nothing to wait for
-            torch.cuda.synchronize(self._device)
+            synchronize(self._device)
 
 
 class _CudaBatch:

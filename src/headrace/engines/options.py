@@ -33,7 +33,6 @@ class VllmOptions(TypedDict, total=False):
     enable_chunked_prefill: bool
     enable_lora: bool
     enable_prefix_caching: bool
-    enforce_eager: bool
     gpu_memory_utilization: float
     hf_overrides: Mapping[str, object]
     kv_cache_dtype: str
@@ -48,7 +47,8 @@ class VllmOptions(TypedDict, total=False):
     tokenizer_mode: str
 
 
-VLLM_OPTIONS = frozenset(VllmOptions.__annotations__)
+VLLM_OPTIONS = frozenset({*VllmOptions.__annotations__, "enforce_eager"})
+"""With those that encoders have too."""
 
 
 INT8 = "int8"
@@ -63,13 +63,15 @@ class EncoderOptions(TypedDict, total=False):
     dtype: str
     """"auto" (the default: float32 on CPU, the weights' dtype on CUDA; a job may choose, see docs/tuning.md),
     "float32", "float16" or "bfloat16"."""
+    enforce_eager: bool
+    """Whether to do without CUDA graphs; without effect on a CPU."""
     max_model_len: int | None
     """In tokens; None for the model's limit."""
     on_too_long: Literal["truncate", "error", "split"]
     """Truncate a longer text (the default), fail its record, or split it into chunks."""
     chunk_overlap: int | None
     """Tokens that neighbouring chunks have in common; None for none."""
-    chunk_join: Literal["mean", "max"] | None
+    chunk_join: Literal["mean", "max", "map-reduce", "first"] | None
     """How the outputs for the chunks become one; None for the default of the task."""
     prompt_name: str | None
     """Name of one of the model's prompts, which goes before each text; None for the model's default."""
@@ -92,10 +94,12 @@ class LocalOptions(SamplingOptions, VllmOptions, EncoderOptions, total=False):
     max_num_seqs: int
     max_pixels: int
     multi_label: bool
+    no_answer: str | None
     normalize: bool
     output_dtype: Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
     providers: Sequence[str]
     quantize: Literal["int8"] | None
+    reduce_template: str | None
     system_prompt: str | None
     top_labels: int | None
     truncate_dim: int | None

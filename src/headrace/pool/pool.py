@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from headrace.batching.options import number, optional, whole
+from headrace.concurrency.daemon_thread import as_exception
 from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError, EngineError, NotRunningError, StoppedError, text_of
-from headrace.pool.loading import as_exception, call, can_sleep, is_cancelled, make, unload, warn
+from headrace.pool.loading import call, can_sleep, is_cancelled, make, unload, warn
 from headrace.pool.model import ModelOptions, ModelStats, PooledModel, PoolEntry, Waiter
 from headrace.pool.policy import Phase, decide, to_sleep
 
@@ -21,6 +22,8 @@ T = TypeVar("T")
 _LOAD_TIMEOUT_S = 600.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
 """Seconds between tries to load a model that cannot be loaded; they double each time."""
+_LAST_LOADS_S = 10.0
+"""Seconds that loads may still take when the pool closes. Nobody waits for them; one may hang."""
 
 
 class ModelPool:
@@ -134,13 +137,14 @@ class ModelPool:
         self._closing = True
         for entry in self._entries.values():
             entry.fail(StoppedError("the model pool is closing"))
+            if self._loop is not None and entry.loading is not None:
+                self._loop.call_later(_LAST_LOADS_S, entry.loading.cancel)
         self._decide()
         while self._tasks or any(entry.is_used for entry in self._entries.values()):
             await (asyncio.wait(set(self._tasks)) if self._tasks else asyncio.sleep(0.01))  # the last requests
         self._loop = None
 
-    @asynccontextmanager
-    async def use(self, name: str) -> AsyncIterator[Any]:
+    def use(self, name: str) -> AbstractAsyncContextManager[Any]:
         """Wait until the model is loaded, and keep it loaded within the context. Yields what `load` returned.
 
         Raises:
@@ -149,15 +153,9 @@ class ModelPool:
             NotRunningError: the pool was not entered with `async with`.
             StoppedError: the pool is closing.
         """
-        entry = self._entry(name)
-        waiter = await self._acquire(entry)
-        try:
-            yield entry.model
-        finally:
-            self._release(entry, waiter)
+        return self._using(name)
 
-    @asynccontextmanager
-    async def use_in_background(self, name: str, leave: Callable[[], None]) -> AsyncIterator[Any]:
+    def use_in_background(self, name: str, leave: Callable[[], None]) -> AbstractAsyncContextManager[Any]:
         """The same for work that waits behind requests, such as a long job.
 
         It takes the room of a model that has requests only after ten minutes. The model makes room for the requests of
@@ -171,6 +169,10 @@ class ModelPool:
         Raises:
             HeadraceError: as `use`.
         """
+        return self._using(name, leave)
+
+    @asynccontextmanager
+    async def _using(self, name: str, leave: Callable[[], None] | None = None) -> AsyncIterator[Any]:
         entry = self._entry(name)
         waiter = await self._acquire(entry, leave)
         try:
@@ -255,7 +257,7 @@ class ModelPool:
             for name in decision.load:
                 entry = self._entries[name]
                 sleeps, entry.phase = entry.phase is Phase.ASLEEP, Phase.LOADING
-                self._start(self._load(entry, sleeps=sleeps))
+                entry.loading = self._start(self._load(entry, sleeps=sleeps))
             if decision.again_at < float("inf"):
                 self._timer = self._loop.call_at(decision.again_at, self._decide)
         for entry in decided:
@@ -366,7 +368,7 @@ class ModelPool:
             return False
         await asyncio.gather(*[self._drop_now(other) for other in asleep if other.name not in kept])
         try:
-            await call(entry.model.sleep)
+            await call(entry.model.sleep, entry.load_timeout_s)
         except BaseException as error:
             if is_cancelled(error):
                 raise
@@ -383,7 +385,7 @@ class ModelPool:
         """Remove a model from all memory. A model in phase LOADING is then to be loaded anew."""
         (model, rest), entry.model, entry.rest = (entry.model, entry.rest), None, None
         try:
-            await unload(model, rest)
+            await unload(model, rest, entry.load_timeout_s)
         except BaseException as error:
             if is_cancelled(error):
                 raise

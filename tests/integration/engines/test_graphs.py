@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.device import streams
+from headrace.device.cuda_graphs import MemoryRead
 from headrace.device.graph_runner import GraphRunner
 from headrace.device.graphs import Shape, ShapeBook
 from headrace.engines.choosing.registry import create
+from headrace.engines.networks import pytorch
+from headrace.errors import ConfigError
 
 WORDS = ["canal", "mill", "wheel", "water", "gate", "dry"]
 Call = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
@@ -40,7 +44,7 @@ class Wrong(Captured):
 
 
 def refused(call: Call, tensors: Mapping[str, torch.Tensor]) -> Captured:
-    raise RuntimeError("operation not permitted when stream is capturing")
+    raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
 
 
 class Paying(ShapeBook):
@@ -92,3 +96,83 @@ def test_a_shape_that_cannot_be_captured_or_gives_other_vectors_is_run_as_before
         assert len(engine.forward(batch)) == len(batch)
     assert engine.network.meter.read().replayed == before
     assert book.state(Shape(4, 16)) == "refused"
+
+
+def test_after_a_failed_capture_no_other_shape_is_tried_and_the_reason_is_kept(engine: Any) -> None:
+    tried: list[int] = []
+
+    def capture(call: Call, tensors: Mapping[str, torch.Tensor]) -> Captured:
+        tried.append(len(tensors["input_ids"]))
+        return refused(call, tensors)
+
+    graphs = engine.network.graphs = runner(engine, capture, Paying(1e9))
+    for batch in [*batches(engine), *([one[0]] for one in batches(engine))]:
+        engine.forward(batch)
+    assert tried == [4]
+    assert graphs.failure == engine.network.meter.no_graphs.removeprefix("off: ") != ""
+    assert "\n" not in graphs.failure
+    assert graphs.length_for(4, 9) == 9, "it is padded for nothing"
+
+
+def test_a_graph_keeps_the_memory_that_it_reads_and_nothing_that_it_makes(engine: Any) -> None:
+    network = engine.network
+    network.graphs = None
+    arrays = engine.tokens.collate([one.payload for one in engine.prepare(["the mill", "a wheel"])], network.inputs)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    with torch.inference_mode(), MemoryRead() as read:
+        network.call(tensors)
+    addresses = {one.untyped_storage().data_ptr() for one in (*network.module.parameters(), *tensors.values())}
+    weights = sum(one.untyped_storage().nbytes() for one in network.module.parameters())
+    assert len(addresses & read.kept.keys()) > 20
+    assert sum(storage.nbytes() for storage in read.kept.values()) < 1.01 * weights
+
+    table = torch.arange(6.0)
+    with MemoryRead() as read:
+        (table * 2 + 1)[torch.tensor([2, 3])].add_(1)
+    address = table.data_ptr()
+    del table
+    assert read.kept[address].nbytes() == 24
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda one: one.nonzero(),
+        lambda one: one.sum().item(),
+        lambda one: one[one > 2],
+        lambda one: one.unique(),
+        lambda one: one.to("meta"),
+    ],
+)
+def test_a_call_that_waits_for_the_device_is_stopped_before_cuda_would_fail(call: Any) -> None:
+    with pytest.raises(RuntimeError, match="waits for the device"), MemoryRead():
+        call(torch.arange(6.0))
+
+
+def test_enforce_eager_does_without_graphs_and_is_told(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytorch, "cuda_graphs", lambda *_: runner(engine, Captured, Paying(1e9)))
+    network = engine.network
+    network.allow_graphs(enforce_eager=False)
+    assert network.graphs is None, "a CPU has none"
+    monkeypatch.setattr(network, "kind", "cuda")
+    network.allow_graphs(enforce_eager=False)
+    assert network.graphs is not None
+    network.allow_graphs(enforce_eager=True)
+    assert network.graphs is None
+    assert "enforce_eager" in network.meter.no_graphs
+    with pytest.raises(ConfigError, match="true or false"):
+        create("embed", device="cpu", enforce_eager="no")
+
+
+def test_a_capture_is_not_disturbed_by_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They use the same streams, of which PyTorch has few, and wait for the device only when nothing is captured."""
+    made: list[object] = []
+    waited: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(device) or object())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(streams.CAPTURING.locked()))
+    device = torch.device("cuda:7")
+    pipelines = [streams.pipeline_on(device, torch.float32) for _ in range(9)]
+    assert made == [device] * 3
+    pipelines[0]._streams.settle()
+    assert waited == [True]
+    streams.side_streams.cache_clear()

@@ -59,7 +59,7 @@ def test_they_are_in_the_report_and_in_what_is_kept_of_it() -> None:
     builder = ReportBuilder(0.0)
     builder(JobStarted(None, 1_000, 0, 0.0))
     builder(PartCommitted(0, 1_000, 0, 100, 9.0))
-    builder(USED)
+    builder(replace(USED, replayed=0.25, no_graphs="off: the model waits for the device"))
     builder(JobDone("finished", 10.0))
     report = builder.build()
     assert report.device is not None and report.device.operations_per_record == 4e9
@@ -69,3 +69,5 @@ def test_they_are_in_the_report_and_in_what_is_kept_of_it() -> None:
     with pytest.raises(ValueError, match="number that is none"):
         device_of({"device": {**kept["device"], "computed": "much"}})
     assert "headrace run: finished" in as_text(report)
+    reason = "off: the model waits for the device"
+    assert ("CUDA graphs", f"25% of the batches were replays of captured ones; {reason}") in device_rows(report.device)

@@ -319,7 +319,7 @@ def test_plain_functions_load_on_a_thread_and_models_are_closed(kind: str) -> No
 
     asyncio.run(main())
     assert model.closed
-    assert threading_name == ([] if kind == "coroutine" else ["headrace-pool"])
+    assert threading_name == ([] if kind == "coroutine" else ["headrace-model"])
 
 
 def test_a_generator_without_a_model_is_named() -> None:

@@ -79,6 +79,7 @@ class DeviceWatch:
                 energy_j=energy,
                 clock_mhz=last.clock_mhz if last is not None else None,
                 replayed=done.replayed / done.passes,
+                no_graphs=self._meter.no_graphs,
                 at=at,
             )
         )

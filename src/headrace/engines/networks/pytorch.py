@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,18 +18,20 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from headrace.device.cuda_graphs import cuda_graphs
 from headrace.device.cuda_memory import cuda_memory
 from headrace.device.forward import ForwardMeter, NetworkSize
-from headrace.device.graph_runner import GraphRunner, cuda_graphs
+from headrace.device.graph_runner import GraphRunner
+from headrace.device.memory import memory_limit
 from headrace.device.native import gpu_uuid, hardware, speeds
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
-from headrace.engines.model_folder import digest
+from headrace.engines.model_folder import digest, read_ahead
 from headrace.engines.networks.base import Arrays, Rows
 from headrace.engines.options import INT8
 from headrace.engines.profile import Sleeper
-from headrace.errors import EngineDeadError, EngineError
+from headrace.errors import ConfigError, EngineDeadError, EngineError
 
 if TYPE_CHECKING:
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
@@ -84,13 +87,27 @@ class TorchNetwork:
         self.by_length = by_length
         self._pipeline = pipeline_on(device, self._dtype)
         self.overlaps = self._pipeline.overlaps
-        self.graphs = self._new_graphs()
+        self._has_graphs = False
+        self.graphs: GraphRunner | None = None
         self.meter = ForwardMeter(
             _size(module), gpu_uuid(device), partial(cuda_memory, device) if device.type == "cuda" else None
         )
 
+    def allow_graphs(self, enforce_eager: bool) -> None:
+        """Replay frequent batches as CUDA graphs, unless `enforce_eager`. For calls that return one row per text.
+
+        Raises:
+            ConfigError: `enforce_eager` is neither true nor false.
+        """
+        if enforce_eager not in (False, True):
+            raise ConfigError(f"enforce_eager is {enforce_eager!r:.60}: it must be true or false")
+        self._has_graphs = self.kind == "cuda" and not enforce_eager
+        self.graphs = self._new_graphs()
+        if self.kind == "cuda" and enforce_eager:
+            self.meter.no_graphs = "off, as set by enforce_eager"
+
     def _new_graphs(self) -> GraphRunner | None:
-        return cuda_graphs(self._pipeline, self._device, self.tolerance) if self.kind == "cuda" else None
+        return cuda_graphs(self._pipeline, self._device, self.tolerance) if self._has_graphs else None
 
     def describe(self) -> Mapping[str, object]:
         """The model's dtype and the digest of its files, each of which is read."""
@@ -127,6 +144,7 @@ class TorchNetwork:
                 computed = self._pipeline.run(arrays, with_mask)
             else:
                 computed = graphs.run(arrays, with_mask, call)
+                self.meter.no_graphs = graphs.failure and f"off: {graphs.failure}"
         self.meter.add(computed.seconds, [] if mask is None else mask.sum(axis=1).tolist(), computed.replayed)
         return computed.rows
 
@@ -184,27 +202,66 @@ def load_pretrained(
     return model.eval(), place, set(facts["missing_keys"])
 
 
-_loading = threading.RLock()
+_turn = threading.Lock()
 """transformers changes settings of the whole process while it loads a model: two loads at once disturb each other."""
+_TURN_TIMEOUT_S = 300.0
+"""Seconds that a load waits for the one before it."""
+_holder: tuple[Path, float] | None = None
+"""The model that is being loaded, and since when."""
 
 
 @contextmanager
-def loading(folder: Path) -> Iterator[None]:
-    """Suppress transformers' output while loading, and convert failures to one-line errors.
+def loading(folder: Path, *, weights: bool = True) -> Iterator[None]:
+    """Wait for other loads, suppress transformers' output, and convert failures to one-line errors.
+
+    Args:
+        folder: of the model.
+        weights: whether its weights are loaded. They are read before it is this model's turn, so a file system that is
+            slow or hangs does not hold up other models.
 
     Raises:
-        EngineError: the files cannot be loaded, or do not fit on the device.
+        EngineError: the files cannot be loaded, or do not fit on the device; or another load hangs.
     """
-    with _loading, _quietly(folder):
+    if weights:
+        with _one_line_errors(folder):
+            read_ahead(folder, memory_limit().bytes // 2)
+    with _in_turn(folder), _one_line_errors(folder), _quietly():
         yield
 
 
 @contextmanager
-def _quietly(folder: Path) -> Iterator[None]:
+def _in_turn(folder: Path) -> Iterator[None]:
+    global _holder  # noqa: PLW0603 - of the one lock of the process
+    if not _turn.acquire(timeout=_TURN_TIMEOUT_S):
+        other, since = _holder or (folder, time.monotonic())
+        raise EngineError(
+            f"the model in {folder} cannot be loaded while the model in {other} is being loaded, which has taken "
+            f"{time.monotonic() - since:.0f} s so far; if that one hangs, restart, and load it in a process of its own "
+            "(engine_process)"
+        )
+    try:
+        _holder = folder, time.monotonic()
+        yield
+    finally:
+        _turn.release()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
     bar, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     # Its progress bar would interfere with the job's, and the caller reports missing weights.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bar:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _one_line_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -216,10 +273,6 @@ def _quietly(folder: Path) -> Iterator[None]:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise EngineError(f"the model in {folder} cannot be loaded: {reason}") from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bar:
-            transformers_logging.enable_progress_bar()
 
 
 def _size(module: torch.nn.Module) -> NetworkSize | None:

@@ -28,6 +28,7 @@ def classify(  # noqa: PLR0913 - one parameter per setting of the user
     device: str = "auto",
     dtype: str = "auto",
     quantize: Quantize = None,
+    enforce_eager: bool = False,
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
     chunk_overlap: int | None = None,
@@ -42,6 +43,7 @@ def classify(  # noqa: PLR0913 - one parameter per setting of the user
         dtype: "auto" (float32 on CPU, the weights' dtype on CUDA; a job may choose, see docs/tuning.md), "float32",
             "float16" or "bfloat16".
         quantize: "int8" to multiply 8-bit integers in the encoder's linear layers (needs the extra quantize).
+        enforce_eager: whether to do without CUDA graphs; without effect on a CPU.
         max_model_len: in tokens; None for the model's limit.
         on_too_long: truncate a longer text, fail its record, or split it into chunks.
         chunk_overlap: tokens that neighbouring chunks have in common; None for none.
@@ -53,7 +55,7 @@ def classify(  # noqa: PLR0913 - one parameter per setting of the user
         EngineError: the files cannot be loaded, or the model is of another kind.
     """
     long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
-    network, tokenizer, config = _load(model, device, dtype, quantize)
+    network, tokenizer, config = _load(model, device, dtype, quantize, enforce_eager)
     return classifier(network, tokens_for(tokenizer, config, "either", max_model_len, long_texts), config, top_labels)
 
 
@@ -63,6 +65,7 @@ def score(  # noqa: PLR0913 - as above
     device: str = "auto",
     dtype: str = "auto",
     quantize: Quantize = None,
+    enforce_eager: bool = False,
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
     chunk_overlap: int | None = None,
@@ -70,7 +73,7 @@ def score(  # noqa: PLR0913 - as above
 ) -> TextEngine:
     """Create a cross-encoder: one score per text pair. Parameters and errors as `classify`."""
     long_texts = LongTexts(on_too_long, chunk_overlap, chunk_join)
-    network, tokenizer, config = _load(model, device, dtype, quantize)
+    network, tokenizer, config = _load(model, device, dtype, quantize, enforce_eager)
     return scorer(network, tokens_for(tokenizer, config, "pair", max_model_len, long_texts), config)
 
 
@@ -83,6 +86,7 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     device: str = "auto",
     dtype: str = "auto",
     quantize: Quantize = None,
+    enforce_eager: bool = False,
     max_model_len: int | None = None,
     on_too_long: TooLong = "truncate",
 ) -> ZeroShotEngine:
@@ -96,13 +100,13 @@ def zero_shot(  # noqa: PLR0913 - one parameter per setting of the user
     Other parameters and errors as `classify`.
     """
     candidates = Candidates(labels, hypothesis_template, multi_label)
-    network, tokenizer, config = _load(model, device, dtype, quantize)
+    network, tokenizer, config = _load(model, device, dtype, quantize, enforce_eager)
     tokens = tokens_for(tokenizer, config, "premise", max_model_len, not_split(on_too_long))
     return ZeroShotEngine(network, tokens, candidates, config)
 
 
 def _load(
-    model: str | Path | None, device: str, dtype: str, quantize: Quantize
+    model: str | Path | None, device: str, dtype: str, quantize: Quantize, enforce_eager: bool
 ) -> tuple[TorchNetwork, PreTrainedTokenizerBase, ModelConfig]:
     """The network, its tokenizer and its config.json."""
     folder = named_folder(model)
@@ -117,10 +121,11 @@ def _load(
     tune(module)
     if int8:
         to_int8(module)
-    with loading(folder):
+    with loading(folder, weights=False):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
     network = TorchNetwork(folder, module, place, partial(_logits, module), inputs, by_length(module))
+    network.allow_graphs(enforce_eager)
     return network, tokenizer, with_own_settings(folder, module.config.to_dict())
 
 

@@ -35,6 +35,8 @@ class DeviceFigures:
     clock_mhz: float | None
     replayed: float = 0.0
     """Share of the passes that were replays of captured work (CUDA graphs)."""
+    no_graphs: str = ""
+    """Why there were no replays, or no more; empty if nothing was in the way."""
 
 
 def device_figures(
@@ -63,6 +65,7 @@ def device_figures(
         joules_per_record=None if used.energy_j is None else used.energy_j / records,
         clock_mhz=used.clock_mhz,
         replayed=used.replayed,
+        no_graphs=used.no_graphs,
     )
 
 

@@ -189,9 +189,10 @@ def device_of(figures: Mapping[str, Any]) -> DeviceFigures | None:
     kept = figures.get("device")
     if kept is None:
         return None
-    texts = [kept["dtype"], *([] if kept["limit"] is None else [kept["limit"]])]
-    _texts(texts)
-    _numbers([value for name, value in kept.items() if name not in ("dtype", "limit") and value is not None])
+    given = {name: value for name, value in kept.items() if value is not None}
+    texts = ("dtype", "limit", "no_graphs")
+    _texts([given.pop(name) for name in texts if name in given])
+    _numbers(list(given.values()))
     return DeviceFigures(**kept)
 
 
@@ -207,7 +208,8 @@ def savings_of(figures: Mapping[str, Any]) -> tuple[Sequence[OrderChosen], int, 
     chosen = [OrderChosen(**one) for one in orders]
     _texts([text for one in chosen for text in (one.order, one.reason)])
     _numbers([duplicates, *(one.records for one in chosen)])
-    _numbers([] if used is None else [used.queries, used.hits, used.computed])
+    if used is not None:
+        _numbers([used.queries, used.hits, used.computed, used.generated, used.computed_s or 0.0])
     return chosen, duplicates, used
 
 

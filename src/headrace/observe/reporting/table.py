@@ -122,8 +122,9 @@ def device_rows(device: DeviceFigures | None) -> list[tuple[str, str]]:
         work = f"{_flops(device.operations_per_record)} per record, {_flops(device.operations_per_s)}/s"
         mfu = "" if device.mfu is None else f", {device.mfu:.0%} of the measured {device.dtype} peak (MFU)"
         lines.append(("arithmetic", work + mfu))
-    if device.replayed:
-        lines.append(("CUDA graphs", f"{device.replayed:.0%} of the batches were replays of captured ones"))
+    if device.replayed or device.no_graphs:
+        share = f"{device.replayed:.0%} of the batches were replays of captured ones" if device.replayed else ""
+        lines.append(("CUDA graphs", "; ".join(filter(None, (share, device.no_graphs)))))
     if device.watts is not None:
         clock = "" if device.clock_mhz is None else f", {device.clock_mhz:,.0f} MHz at the end"
         lines.append(("power", f"{device.watts:,.0f} W, {device.joules_per_record or 0:.3g} J per record{clock}"))
