@@ -25,7 +25,7 @@ from headrace import ModelPool
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
 
-REQUESTS = 30 if quick() else 300
+REQUESTS = 30 if quick() else 120
 MEAN_GAP_S = 0.1
 SEED = 7
 

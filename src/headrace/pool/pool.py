@@ -295,7 +295,7 @@ class ModelPool:
                     started, before = self._loop.time(), self._used_memory()
                 if not woken:
                     entry.model, entry.rest = await make(entry.load)
-        except BaseException as raised:
+        except BaseException as raised:  # a model's own code may raise anything
             error = as_exception(raised)
             late = limit.expired()  # the function may raise a TimeoutError of its own
             why = (
@@ -317,7 +317,7 @@ class ModelPool:
         """Wake a sleeping model. If it cannot be woken, it is dropped, to be loaded anew."""
         try:
             await call(entry.model.wake)
-        except BaseException as error:
+        except BaseException as error:  # a model's own code
             if is_cancelled(error):
                 raise
             warn("waking", entry.name, error)
@@ -328,7 +328,7 @@ class ModelPool:
     def _loaded(self, entry: PoolEntry, grown: float) -> None:
         assert self._loop is not None
         now = self._loop.time()
-        entry.drops, entry.phase, entry.loaded_at, entry.last_used = False, Phase.LOADED, now, now
+        entry.phase, entry.loaded_at, entry.last_used = Phase.LOADED, now, now
         if entry.size is None:  # it was loaded alone
             entry.size = max(grown, 1.0)
             try:
@@ -336,13 +336,14 @@ class ModelPool:
             except ConfigError as error:
                 entry.fail(error)
                 entry.drops = True
-                self._unload_now(entry)
         for waiter in entry.waiters():
             entry.grant(waiter, now)
+        if entry.drops:  # `unload` was called meanwhile, or it is too large
+            self._unload_when_done(entry)
 
     def _not_loaded(self, entry: PoolEntry, why: str, error: Exception) -> None:
         assert self._loop is not None
-        entry.phase = Phase.UNLOADED
+        entry.phase, entry.drops = Phase.UNLOADED, False
         entry.failed_loads += 1
         entry.retry_at = self._loop.time() + min(_LEAST_PAUSE_S * 2**entry.failures, _MOST_PAUSE_S)
         entry.failures += 1
@@ -369,7 +370,7 @@ class ModelPool:
         await asyncio.gather(*[self._drop_now(other) for other in asleep if other.name not in kept])
         try:
             await call(entry.model.sleep, entry.load_timeout_s)
-        except BaseException as error:
+        except BaseException as error:  # a model's own code
             if is_cancelled(error):
                 raise
             warn("putting to sleep", entry.name, error)
@@ -386,7 +387,7 @@ class ModelPool:
         (model, rest), entry.model, entry.rest = (entry.model, entry.rest), None, None
         try:
             await unload(model, rest, entry.load_timeout_s)
-        except BaseException as error:
+        except BaseException as error:  # a model's own code
             if is_cancelled(error):
                 raise
             warn("unloading", entry.name, error)

@@ -388,6 +388,24 @@ def test_names_and_life_of_a_pool(virtual: VirtualTime) -> None:
     virtual(main())
 
 
+def test_a_model_that_is_unloaded_while_it_loads_serves_what_waits_and_leaves(virtual: VirtualTime) -> None:
+    machine = Machine()
+
+    async def main() -> None:
+        async with machine.pool("a") as pool:
+            waiting = asyncio.create_task(use(pool, "a"))
+            await asyncio.sleep(0.5)
+            pool.unload("a")
+            assert await waiting == 1.0
+            await asyncio.sleep(0.2)
+            assert (pool.stats()["a"].phase, machine.here) == ("unloaded", set())
+            await use(pool, "a")
+            await asyncio.sleep(1)
+            assert pool.stats()["a"].phase == "loaded"
+
+    virtual(main())
+
+
 def test_a_request_that_leaves_does_not_hold_a_model(virtual: VirtualTime) -> None:
     machine = Machine()
 
