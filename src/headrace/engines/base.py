@@ -77,11 +77,19 @@ class PrefixCacheStats:
     """Tokens that were found there."""
     computed: int
     """Tokens that the model computed."""
+    generated: int = 0
+    """Tokens of answers."""
+    computed_s: float | None = None
+    """What computing the prompts' tokens took; None if the engine cannot tell."""
 
     def since(self, earlier: PrefixCacheStats) -> PrefixCacheStats:
         """The tokens that were added after `earlier`."""
         return PrefixCacheStats(
-            self.queries - earlier.queries, self.hits - earlier.hits, self.computed - earlier.computed
+            self.queries - earlier.queries,
+            self.hits - earlier.hits,
+            self.computed - earlier.computed,
+            self.generated - earlier.generated,
+            None if self.computed_s is None else self.computed_s - (earlier.computed_s or 0.0),
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -218,12 +219,13 @@ class GenerationEngine:
         return finished
 
     def _run_step(self) -> None:
+        began = time.monotonic()
         with running(self._lm.device, lambda: f"a step of {len(self._answers)} answers"):
             if self._processor.prepare_next_batch():
                 self._processor._generation_step(self._lm.model)
                 self._processor.update_batch()
                 if self._scheduler is not None:
-                    self._scheduler.step_done()
+                    self._scheduler.step_done(time.monotonic() - began)
 
     def repeat_step(self) -> None:
         """Run rank 0's step on another rank of a split model."""
@@ -284,7 +286,7 @@ class GenerationEngine:
         return self._scheduler.pages.held((*ask.prompt, *before))
 
     def prefix_cache_stats(self) -> PrefixCacheStats:
-        """Counts of prompt tokens, also if no pages are shared; 0 with transformers' own scheduler."""
+        """Counts of tokens, also if no pages are shared; 0 with transformers' own scheduler."""
         return self._before_sleep if self._scheduler is None else self._scheduler.stats
 
     def remove(self, key: int) -> Resumed | None:

@@ -90,7 +90,7 @@ class VllmEngine:
             followable=True,
             caches_prefixes=bool(config.cache_config.enable_prefix_caching),
         )
-        self._prompt_tokens = self._cached_tokens = 0
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
 
         # Worker threads need a private tokenizer: the event loop uses the engine's at the same time, and tokenizers
         # are not thread-safe.
@@ -220,6 +220,7 @@ class VllmEngine:
                 if output.finished:
                     generation = _generation(output)
                     self._prompt_tokens += generation["prompt_tokens"]
+                    self._generated_tokens += generation["completion_tokens"]
                     cached = max(output.num_cached_tokens or 0, 0)
                     self._cached_tokens += cached
                     return {**generation, "cached_tokens": cached} if payload.counts_cached else generation
@@ -228,7 +229,7 @@ class VllmEngine:
     def prefix_cache_stats(self) -> PrefixCacheStats:
         """Counts of the prompt tokens of answered requests."""
         queries, hits = self._prompt_tokens, self._cached_tokens
-        return PrefixCacheStats(queries, hits, queries - hits)
+        return PrefixCacheStats(queries, hits, queries - hits, self._generated_tokens)
 
     @property
     def sleeper(self) -> Sleeper | None:
