@@ -68,8 +68,8 @@ def main() -> None:
     rows = [row for kind in KINDS for row in measured(engine, kind)]
     note = (
         f"{PROMPTS} prompts, {SLOTS} slots, at most {LONGEST} tokens each; a Llama of 4 M random weights, float32, "
-        f"one thread, greedy; medians of {ROUNDS} rounds, the variants in turn (the slowest once). Computed again: share "
-        "of all tokens."
+        f"one thread, greedy; medians of {ROUNDS} rounds, the variants in turn (the slowest once). Computed again: "
+        "share of all tokens."
     )
     report(
         "lengths",

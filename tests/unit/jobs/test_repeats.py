@@ -47,6 +47,12 @@ def test_the_better_order_of_five_fields_repeats_as_much_as_promised() -> None:
     assert found.columns["number"] == 0
 
 
+def test_fields_of_one_line_stay_together() -> None:
+    rows = [{"a": str(n), "b": str(n * n), "text": "the same examples of sums " * 4} for n in range(50)]
+    found = template_repeats("Sum: {a}+{b}\nExamples: {text}\nAnswer:", rows)
+    assert found.template == "Examples: {text}\nSum: {a}+{b}\nAnswer:"
+
+
 def test_a_template_in_the_best_order_gets_no_advice() -> None:
     found = template_repeats("{document}\n{question}", table())
     assert found.template is None

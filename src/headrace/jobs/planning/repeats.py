@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.jobs.pipeline.prefixes import LEAST_GAIN, prefix_order, sharing
@@ -82,43 +82,51 @@ def _repeated(values: Sequence[str]) -> float:
 
 
 class _Fields:
-    """The fields of a template that may change places. The label before a field goes with it, line breaks stay."""
+    """The fields of a template that may change places, alone or with all fields of their line.
+
+    The label before a field goes with it, line breaks stay.
+    """
 
     def __init__(self, template: str) -> None:
         parts = [(literal, name) for literal, name, _, _ in string.Formatter().parse(template)]
         self._tail = "".join(literal for literal, name in parts if name is None)
         fields = [(literal, name) for literal, name in parts if name is not None]
-        self._labels: list[tuple[str, str]] = []
+        by_lines = any("\n" in literal for literal, _ in fields[1:])
+        self._units: list[list[tuple[str, str]]] = []
+        """Fields that stay together, each with the label before it."""
         self._breaks: list[str] = []
         for literal, name in fields:
             head, found, label = literal.rpartition("\n")
+            if by_lines and self._units and not found:
+                self._units[-1].append((label, name))
+                continue
             spaces = "" if found else literal[: len(literal) - len(literal.lstrip(" "))]
             self._breaks.append(head + found + spaces)
-            self._labels.append((label[len(spaces) :], name))
-        self.order = tuple(range(len(fields)))
+            self._units.append([(label[len(spaces) :], name)])
+        self.order = tuple(range(len(self._units)))
         self.names = list(dict.fromkeys(name for _, name in fields))
 
     def orders(self, columns: Mapping[str, float]) -> list[tuple[int, ...]]:
         """The orders to try: all, or of many fields the present one and the most repeated first."""
         if len(self.order) <= _TRIED_FIELDS:
             return list(itertools.permutations(self.order))
-        by_repeats = sorted(self.order, key=lambda number: -columns[self._labels[number][1]])
+        by_repeats = sorted(self.order, key=lambda number: -min(columns[name] for _, name in self._units[number]))
         return [self.order, tuple(by_repeats)]
 
     def filled(self, order: Sequence[int], row: Mapping[str, str]) -> str:
         """The prompt of a row."""
-        chosen = (self._labels[number] for number in order)
-        pieces = (f"{gap}{label}{row[name]}" for gap, (label, name) in zip(self._breaks, chosen, strict=True))
-        return "".join(pieces) + self._tail
+        return "".join(gap + label + row[name] for gap, label, name in self._pieces(order)) + self._tail
 
     def template(self, order: Sequence[int]) -> str:
         """The template with its fields in this order."""
-        chosen = (self._labels[number] for number in order)
-        pieces = (
-            f"{_escaped(gap)}{_escaped(label)}{{{name}}}"
-            for gap, (label, name) in zip(self._breaks, chosen, strict=True)
-        )
+        pieces = (f"{_escaped(gap)}{_escaped(label)}{{{name}}}" for gap, label, name in self._pieces(order))
         return "".join(pieces) + _escaped(self._tail)
+
+    def _pieces(self, order: Sequence[int]) -> Iterator[tuple[str, str, str]]:
+        """The text before the label of each field, the label, and the field."""
+        for gap, number in zip(self._breaks, order, strict=True):
+            for place, (label, name) in enumerate(self._units[number]):
+                yield "" if place else gap, label, name
 
 
 def _escaped(literal: str) -> str:
