@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from headrace.batching.passthrough import PassthroughBatcher
+from headrace.engines.base import Chunks
+from headrace.engines.requests.long_prompts import LongPrompts, PromptSplitter
 from headrace.errors import RecordError
+from headrace.serving.admission.chunks import joined
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
@@ -178,3 +181,18 @@ def test_prompt_tokens_of_the_prefix_cache_are_counted(engine: Any) -> None:
     assert used.queries == 2 * len(prompt + "one?")
     assert 128 <= used.hits < len(prompt)
     assert used.computed == used.queries - used.hits
+
+
+@pytest.mark.parametrize("chars", [3_000, 60_000])
+def test_a_prompt_that_is_too_long_is_split(engine: Any, chars: int) -> None:
+    splitter = PromptSplitter(LongPrompts("split", chunk_overlap=4, reduce_template="{answers} in short"), engine)
+    payload: Any = splitter.prepare("the canal feeds a mill and its wheel turns " * (chars // 40)).payload
+    assert len(payload.parts) > 1
+    assert max(payload.costs) <= engine.room("a")
+
+    async def answered(one: Any) -> Any:
+        return await joined(one, lambda part, _: answered(part)) if isinstance(one, Chunks) else await engine.infer(one)
+
+    result = asyncio.run(answered(payload))
+    assert result["completion_tokens"] > len(payload.parts)
+    assert result["prompt_tokens"] > sum(payload.costs)

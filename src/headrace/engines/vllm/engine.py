@@ -31,6 +31,8 @@ from headrace.engines.requests.long_prompts import PromptSplitter, room_of, take
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, check_unicode, sampling_params
 from headrace.errors import EngineError, RecordError, TransientError
 
+_TOO_LONG = ("input_tokens", "input_text")
+"""What vLLM's errors for prompts that are too long name as their parameter."""
 _SAMPLING = frozenset(field.name for field in fields(Sampling)) - {"seed"}  # --seed is the engine's
 
 
@@ -131,7 +133,12 @@ class VllmEngine:
 
     def count(self, request: object) -> int:
         """See `PromptEngine.count`."""
-        return len(self._rendered(self._parsed(request))[0]["prompt_token_ids"])
+        try:
+            return len(self._rendered(self._parsed(request))[0]["prompt_token_ids"])
+        except RecordError as error:
+            if getattr(error.__cause__, "parameter", None) in _TOO_LONG:
+                return self.max_model_len + 1
+            raise
 
     def room(self, request: object) -> int:
         """See `PromptEngine.room`."""
