@@ -41,8 +41,8 @@ class StepScheduler:
         self._evicted: deque[SlotEntry] = deque()
         self._groups: deque[list[SlotEntry]] = deque()
         self._alone = False
-        self._no_room: QueueEntry | None = None
-        """The next one, if there was no room for it since the last record left."""
+        self._no_room: tuple[QueueEntry, float, float] | None = None
+        """The next one, if there was no room for it since the last record left; what it shared, and the cost of all."""
         self._leaving: set[int] = set()
         self._joining: list[SlotEntry] = []
         self._clock = asyncio.get_running_loop().time
@@ -115,7 +115,7 @@ class StepScheduler:
             slot = self._evicted[0]
             slot.shared = self._overlap(slot.record if slot.resume is None else slot.resume)
             if not slots.takes(peak, slot):
-                self._no_room = slot.entry
+                self._no_room = slot.entry, slot.shared, slots.held
                 return
             self._join(self._evicted.popleft())
         if not len(slots):
@@ -134,17 +134,25 @@ class StepScheduler:
                 self._meter.failed += fail(self._take_next(), exc)
                 continue
             if not slots.takes(peak, slot):
-                self._no_room = entry
+                self._no_room = entry, slot.shared, slots.held
                 return
             (slot.entry,) = self._take_next()
             self._join(slot)
             self._meter.joined(self._clock(), slot.entry.arrival)
 
     def _still_no_room(self) -> bool:
-        """Whether no record has left since the next one was found to have no room."""
+        """Whether no room can have appeared for the next one: no record has left, and no more is shared."""
         if self._no_room is None or not len(self._slots):
             return False
-        return self._no_room is (self._evicted[0].entry if self._evicted else self._queue.peek())
+        entry, shared, held = self._no_room
+        if self._evicted:
+            slot = self._evicted[0]
+            following, record = slot.entry, slot.record if slot.resume is None else slot.resume
+        else:
+            following, record = entry, entry.records[0]
+            if self._queue.peek() is not entry:
+                return False
+        return following is entry and self._slots.held >= held and self._overlap(record) <= shared
 
     def _take_next(self) -> list[QueueEntry]:
         entries = self._queue.take("full_size").entries
