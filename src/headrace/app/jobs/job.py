@@ -140,7 +140,7 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
         _close(engine)
         if isinstance(plan.output.writer, CallbackWriter | TableWriter):
             plan.output.writer.close()
-    return end, replace(report.build(), model=downloaded_model(plan.settings))
+    return end, _placed(report.build(), plan)
 
 
 def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[TraceWriter | None]:
@@ -159,6 +159,15 @@ def _close(engine: AnyEngine) -> None:
         logger.warning("headrace: closing the engine raised %s: %s", type(error).__name__, text_of(error))
 
 
+def _placed(report: Report, plan: Plan) -> Report:
+    """The report with the names of the model and of the output."""
+    output = plan.output
+    is_file = not isinstance(output.writer, CallbackWriter) and output.table is None
+    errors = str(output.errors) if is_file and output.errors.exists() else None
+    model = downloaded_model(plan.settings)
+    return replace(report, model=model, output=str(output.target) if is_file else None, errors=errors)
+
+
 def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
     """How a finished job ended, found without its engine: see `plan.finished_before`."""
     started = time.monotonic()
@@ -168,7 +177,7 @@ def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
     report = ReportBuilder()
     report(JobStarted(plan.source.total_bytes, plan.source.total_records, ended.records, started, ended.failed))
     report(JobDone("finished", time.monotonic()))
-    found = replace(report.build(), model=downloaded_model(plan.settings))
+    found = _placed(report.build(), plan)
     return JobEnd("already_finished", ended.records, ended.failed), found
 
 
