@@ -110,7 +110,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
     try:
         job = build(plan, engine, stop, broadcast, batcher(broadcast) if batcher is not None else None)
         found = None
-        if not (plan.settings.retry or plan.output.is_finished) and (on_survey or wants_sample(plan, engine)):
+        works = not plan.settings.retry and (plan.settings.overwrite or not plan.output.is_finished)
+        if works and (on_survey or wants_sample(plan, engine)):
             found = _survey(plan, job, spread=False)
             if on_survey is not None:
                 on_survey(found)
@@ -133,7 +134,7 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             listeners.append(Recorder(report, plan.output.work / REPORT, plan.output.work / LIVE, described))
             for left_out in plan.left_out:
                 broadcast(InputLeftOut(left_out, time.monotonic()))
-            if not plan.output.is_finished and (compared := compared_prompts(plan, job)) is not None:
+            if works and (compared := compared_prompts(plan, job)) is not None:
                 broadcast(compared)
             end = main_path.run(job)
     finally:
