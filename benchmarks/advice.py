@@ -1,7 +1,7 @@
 """Jobs with one bad setting each: a script follows the first advice of their reports, at most three times.
 
 python -m benchmarks.advice            all jobs
-python -m benchmarks.advice NAME...    those whose names contain one of these
+python -m benchmarks.advice NAME...    those whose names contain one of these; the other rows of the table are kept
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import headrace
-from benchmarks.common import report
+from benchmarks.common import RESULTS, report
 from benchmarks.prefixes import LETTERS, model_folder
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
@@ -26,6 +26,7 @@ from headrace.jobs.pipeline.job import Limits
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.figures import in_json
 
+COLUMNS = ["job", "records/s", "advice followed", "saves: said / did", "records/s then", "best setting", "of the best"]
 STEPS = 3
 ENOUGH = 0.9
 _SAME = "the same setting"
@@ -121,7 +122,15 @@ def questions(model: Path, **options: object) -> Settings:
         "task": "generate", "model": str(model), "dtype": "float32", "max_num_seqs": 16, "max_tokens": 4,
         "kv_cache_tokens": 8_192, "ignore_eos": True, **options,
     }  # fmt: skip
-    return Settings(192, options=generate, documents=16)
+    return Settings(96, options=generate, documents=8)
+
+
+def slow_map(row: dict[str, object]) -> dict[str, object]:
+    """Python code that takes some milliseconds of a core."""
+    found = 0
+    for number in range(60_000):
+        found = (found * 31 + number) & 0xFFFF
+    return {**row, "found": found}
 
 
 def cases(model: Path) -> list[Case]:
@@ -133,6 +142,9 @@ def cases(model: Path) -> list[Case]:
     lines = Settings(8_000, options=paced(token_us=3, dimension=384))
     held = Settings(4_000, options=paced())
     equal = Settings(6_000, options=paced(), copies=20)
+    mapped = Settings(1_200, limits=Limits(workers=2), options=paced(token_us=10)).with_options(
+        prepare="benchmarks.advice:slow_map"
+    )
     embed = Settings(400, options={"task": "embed", "dtype": "float32"})
     return [
         Case(
@@ -167,6 +179,16 @@ def cases(model: Path) -> list[Case]:
             "MiniLM in float16 (--dtype float16)",
             replace(embed, records=120).with_options(dtype="float16"),
             replace(embed, records=120),
+        ),
+        Case(
+            "Python code on threads (--map, --worker-kind thread)",
+            mapped.with_options(worker_kind="thread"),
+            mapped.with_options(worker_kind="process"),
+        ),
+        Case(
+            "Llama, two answers at a time (--max-num-seqs 2)",
+            questions(model, prompt_template="{question}", max_tokens=24, max_num_seqs=2),
+            questions(model, prompt_template="{question}", max_tokens=24, max_num_seqs=16),
         ),
         Case(
             "Llama, fields in a bad order (--prompt-template)",
@@ -230,7 +252,7 @@ def followed(settings: Settings, advice: Mapping[str, Any]) -> Settings | None:
         return replace(settings, suffix=value)
     if flag in ("--dedupe", "--dtype", "--order", "--prompt-template", "--worker-kind"):
         return settings.with_options(**{flag.strip("-").replace("-", "_"): value == "true" or value})
-    if flag in ("--batch-size", "--batch-tokens"):
+    if flag in ("--batch-size", "--batch-tokens", "--max-num-seqs"):
         return settings.with_options(**{flag.strip("-").replace("-", "_"): int(value)})
     return None
 
@@ -273,6 +295,12 @@ def workplace() -> Iterator[Path]:
         yield Path(name)
 
 
+def earlier() -> list[list[Any]]:
+    """The rows of earlier runs."""
+    path = RESULTS / "advice.json"
+    return [list(row.values()) for row in json.loads(path.read_text())["rows"]] if path.exists() else []
+
+
 def main() -> None:
     """Run the jobs, one after the other."""
     wanted = sys.argv[1:]
@@ -280,10 +308,13 @@ def main() -> None:
         made = model_folder(folder / "llama")
         chosen = [case for case in cases(made) if not wanted or any(word in case.name for word in wanted)]
         table = [measured(case, folder) for case in chosen]
+        names = [case.name for case in cases(made)]
+    kept = {row[0]: row for row in (earlier() if wanted else [])} | {row[0]: row for row in table}
+    table = [kept[name] for name in names if name in kept]
     report(
-        "advice" if not wanted else None,
+        "advice",
         "Following the first advice of the report",
-        ["job", "records/s", "advice followed", "saves: said / did", "records/s then", "best setting", "of the best"],
+        COLUMNS,
         table,
         [f"At most {STEPS} steps each. The first jobs have an engine with simulated device times."],
     )
