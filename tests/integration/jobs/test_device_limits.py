@@ -14,8 +14,10 @@ import headrace
 from headrace.app.grid import GridOptions, measure
 from headrace.app.jobs import tuning
 from headrace.app.jobs.job import JobSettings
+from headrace.app.servers import warm_up as warm_up_module
 from headrace.app.servers.warm_up import warm_up
 from headrace.device.cache import TuningCache
+from headrace.device.memory import MemoryLimit, PeakMeter
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.networks import pytorch as torch_network
 from headrace.engines.text.embedding import EmbeddingEngine
@@ -89,6 +91,38 @@ def test_a_server_whose_trial_runs_out_of_memory_takes_a_smaller_budget(
     config = EngineConfig("embed", str(encoder_folder), engine_options={"device": "cpu", "dtype": "float32"})
     found = warm_up(config, None, TuningCache(tmp_path))
     assert found.tokens is not None and found.tokens <= 1_024
+
+
+class Peaks(PeakMeter):
+    """A model of 100 MB, and 100 kB for each token of the largest batch so far."""
+
+    largest = 0
+
+    def restart(self) -> bool:
+        return True
+
+    def peak(self) -> int:
+        return 100_000_000 + 100_000 * self.largest
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(700, 512), (3_000, 2_048)])
+def test_a_server_takes_no_budget_that_would_fill_the_memory(
+    encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, most: int
+) -> None:
+    """A job follows its memory; a server keeps the budget that it begins with."""
+    peaks, run = Peaks(), torch_network.TorchNetwork.run
+
+    def counted(self: torch_network.TorchNetwork, arrays: Any) -> Any:
+        peaks.largest = max(peaks.largest, arrays["input_ids"].size)
+        return run(self, arrays)
+
+    limit = MemoryLimit(round((100_000_000 + 100_000 * tokens) / 0.8), "a test")
+    monkeypatch.setattr(torch_network.TorchNetwork, "run", counted)
+    monkeypatch.setattr(warm_up_module, "memory_of", lambda engine: (limit, peaks))
+    monkeypatch.setattr(warm_up_module, "knee", lambda points, most_s: max(points, key=lambda point: point.budget))
+    config = EngineConfig("embed", str(encoder_folder), engine_options={"device": "cpu", "dtype": "float32"})
+    found = warm_up(config, None, TuningCache(tmp_path)).tokens
+    assert found == most
 
 
 def test_a_cache_that_names_an_unknown_dtype_is_told_and_ignored(
