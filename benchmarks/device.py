@@ -146,7 +146,7 @@ def main() -> None:
         for name, took in sorted(figures.items(), key=lambda item: statistics.median(item[1]))
     ]
     notes = [
-        f"Docstrings of Python's standard library; medians of {ROUNDS} rounds (the grid: {GRID_ROUNDS}), the variants in turn.",
+        f"Docstrings of Python's library; medians of {ROUNDS} rounds (grid: {GRID_ROUNDS}), the variants in turn.",
         "Spread: slowest round / fastest. Tuning is included in the time as it comes, loading in none.",
         f"Chosen in each round: {'; '.join(parts.note('chosen'))}.",
     ]

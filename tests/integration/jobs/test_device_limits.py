@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from headrace.app.servers import warm_up as warm_up_module
 from headrace.app.servers.warm_up import warm_up
 from headrace.device.cache import TuningCache
 from headrace.device.memory import MemoryLimit, PeakMeter
+from headrace.device.placement import choose_device
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.networks import pytorch as torch_network
 from headrace.engines.text.embedding import EmbeddingEngine
@@ -52,6 +54,25 @@ def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 def test_a_gpu_that_is_not_there_is_named(encoder_folder: Path, device: str) -> None:
     with pytest.raises(ConfigError, match=f"device '{device}': PyTorch sees 0 CUDA devices; use device=cpu"):
         EmbeddingEngine(encoder_folder, device=device)
+
+
+def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    old = "The NVIDIA driver on your system is too old (found version 11040).\nPlease update it."
+
+    def init() -> None:
+        raise RuntimeError(old)
+
+    def is_available() -> bool:
+        warnings.warn(f"CUDA initialization: {old}", stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"^device 'cuda': .* use device=cpu \(.* too old \(found version 11040\)\)$"):
+        choose_device("cuda")
+    assert choose_device("auto").type == "cpu"
+    assert "the model runs on the CPU: CUDA initialization: The NVIDIA driver on your system is too old" in caplog.text
 
 
 def test_a_budget_below_one_record_runs_records_alone(encoder_folder: Path, tmp_path: Path) -> None:
