@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import os
 import random
 import subprocess
@@ -23,7 +22,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from report_picture import IMAGES, OWN, program  # noqa: E402 - beside this script
+from report_picture import IMAGES, OWN, program, write_texts  # noqa: E402 - beside this script
 from rich.console import Console  # noqa: E402
 from tests.acceptance.browser import Browser  # noqa: E402
 from tests.acceptance.serving.process import server  # noqa: E402
@@ -83,11 +82,9 @@ def dashboard(folder: Path) -> None:
 
 def main() -> None:
     """Draw both."""
-    random.seed(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        rows = [{"id": n, "text": "word " * (n % 97 and random.randint(5, 60))} for n in range(12_000)]
-        (folder / "docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_texts(folder / "docs.jsonl", 12_000)
         (folder / "mine.py").write_text(OWN)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(folder), str(ROOT)])
         os.chdir(folder)

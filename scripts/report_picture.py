@@ -1,10 +1,11 @@
 #!/usr/bin/env python
-"""Draw the pictures of docs/report.md: real jobs, their report in headless Chromium.
+"""Draw the pictures of docs/report.md and docs/bench.md: the pages of real runs in headless Chromium.
 
-.venv/bin/python scripts/report_picture.py    writes docs/images/report.png and docs/images/report-compared.png
+.venv/bin/python scripts/report_picture.py          writes docs/images/report.png, report-compared.png and bench.png
+.venv/bin/python scripts/report_picture.py bench    writes bench.png alone; an idle machine takes three minutes
 
-The engine is paced, so that the pictures look alike on any machine. The first job prepares its records one chunk at a
-time; the second follows the advice.
+The engine of the jobs is paced, so that their pictures look alike on any machine. The first job prepares its records
+one chunk at a time; the second follows the advice. The comparison runs the default model on this machine's libraries.
 """
 
 from __future__ import annotations
@@ -56,6 +57,14 @@ def headrace(folder: Path, *arguments: str) -> None:
         sys.exit(f"headrace {' '.join(arguments)} ended with status {done.returncode}")
 
 
+def write_texts(path: Path, count: int) -> None:
+    """An input of texts that differ; a few are empty, which the engine refuses."""
+    random.seed(1)
+    texts = (f"{number} " + "word " * random.randint(4, 59) if number % 97 else "" for number in range(count))
+    rows = ({"id": number, "text": text} for number, text in enumerate(texts))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def picture(page: Path, image: Path, width: int, height: int, *, dark: bool) -> None:
     """What Chromium shows of a page."""
     with Browser(page.parent / f"profile-{image.stem}", dark=dark) as browser:
@@ -65,21 +74,33 @@ def picture(page: Path, image: Path, width: int, height: int, *, dark: bool) -> 
     print(f"wrote {image}")
 
 
+def jobs(folder: Path) -> None:
+    """Two jobs, and their reports."""
+    write_texts(folder / "docs.jsonl", 6_000)
+    (folder / "mine.py").write_text(OWN)
+    common = ("run", "-i", "docs.jsonl", "--task", "custom", "--engine", "mine:Engine")
+    headrace(folder, *common, "-o", "before.parquet", "--workers", "1")
+    headrace(folder, *common, "-o", "after.parquet", "--workers", "4")
+    headrace(folder, "report", "before.parquet", "--gpu-hour-price", "2.50")
+    headrace(folder, "report", "before.parquet", "after.parquet", "-o", "compared.html")
+    picture(folder / "before.parquet.report.html", IMAGES / "report.png", 1180, 2750, dark=False)
+    picture(folder / "compared.html", IMAGES / "report-compared.png", 1180, 1500, dark=True)
+
+
+def bench(folder: Path) -> None:
+    """A comparison of what is installed."""
+    write_texts(folder / "texts.jsonl", 1_000)
+    headrace(folder, "bench", "-i", "texts.jsonl", "--batch-sizes", "8,32", "--rounds", "3")
+    picture(folder / "bench.html", IMAGES / "bench.png", 1180, 1080, dark=False)
+
+
 def main() -> None:
-    """Run the jobs and draw their reports."""
-    random.seed(1)
+    """Draw all pictures, or those that are named."""
+    wanted = sys.argv[1:] or ["jobs", "bench"]
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        rows = [{"id": n, "text": "word " * (n % 97 and random.randint(5, 60))} for n in range(6_000)]
-        (folder / "docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / "mine.py").write_text(OWN)
-        common = ("run", "-i", "docs.jsonl", "--task", "custom", "--engine", "mine:Engine")
-        headrace(folder, *common, "-o", "before.parquet", "--workers", "1")
-        headrace(folder, *common, "-o", "after.parquet", "--workers", "4")
-        headrace(folder, "report", "before.parquet", "--gpu-hour-price", "2.50")
-        headrace(folder, "report", "before.parquet", "after.parquet", "-o", "compared.html")
-        picture(folder / "before.parquet.report.html", IMAGES / "report.png", 1180, 2750, dark=False)
-        picture(folder / "compared.html", IMAGES / "report-compared.png", 1180, 1500, dark=True)
+        for draw in (jobs, bench):
+            if draw.__name__ in wanted:
+                draw(Path(name))
 
 
 if __name__ == "__main__":

@@ -95,9 +95,8 @@ class StepDone:
     joined: int
     """How many of them joined for this step."""
     finished: int
-    """Records that left with a result or an exception after it."""
     failed: int
-    """How many of those left with an exception."""
+    """Records that left with a result or an exception after it, and how many of those with an exception."""
     sent_back: int
     """Records evicted because they no longer fit; they resume or restart later."""
     cost: float
@@ -153,9 +152,8 @@ class StageDone:
     cpu_s: float | None = None
     """Seconds of a core that the thread has used (prepare); None if not measured."""
     compared: int = 0
-    """Records whose inputs were compared with those before (prepare); only the first ones are."""
     repeated: int = 0
-    """How many of them are equal to an earlier one."""
+    """The first records, which are compared with those before; how many are equal to an earlier one (prepare)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +172,8 @@ class RunDescribed:
     """A job is about to start: what it is. The first event that a listener of `headrace.run` hears."""
 
     name: str
-    """The output."""
     settings: Mapping[str, str]
-    """Without secrets."""
+    """The output, and the settings without secrets."""
     versions: Mapping[str, str]
     at: float
     """When the run began, before its model was loaded."""
@@ -201,9 +198,8 @@ class PartCommitted:
     """A part of the output is durable; its records are done."""
 
     start: int
-    """First position of the part."""
     end: int
-    """One past the last."""
+    """The part's first position, and one past its last."""
     failed: int
     """How many of them are dead letters."""
     bytes: int
@@ -269,9 +265,8 @@ class MemoryUsed:
     """The peak memory of the process, or of its GPU, while a job's batches ran."""
 
     peak: int
-    """Bytes."""
     limit: int
-    """Memory limit in bytes."""
+    """In bytes."""
     source: str
     """What sets the limit."""
     at: float
@@ -290,9 +285,8 @@ class DeviceUsed:
     weight_bytes: float
     """Weights that the passes read, together."""
     peak_operations: float
-    """Per second, of a large matrix product in this dtype on this device; 0 if not measured."""
     peak_bytes: float
-    """Per second, read from memory; 0 if not measured."""
+    """Per second, of a large matrix product in this dtype, and read from memory; 0 if not measured."""
     dtype: str
     at: float
     energy_j: float | None = None
@@ -310,11 +304,24 @@ class PrefixCacheUsed:
     """How many prompt tokens a language model has read since the last such event, and how many from its cache."""
 
     queries: int
-    """Tokens of prompts."""
     hits: int
-    """Tokens found in the cache."""
     computed: int
-    """Tokens that the model computed."""
+    """Tokens of prompts; those found in the cache; those that the model computed."""
+    at: float
+    generated: int = 0
+    """Tokens of answers."""
+    computed_s: float | None = None
+    """What computing the prompts' tokens took; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsCompared:
+    """What the first prompts of a language model's job have in common. Equal prompts count once."""
+
+    shared: float
+    better: float
+    """The fraction of their text in beginnings that prompts share as neighbours: now, and with `template`."""
+    template: str | None  # with the fields in a better order; None if the present one is as good
     at: float
 
 
@@ -334,9 +341,7 @@ class WorkUnitDone:
     records: int
     failed: int
     batches: int
-    """Since its last unit, as is `busy_s`."""
-    busy_s: float
-    """Seconds in which its engine was busy."""
+    busy_s: float  # in which its engine was busy, since its last unit
     at: float
 
 
@@ -388,7 +393,7 @@ class WorkUnitSent:
 Event: TypeAlias = (
     BatchFormed | BatchDone | BatchSplit | StepDone | RecordFailed | InputLeftOut | StageDone | PipelineWaited |
     RunDescribed | JobStarted | PartCommitted | PartDamaged | OrderChosen | DuplicatesFound | PrecisionChosen |
-    BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | JobDone | WorkUnitDone | WorkerLost | RequestDone
-    | ModelLoaded | WorkUnitSent
+    BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | PromptsCompared | JobDone | WorkUnitDone | WorkerLost |
+    RequestDone | ModelLoaded | WorkUnitSent
 )  # fmt: skip
 Listener: TypeAlias = Callable[[Event], None]

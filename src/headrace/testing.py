@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile, from_attributes
-from headrace.errors import EngineDeadError, RecordError
+from headrace.errors import ConfigError, EngineDeadError, RecordError
 from headrace.records import text_refusal
 
 
@@ -36,6 +36,9 @@ class FakeEngine(_ProfileFromAttributes):
         on_too_long: "truncate", or "error" to fail the record instead.
         refuses: returns the exception that `forward` raises for a text, or None.
         sleep: waits.
+
+    Raises:
+        ConfigError: `on_too_long` has another value.
     """
 
     pads = True
@@ -53,6 +56,8 @@ class FakeEngine(_ProfileFromAttributes):
         refuses: Callable[[str], Exception | None] | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
+        if on_too_long not in ("truncate", "error"):
+            raise ConfigError(f"on_too_long is {on_too_long!r}; the fake engine takes 'truncate' or 'error'")
         self._model = model or "fake"
         self._dimension = dimension
         self._seconds = seconds_per_batch

@@ -51,6 +51,8 @@ class BenchSettings:
     task: str
     model: str
     """A folder."""
+    model_name: str
+    """What the user calls it."""
     texts: Sequence[str]
     contenders: Sequence[str]
     sizes: Sequence[int]
@@ -281,7 +283,7 @@ def _described(settings: BenchSettings) -> dict[str, str]:
     characters = statistics.median(map(len, settings.texts))
     return {
         "task": settings.task,
-        "model": settings.model,
+        "model": settings.model_name,
         "texts": f"{len(settings.texts):,}, of {characters:,.0f} characters (median)",
         "dtype": settings.dtype,
         "device": settings.device,

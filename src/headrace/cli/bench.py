@@ -23,6 +23,7 @@ from headrace.engines.model_folder import find_folder
 from headrace.errors import ConfigError, StoppedEarly, nearest
 from headrace.observe.page.bench import render_comparison
 
+_DEFAULT_MODEL = "all-MiniLM-L6-v2, which is included"
 EXAMPLES = """Examples:
 
 headrace bench -i docs.jsonl
@@ -102,6 +103,7 @@ def _bench(what: WhatFlags, how: HowFlags) -> int:
     settings = BenchSettings(
         what.task,
         _folder(what),
+        what.model or _DEFAULT_MODEL,
         read_texts(what.source, what.text_column, what.limit),
         _contenders(what.task, how.contenders),
         _sizes(how.batch_sizes),

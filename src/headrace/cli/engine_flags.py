@@ -19,8 +19,8 @@ PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 # Flags that are options of the engine, under the same name.
 _OPTIONS = (
-    "handler", "max_model_len", "on_too_long", "chunk_overlap", "chunk_join", "device", "dtype", "quantize",
-    "truncate_dim", "output_dtype", "prompt_name", "prompt",
+    "handler", "max_model_len", "on_too_long", "chunk_overlap", "chunk_join", "reduce_template", "no_answer",
+    "device", "dtype", "quantize", "truncate_dim", "output_dtype", "prompt_name", "prompt",
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ class EngineFlags(FlagGroup):
         Literal["truncate", "error", "split"] | None,
         typer.Option(
             help="Cut a text that is too long, fail its record or request, or split it into chunks and join their "
-            "outputs. Default: truncate."
+            "outputs. Default: truncate; for generate: error."
         ),
     ] = None
     chunk_overlap: Annotated[
@@ -80,10 +80,24 @@ class EngineFlags(FlagGroup):
         typer.Option(min=0, help="With --on-too-long split: tokens that neighbouring chunks share. Default: 0."),
     ] = None
     chunk_join: Annotated[
-        Literal["mean", "max"] | None,
+        Literal["mean", "max", "map-reduce", "first"] | None,
         typer.Option(
             help="With --on-too-long split: how outputs are joined. Default: mean for vectors and labels, max for "
-            "scores of pairs."
+            "scores of pairs, map-reduce for generate."
+        ),
+    ] = None
+    reduce_template: Annotated[
+        str | None,
+        typer.Option(
+            help="For generate, with --chunk-join map-reduce: the last prompt, such as 'Combine these summaries: "
+            "{answers}'. Default: none."
+        ),
+    ] = None
+    no_answer: Annotated[
+        str | None,
+        typer.Option(
+            help="For generate, with --chunk-join first: how an answer begins that counts as none, such as 'not "
+            "found'. Default: only an empty answer is none."
         ),
     ] = None
     device: Annotated[

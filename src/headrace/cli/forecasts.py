@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import asdict
 
 from headrace.cli.outcome import say
 from headrace.device.memory import TARGET_SHARE
@@ -53,6 +54,35 @@ def print_forecast(survey: Survey, forecast: Forecast, gpu_hour_price: float | N
     if forecast.bytes is not None:
         free = "" if forecast.free is None else f", {_size(forecast.free)} free"
         print(f"disk        {_size(forecast.bytes)} while it runs{free}")
+
+
+def as_figures(survey: Survey, forecast: Forecast, gpu_hour_price: float | None) -> dict[str, object]:
+    """Survey and forecast for a script: what `print_forecast` prints, in records, seconds and bytes."""
+    repeats, memory = survey.repeats, forecast.memory
+    seconds = forecast.seconds
+    figures: dict[str, object] = {
+        "records": survey.records,
+        "counted": survey.counted,
+        "sampled": survey.sampled,
+        "unusable": survey.failed,
+        "length": {name: survey.quantile(share) for name, share in (("median", 0.5), ("p99", 0.99), ("max", 1.0))},
+        "truncated": survey.truncated,
+        "split": survey.split,
+        "model": survey.model,
+        "dtype": None if survey.precision is None else survey.precision.dtype,
+        "left_out": list(map(str, survey.left_out)),
+        "examples": [_short(example) for example in survey.examples],
+        "seconds": seconds,
+        "inference_s": forecast.engine_s,
+        "memory": None if memory is None else {"peak": memory.peak, "limit": memory.limit.bytes, "room": memory.room},
+        "disk": None if forecast.bytes is None else {"bytes": forecast.bytes, "free": forecast.free},
+    }
+    if gpu_hour_price is not None:
+        figures["cost"] = None if seconds is None else seconds / 3600 * gpu_hour_price
+    if repeats is not None:
+        figures["prompts"] = asdict(repeats)
+        figures["order"] = None if survey.order is None else survey.order.order
+    return figures
 
 
 def print_repeats(found: Repeats, plan: OrderPlan | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import Command, FlagGroup, with_groups
-from headrace.cli.forecasts import print_forecast, print_survey
+from headrace.cli.forecasts import as_figures, print_forecast, print_survey
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import conclude, guarded, say
 from headrace.cli.report import check_file, check_place, reported
@@ -270,8 +271,8 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
     def rehearse_job() -> int:
         job, found = settings()
         if found is None:
-            return _rehearse(job, estimate.gpu_hour_price)
-        return steps.rehearse(job, *found, estimate.gpu_hour_price)
+            return _rehearse(job, estimate.gpu_hour_price, as_json=messages.log_json)
+        return steps.rehearse(job, *found, estimate.gpu_hour_price, as_json=messages.log_json)
 
     def run_job(stopper: Stopper) -> int:
         job, found = settings()
@@ -328,9 +329,12 @@ class RunCommand(Command):
             raise typer.Exit(2) from error
 
 
-def _rehearse(settings: JobSettings, gpu_hour_price: float | None) -> int:
+def _rehearse(settings: JobSettings, gpu_hour_price: float | None, *, as_json: bool) -> int:
     found, forecast = rehearse(settings)
-    print_forecast(found, forecast, gpu_hour_price)
+    if as_json:
+        print(json.dumps(as_figures(found, forecast, gpu_hour_price)))
+    else:
+        print_forecast(found, forecast, gpu_hour_price)
     if forecast.bytes is not None and forecast.free is not None and forecast.bytes > forecast.free:
         raise ConfigError(f"the disk of {settings.sink} has too little room; make some, or choose another output")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from headrace.app.jobs.step_settings import Step, read_steps, refuse_beside_step
 from headrace.app.jobs.steps import prepared, rehearse_steps, run_steps
 from headrace.cli.cluster_flags import Execute
 from headrace.cli.flags import FlagGroup
-from headrace.cli.forecasts import print_forecast
+from headrace.cli.forecasts import as_figures, print_forecast
 from headrace.cli.outcome import conclude, say
 from headrace.cli.signals import Stopper
 from headrace.errors import ConfigError
@@ -122,12 +123,19 @@ def _print_steps(steps: Sequence[StepFigures]) -> None:
     say(f"{loads} model{'s' * (loads != 1)} loaded, {switches} switch{'es' * (switches != 1)}")
 
 
-def rehearse(job: JobSettings, steps: Sequence[Step], model_column: str | None, gpu_hour_price: float | None) -> int:
-    """Print the estimate of each step; returns the exit status."""
-    for name, found in rehearse_steps(prepared(job, steps, model_column)):
+def rehearse(
+    job: JobSettings, steps: Sequence[Step], model_column: str | None, price: float | None, *, as_json: bool
+) -> int:
+    """Print the estimate of each step, `price` being that of an hour of the GPU; returns the exit status."""
+    estimates = rehearse_steps(prepared(job, steps, model_column))
+    if as_json:
+        each = [{"step": name} | ({} if found is None else as_figures(*found, price)) for name, found in estimates]
+        print(json.dumps({"steps": each}))
+        return 0
+    for name, found in estimates:
         print(f"step        {name}")
         if found is None:
             print("time        unknown: its input is the output of an earlier step")
         else:
-            print_forecast(*found, gpu_hour_price)
+            print_forecast(*found, price)
     return 0

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
+from headrace.app.jobs.describe import WorkerRoom
 from headrace.cluster import heartbeat, remote_job
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
 from headrace.cluster.worker_pool import WorkUnitReply
@@ -152,6 +153,13 @@ class LocalWorkers:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def room(self) -> WorkerRoom:
+        """As many as there are CUDA devices for; on the CPU, each new one would take cores from the others."""
+        on_cuda = any(share.environment for share in self._shares)
+        most = len(device_shares("auto", self._spec.config)) if on_cuda else len(self._shares)
+        return WorkerRoom("--data-parallel-size", most)
 
     def start(self) -> LocalWorker:
         """Start a worker on the share of one that is dead."""

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
+from headrace.app.jobs.describe import WorkerRoom
 from headrace.cluster import heartbeat
 from headrace.cluster.work_units import IN_FLIGHT
 from headrace.cluster.worker import WorkerActor, WorkerInfo, WorkerSpec, loaded, unpack
@@ -146,9 +147,11 @@ class RayWorkers:
             ray.cloudpickle.dumps(spec)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise ConfigError(f"the engine's options cannot be sent to a worker: {error}") from error
+        gpus = check_room(resources, resources.replicas)
+        self.room = WorkerRoom("--replicas", _most(resources.cpus, gpus, resources.replicas))
         self._actor_class = ray.remote(  # registered once: the call blocks, forever if the cluster is gone
             num_cpus=resources.cpus,
-            num_gpus=check_room(resources, resources.replicas),
+            num_gpus=gpus,
             max_restarts=0,
             max_concurrency=IN_FLIGHT + 2,
         )(WorkerActor)
@@ -225,6 +228,13 @@ def check_room(resources: ClusterResources, replicas: int) -> float:
                 f"has {available:g}: request fewer replicas, or fewer {name}s for each"
             )
     return gpus
+
+
+def _most(cpus: float, gpus: float, replicas: int) -> int:
+    """The workers that the cluster has room for, if each needs so much; at least `replicas`."""
+    total = ray.cluster_resources()
+    room = [int(total.get(name, 0.0) / each) for name, each in (("CPU", cpus), ("GPU", gpus)) if each]
+    return max(min(room, default=replicas), replicas)
 
 
 def _described(resources: dict[str, float]) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import headrace
 from headrace.app.jobs import job as jobs
+from headrace.app.jobs.describe import WorkerRoom
 from headrace.app.jobs.tuning import is_int8, settings_to_load
 from headrace.cluster.worker import WorkerInfo, WorkerSpec
 from headrace.cluster.worker_pool import Worker, WorkerPool
@@ -32,6 +33,11 @@ class Workers(Protocol):
     @property
     def initial(self) -> Sequence[Worker]:
         """The workers that were started first."""
+        ...
+
+    @property
+    def room(self) -> WorkerRoom:
+        """How many workers there could be."""
         ...
 
     def start(self) -> Worker:
@@ -107,4 +113,5 @@ def execute(
             raise ConfigError("workers import a custom engine by name: give it as module:name")
         with start_workers(WorkerSpec(config, headrace.__version__)) as workers:
             pool = functools.partial(WorkerPool, workers.initial, workers.start, workers.info.profile.keeps_busy, stop)
-            return jobs.carry_out(plan, RemoteEngine(workers.info), stop, progress=progress, batcher=pool)
+            engine = RemoteEngine(workers.info)
+            return jobs.carry_out(plan, engine, stop, progress=progress, batcher=pool, workers=workers.room)

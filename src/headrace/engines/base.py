@@ -33,7 +33,7 @@ class Prepared(Generic[PayloadT]):
     @property
     def parts(self) -> int:
         """In how many parts the engine takes it; 0 if it is not split."""
-        return len(self.payload.parts) if isinstance(self.payload, Chunks) else 0
+        return len(self.payload.parts) + (self.payload.later or 0) if isinstance(self.payload, Chunks) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,16 @@ class Chunks(Generic[PayloadT]):
     weights: Sequence[int]
     """Tokens of the text in each part."""
     join: Callable[[Sequence[Any], Sequence[int]], object]
-    """Makes the record's output of the outputs of all its parts, and their weights. It can be pickled."""
+    """Makes the record's output of the outputs of all its parts, and their weights. Unless `later` is None, it may make
+    `Chunks` instead, to compute before that. That of a batch engine can be pickled.
+    """
+    later: int | None = None
+    """How many parts `join` may ask for, as far as they are known; None if it never asks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part(Generic[PayloadT]):
-    """One part of a record, as the engine gets it: its output is what `Chunks.join` takes."""
+    """A part that the engine must not finish like a record: its output is what `Chunks.join` takes."""
 
     payload: PayloadT
 
@@ -73,11 +77,19 @@ class PrefixCacheStats:
     """Tokens that were found there."""
     computed: int
     """Tokens that the model computed."""
+    generated: int = 0
+    """Tokens of answers."""
+    computed_s: float | None = None
+    """What computing the prompts' tokens took; None if the engine cannot tell."""
 
     def since(self, earlier: PrefixCacheStats) -> PrefixCacheStats:
         """The tokens that were added after `earlier`."""
         return PrefixCacheStats(
-            self.queries - earlier.queries, self.hits - earlier.hits, self.computed - earlier.computed
+            self.queries - earlier.queries,
+            self.hits - earlier.hits,
+            self.computed - earlier.computed,
+            self.generated - earlier.generated,
+            None if self.computed_s is None else self.computed_s - (earlier.computed_s or 0.0),
         )
 
 

@@ -71,7 +71,7 @@ class EncoderOptions(TypedDict, total=False):
     """Truncate a longer text (the default), fail its record, or split it into chunks."""
     chunk_overlap: int | None
     """Tokens that neighbouring chunks have in common; None for none."""
-    chunk_join: Literal["mean", "max"] | None
+    chunk_join: Literal["mean", "max", "map-reduce", "first"] | None
     """How the outputs for the chunks become one; None for the default of the task."""
     prompt_name: str | None
     """Name of one of the model's prompts, which goes before each text; None for the model's default."""
@@ -94,10 +94,12 @@ class LocalOptions(SamplingOptions, VllmOptions, EncoderOptions, total=False):
     max_num_seqs: int
     max_pixels: int
     multi_label: bool
+    no_answer: str | None
     normalize: bool
     output_dtype: Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
     providers: Sequence[str]
     quantize: Literal["int8"] | None
+    reduce_template: str | None
     system_prompt: str | None
     top_labels: int | None
     truncate_dim: int | None

@@ -13,8 +13,8 @@ from typing import Literal
 from headrace.concurrency.garbage_collection import fewer_collections
 from headrace.errors import BrokenOffError, TooManyErrorsError
 from headrace.events import JobDone, JobStarted, PartDamaged, StageDone
-from headrace.jobs.pipeline.chunks import answers
-from headrace.jobs.pipeline.infer import expected_cost, in_order, longest_first
+from headrace.jobs.pipeline.chunks import answers, expected_cost
+from headrace.jobs.pipeline.infer import in_order, longest_first
 from headrace.jobs.pipeline.job import Job, JobEnd, Length, Tally
 from headrace.jobs.pipeline.memory_budget import Memory
 from headrace.jobs.pipeline.ordering import in_windows

@@ -133,6 +133,9 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(folder: Path) -> None:
         r"disk +\d+\.\d MB while it runs, [\d.,]+ GB free",
     ):
         assert re.search(pattern, said), (pattern, said)
+    status, said = headrace(*command, "--log-json", folder=folder)
+    figures = next(entry for line in said.splitlines() if "records" in (entry := json.loads(line)))
+    assert (status, figures["sampled"], figures["length"]["max"]) == (0, 1_024, 40)
     assert [path.name for path in folder.iterdir()] == ["in.jsonl"]
     status, said = headrace("run", "-i", "in.jsonl", "-o", "o.jsonl", *FAKE, "--gpu-hour-price", "1", folder=folder)
     assert (status, "it needs --dry-run or --report" in said) == (2, True)

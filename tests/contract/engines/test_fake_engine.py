@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.engines.base import BatchEngine, Prepared
-from headrace.errors import RecordError
+from headrace.errors import ConfigError, RecordError
 from headrace.testing import FakeEngine
 
 
@@ -29,6 +29,8 @@ def test_prepare_fails_one_input_alone() -> None:
     assert ready[2:] == [Prepared("one two three", 3, truncated=True), Prepared("", 1)]
     [refused] = FakeEngine(max_model_len=3, on_too_long="error").prepare(["one two three four"])
     assert isinstance(refused, RecordError)
+    with pytest.raises(ConfigError, match="takes 'truncate' or 'error'"):
+        FakeEngine(max_model_len=3, on_too_long="split")
 
 
 def test_forward_gives_each_text_its_own_vector_whatever_the_batch() -> None:

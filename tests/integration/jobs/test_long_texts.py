@@ -14,8 +14,10 @@ from tests.small_models import NLI, text_model
 
 import headrace
 from headrace.app.servers.server import ServerSettings
+from headrace.engines.base import Chunks
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.registry import create
+from headrace.engines.requests.templates import FilledTemplate
 from headrace.errors import ConfigError
 from headrace.events import BatchDone
 
@@ -68,7 +70,8 @@ def test_a_long_document_is_in_many_batches_and_has_the_mean_of_its_chunks(encod
 def test_labels_are_joined_by_the_scores_of_the_chunks(folder: Path, tmp_path: Path, how: str) -> None:
     engine = create("classify", folder, top_labels=2, chunk_join=how, **SPLIT)
     [prepared] = engine.prepare([texts()[1]])
-    every = [dict(zip(one["labels"], one["scores"], strict=True)) for one in engine.forward([*prepared.payload.parts])]
+    payloads = [part.payload for part in prepared.payload.parts]
+    every = [dict(zip(one["labels"], one["scores"], strict=True)) for one in engine.forward(payloads)]
     scores = [[one[label] for one in every] for label in ("no", "yes")]
     expected = np.max(scores, axis=1) if how == "max" else np.average(scores, axis=1, weights=prepared.payload.weights)
     engine.close()
@@ -90,6 +93,53 @@ def test_a_server_gives_the_vectors_of_a_job(encoder: Path, tmp_path: Path) -> N
     assert "truncated_inputs" not in answer["usage"]
     for entry, vector in zip(answer["data"], expected, strict=True):
         assert entry["embedding"] == pytest.approx(vector, abs=1e-5)
+
+
+PROMPTS: dict[str, Any] = {"on_too_long": "split", "max_tokens": 8, "max_model_len": 96, "max_num_seqs": 4}
+
+
+def answer_alone(engine: Any, payload: Any) -> Any:
+    """The answer to a prompt that is computed alone, part by part."""
+    while isinstance(payload, Chunks):
+        payload = payload.join([answer_alone(engine, part) for part in payload.parts], payload.weights)
+    if isinstance(payload, dict):
+        return payload
+    engine.add(7, payload)
+    while not (ended := engine.step()):
+        pass
+    return ended[0][1]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"reduce_template": "{question}: {answers}=", "chunk_overlap": 6},
+        {"chunk_join": "first", "no_answer": "1"},
+    ],
+)
+def test_long_prompts_are_answered_in_chunks_by_a_job_and_by_a_server(rule: dict[str, Any], tmp_path: Path) -> None:
+    some = random.Random(1)
+    rows = [{"question": "sum", "text": "+".join(some.choices("123456789", k=k))} for k in (3, 60, 4, 41, 90, 300)]
+    template, out = "{question}: {text}=", tmp_path / "out.jsonl"
+    report = headrace.run(rows, sink=out, task="generate", prompt_template=template, progress=False, **PROMPTS, **rule)
+    found = [json.loads(line)["generation"] for line in out.read_text().splitlines()]
+    engine = create("generate", **PROMPTS, **rule)
+    prepared = engine.prepare([FilledTemplate(template, row) for row in rows])
+    assert [one.parts > 0 for one in prepared] == [False, True, False, False, True, True]
+    assert (report.ok, report.split, report.chunks) == (6, 3, sum(one.parts for one in prepared))
+    assert found == [answer_alone(engine, one.payload) for one in prepared]
+    prompt = "+".join("12345678" * 6) + "="
+    [plain] = engine.prepare([prompt])
+    expected = answer_alone(engine, plain.payload) if "chunk_join" in rule else None
+    engine.close()
+    if expected is None:
+        return
+    with running(ServerSettings(EngineConfig("generate", engine_options={**PROMPTS, **rule}))) as server:
+        asked = {"prompt": prompt, "model": "arithmetic"}
+        answer = server.post("/v1/completions", asked).json()
+        assert answer["choices"][0]["text"] == expected["text"]
+        assert answer["usage"]["prompt_tokens"] == expected["prompt_tokens"]
+        assert json.dumps(expected["text"]) in server.post("/v1/completions", {**asked, "stream": True}).text
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_each_contender_has_its_rows_whatever_it_does(tmp_path: Path, monkeypatc
     monkeypatch.setattr(bench, "_COMMAND", (sys.executable, "-S", str(stand_in)))
     names = ["headrace", "sentence-transformers", "vllm", "ray data", "flyte"]
     said: list[str] = []
-    found = compare(BenchSettings("embed", HOSTILE, ["a text"] * 8, names, (8, 32), 2, 2.0), said.append)
+    found = compare(BenchSettings("embed", "folder", HOSTILE, ["a text"] * 8, names, (8, 32), 2, 2.0), said.append)
     rows = {(row.contender, row.setting): row for row in found.rows}
     ours, theirs = rows["headrace", "batch size 8"], rows["sentence-transformers", "default"]
     assert (ours.records_per_s, len(ours.rounds), ours.headrace_is) == (4.0, 2, 1.0)

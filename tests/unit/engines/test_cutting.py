@@ -171,7 +171,7 @@ def test_the_chunks_of_a_text_have_all_its_tokens_and_each_has_the_prompt(kind: 
     [prepared] = tokens.prepare([text])
     assert isinstance(prepared, Prepared)
     assert isinstance(prepared.payload, Chunks)
-    ids, step = [part[0].tolist() for part in prepared.payload.parts], 18 - prompt - 3
+    ids, step = [part.payload[0].tolist() for part in prepared.payload.parts], 18 - prompt - 3
     room = 18 - prompt
     assert ids[0][1:-1] == whole[:18]
     assert [len(part) for part in ids[:-1]] == [20] * (len(ids) - 1)
@@ -192,7 +192,7 @@ def test_the_longer_text_of_a_pair_is_split_and_the_shorter_one_is_in_each_chunk
         assert isinstance(prepared.payload, Chunks)
         found: list[int] = []
         for part in prepared.payload.parts:
-            one, other = ([int(n) for n in part[0][part[1] == kind]] for kind in (0, 1))
+            one, other = ([int(n) for n in part.payload[0][part.payload[1] == kind]] for kind in (0, 1))
             repeated, chunk = (one[1:-1], other[:-1]) if kinds[0] is short else (other[:-1], one[1:-1])
             assert repeated == short
             found += chunk

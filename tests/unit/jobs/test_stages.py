@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engines.base import Chunks, Part
+from headrace.engines.base import Chunks
 from headrace.errors import EngineDeadError, ProcessError, StoppedError
 from headrace.jobs.pipeline.chunks import answers
 from headrace.jobs.pipeline.infer import MAX_RUN, infer_one, longest_first, stream_longest_first
@@ -73,7 +73,7 @@ class Halves:
             for start in range(0, len(run), 2):
                 some = run[start : start + 2]
                 self.batches.append(len(some))
-                values = [item.payload.payload if isinstance(item.payload, Part) else item.payload for item in some]
+                values = [item.payload for item in some]
                 yield some, [ValueError("bad") if value == -1 else value for value in values], True
 
 
@@ -98,6 +98,37 @@ def test_the_parts_of_a_record_are_in_several_batches_and_it_has_one_answer() ->
     assert answered[0][1] == [1, 2, 3, 4, 5]
     assert answered[1][1] == 7
     assert str(answered[2][1]) == "bad"
+
+
+class OneByOne(Halves):
+    """A batcher that answers each run before it takes the next."""
+
+    async def runs_as_completed(self, runs: Any) -> Any:
+        async for run in runs:
+            yield run, [item.payload for item in run], False
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_record_may_ask_for_more_parts_while_others_follow(count: int) -> None:
+    def sums(left: int) -> Any:
+        """Adds up its parts, `left` times more with one part that is the sum."""
+        more = left - 1 if left > 1 else None
+        return lambda outputs, _: Chunks([sum(outputs)], [1], [1], sums(left - 1), more) if left else sum(outputs)
+
+    def long(position: int) -> Work:
+        return work(position, 3)._replace(payload=Chunks([1, 2, position], [1, 1, 1], [1, 1, 1], sums(2), 2))
+
+    async def main() -> list[tuple[int, object]]:
+        async def runs() -> Any:
+            for position in range(count):
+                yield [long(position), work(position + 100, 9)._replace(payload=7)]
+                await asyncio.sleep(0)
+
+        found = [answer async for answer in answers(OneByOne(), runs())]
+        return [(item.record.position, out) for run, some, _ in found for item, out in zip(run, some, strict=True)]
+
+    answered = sorted(asyncio.run(main()))
+    assert answered == [(n, 3 + n) for n in range(count)] + [(n + 100, 7) for n in range(count)]
 
 
 class Ending:

@@ -5,7 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from headrace.events import BatchDone, BatchFormed, BatchSplit, Event, JobDone, JobStarted, PipelineWaited, StageDone
+from headrace.events import (
+    BatchDone,
+    BatchFormed,
+    BatchSplit,
+    CloseReason,
+    DeviceUsed,
+    Event,
+    JobDone,
+    JobStarted,
+    MemoryUsed,
+    PipelineWaited,
+    StageDone,
+    WorkUnitDone,
+)
 from headrace.events import PartCommitted as Committed
 from headrace.observe.reporting.advice import Host
 from headrace.observe.reporting.report import Report, ReportBuilder
@@ -39,6 +52,14 @@ class Simulation:
     """Devices, each with an engine."""
     room_wait_s: float = 0.0
     """How long each batch waits until the records before it have left memory."""
+    closed_by: CloseReason = "full_size"
+    """What ends each batch."""
+    on_workers: bool = False
+    """Whether the devices are those of workers."""
+    device: DeviceUsed | None = None
+    """What the device measured."""
+    larger_pay: bool | None = None
+    """Whether batches above the largest budget would be faster."""
     host: Host = field(default_factory=Host)
     """Further facts."""
 
@@ -96,8 +117,10 @@ class Simulation:
             took = tried + self.fixed_s + new * self.record_s / (1 - self.padding)
             end = start + took
             padded = size / (1 - self.padding)
-            events.append(BatchFormed(number, size, size, padded, "full_size", start - device, start, company, 0.01))
+            events.append(BatchFormed(number, size, size, padded, self.closed_by, start - device, start, company, 0.01))
             events.append(BatchDone(number, size, 0, size, padded, took, end))
+            if self.on_workers:
+                events.append(WorkUnitDone(str(first), size, 0, 1, took, end))
             events.append(Committed(done, done + size, 0, 10, end))
             finished = max(sink, end) + size * self.finish_s
             events.append(StageDone("finish", size, size * self.finish_s, finished))
@@ -111,7 +134,12 @@ class Simulation:
                 events.append(PipelineWaited("memory", self.room_wait_s, device))
             devices[first] = device
             left, number, done = left - size, number + 1, done + size
-        events.append(JobDone("finished", max(*devices, sink)))
+        ended = max(*devices, sink)
+        if self.device is not None:
+            events.append(replace(self.device, at=ended))
+        if self.larger_pay is not None:
+            events.append(MemoryUsed(1, 2, "memory", ended, self.larger_pay))
+        events.append(JobDone("finished", ended))
 
 
 def changed(simulation: Simulation, **settings: float) -> Simulation:

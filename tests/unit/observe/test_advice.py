@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 from tests.unit.observe.simulated import Simulation, changed
 
-from headrace.events import JobDone, JobStarted, PartCommitted, StepDone
+from headrace.events import (
+    DeviceUsed,
+    JobDone,
+    JobStarted,
+    PartCommitted,
+    PrefixCacheUsed,
+    PromptsCompared,
+    StepDone,
+)
 from headrace.observe.reporting.advice import AdviceInputs, Host, advise
 from headrace.observe.reporting.report import Report, ReportBuilder
 
@@ -145,7 +153,7 @@ def test_faster_storage_where_the_job_waits_for_the_disk() -> None:
     check_promise(before, changed(job, write_s=0.0001).run())
 
 
-SAVED = r"would save (?:about|up to) ([\d.,]+) s of"
+SAVED = r"save (?:about|up to) ([\d.,]+) s of"
 
 
 def check_saved(before: Report, after: Report, *, at_most: bool) -> None:
@@ -235,6 +243,66 @@ def test_an_engine_for_each_device_where_the_device_is_the_limit(devices: int, v
     before = job.run()
     assert (before.advices[0].setting, before.advices[0].value) == ("--data-parallel-size", str(value))
     check_saved(before, changed(job, replicas=value).run(), at_most=False)
+
+
+@pytest.mark.parametrize(("now", "most", "value"), [(1, 2, 2), (2, 3, 3)])
+def test_another_worker_where_all_workers_are_busy(now: int, most: int, value: int) -> None:
+    host = Host(replicas=most, replicas_flag="--replicas")
+    job = Simulation(replicas=now, on_workers=True, prepare_s=0.0001, read_s=0.0001, host=host)
+    before = job.run()
+    assert (before.advices[0].setting, before.advices[0].value) == ("--replicas", str(value))
+    after = changed(job, replicas=value).run()
+    check_saved(before, after, at_most=False)
+    assert "--replicas" not in after.advice
+    assert "another worker, on a device of the same speed, would save" in after.advice
+
+
+def test_two_jobs_at_once_where_the_model_is_too_small_for_its_device() -> None:
+    """Most of a batch is launching, which a second job can do meanwhile; larger batches are no faster."""
+    used = DeviceUsed(8.0, 1e12, 0.0, 1e13, 0.0, "float16", 0.0)
+    job = Simulation(record_s=0.0005, fixed_s=0.08, read_s=0.0001, prepare_s=0.0001, device=used)
+    job = changed(job, closed_by="full_cost")
+    assert "--batch-size" in job.run().advice, "larger batches are to be tried first"
+    small = changed(job, device=replace(used, computed_s=job.run().times.inference), larger_pay=False)
+    before = small.run()
+    assert (before.advices[0].setting, before.advices[0].value) == ("--shard", "0/2")
+    check_saved(before, changed(small, replicas=2).run(), at_most=True)
+
+
+def language_model(cached: float, compared: PromptsCompared, host: Host | None = None) -> Report:
+    """A job whose engine reads 1,000 prompts of 1,000 tokens at 50 us each, beside 20 s of answers."""
+    builder = ReportBuilder(0.0, host)
+    reading_s = 1_000_000 * (1 - cached) * 50e-6
+    builder(JobStarted(None, 1_000, 0, 0.0))
+    builder(compared)
+    ended = reading_s + 20.0
+    for number in range(100):
+        at, took = ended * (number + 1) / 100, ended / 100
+        builder(StepDone(number, 10, 10, 10, 0, 0, 10_000, took, 0.0, at))
+        read = round(10_000 * cached)
+        builder(PrefixCacheUsed(10_000, read, 10_000 - read, at, 100, reading_s / 100))
+    builder(PartCommitted(0, 1_000, 0, 0, ended))
+    builder(JobDone("finished", ended))
+    return builder.build()
+
+
+def test_another_order_of_fields_where_prompts_begin_with_what_differs() -> None:
+    before = language_model(0.0, PromptsCompared(0.0, 0.8, "{document}\n{question}", 0.0))
+    assert (before.advices[0].setting, before.advices[0].value) == ("--prompt-template", "{document}\n{question}")
+    said(
+        before, r"--prompt-template \$'\{document\}\\n\{question\}', its fields in the order document, question, would"
+    )
+    after = language_model(0.8, PromptsCompared(0.8, 0.8, None, 0.0))
+    check_saved(before, after, at_most=False)
+    assert not after.advices
+
+
+def test_the_order_of_the_prompts_where_the_user_wanted_that_of_the_input() -> None:
+    compared = PromptsCompared(0.6, 0.6, None, 0.0)
+    before = language_model(0.1, compared, Host(keeps_order=True))
+    assert (before.advices[0].setting, before.advices[0].value) == ("--order", "auto")
+    check_saved(before, language_model(0.6, compared), at_most=False)
+    assert not language_model(0.1, compared).advices, "the job has chosen its order itself"
 
 
 def test_what_a_second_device_would_bring_is_said_where_there_is_one() -> None:

@@ -210,6 +210,15 @@ def test_two_jobs_stand_side_by_side(run: RunSummary) -> None:
     )
 
 
+def test_advice_that_the_last_job_has_followed_is_not_on_the_page(run: RunSummary) -> None:
+    followed = run_of(Simulation(prepare_s=0.005, workers=3))
+    assert "a machine with 3 cores" in run.figures["advice"]
+    page = render([ReportedJob("before", "finished", [run]), ReportedJob("after", "finished", [followed])])
+    assert "What to change in after" in page
+    assert "a machine with 3 cores" not in page.partition("<script")[0]
+    assert "a machine with 3 cores" in render([ReportedJob("before", "finished", [run])]).partition("<script")[0]
+
+
 def test_a_page_that_cannot_be_written_is_named(tmp_path: Path, run: RunSummary) -> None:
     with pytest.raises(ConfigError, match=r"cannot write .*/none/page.html"):
         write_page(tmp_path / "none" / "page.html", [ReportedJob("a", "finished", [run])])

@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import sys
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from headrace.app.jobs.plan import Plan
@@ -24,6 +25,16 @@ _SECRET = re.compile(r"key|secret|password|credential|auth|(^|_)token$", re.IGNO
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _LONGEST = 300
 _DEVICES_PER_ENGINE = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRoom:
+    """How many workers a job could have."""
+
+    flag: str
+    """What sets their number."""
+    most: int
+    """That the devices have room for, those of the job included."""
 
 
 def describe(plan: Plan, engine: AnyEngine, profile: EngineProfile) -> Description:
@@ -66,7 +77,7 @@ def _of_engine(config: EngineConfig, engine: AnyEngine, profile: EngineProfile) 
     }
 
 
-def host_of(plan: Plan, profile: EngineProfile, *, on_workers: bool) -> Host:
+def host_of(plan: Plan, profile: EngineProfile, workers: WorkerRoom | None) -> Host:
     """What a run has for its host stages, the limits of its batches, and the devices that it leaves alone."""
     limits = plan.settings.limits
     return Host(
@@ -80,7 +91,9 @@ def host_of(plan: Plan, profile: EngineProfile, *, on_workers: bool) -> Host:
         maps=plan.user.prepares,
         finishes=plan.user.finishes,
         text_output=isinstance(plan.output.writer, JsonlWriter),
-        replicas=1 if on_workers else _replicas(plan.settings.config),
+        replicas=_replicas(plan.settings.config) if workers is None else workers.most,
+        replicas_flag=workers.flag if workers is not None else "--data-parallel-size",
+        keeps_order=plan.settings.order == "input",
     )
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from headrace.app.batchers import BatcherSettings, Process, make_batcher
 from headrace.app.jobs.budgets import follow, starting_budget
-from headrace.app.jobs.describe import describe, host_of
+from headrace.app.jobs.describe import WorkerRoom, describe, host_of
 from headrace.app.jobs.device_use import watch_device
 from headrace.app.jobs.downloads import downloaded_model, model_state
-from headrace.app.jobs.order import order_plan
+from headrace.app.jobs.order import compared_prompts, order_plan
 from headrace.app.jobs.plan import Plan as Plan
 from headrace.app.jobs.plan import changes, engine_identity, fingerprint, finished_before
 from headrace.app.jobs.plan import check as check
@@ -92,17 +92,19 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
     progress: bool,
     on_survey: Callable[[Survey], None] | None = None,
     batcher: Callable[[Listener], BatcherPort] | None = None,
+    workers: WorkerRoom | None = None,
     began: float | None = None,
 ) -> tuple[JobEnd, Report]:
-    """Run a plan from `check`, then close the engine. `batcher` makes the batcher of a remote engine. Blocks.
+    """Run a plan from `check`, then close the engine. Blocks.
 
-    `began` is when the job began, on the monotonic clock, before its model was loaded.
+    `batcher` makes the batcher of a remote engine, and `workers` says how many workers that could have. `began` is when
+    the job began, on the monotonic clock, before its model was loaded.
 
     Raises:
         JobError: the job cannot start or continue; finished records are kept.
     """
     began = began or time.monotonic()
-    report = ReportBuilder(began, host_of(plan, tuned_profile(plan.settings, engine), on_workers=batcher is not None))
+    report = ReportBuilder(began, host_of(plan, tuned_profile(plan.settings, engine), workers))
     listeners: list[Listener] = [report, *map(Guarded, plan.settings.listeners)]
     broadcast = Broadcast(listeners)
     try:
@@ -131,6 +133,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             listeners.append(Recorder(report, plan.output.work / REPORT, plan.output.work / LIVE, described))
             for left_out in plan.left_out:
                 broadcast(InputLeftOut(left_out, time.monotonic()))
+            if not plan.output.is_finished and (compared := compared_prompts(plan, job)) is not None:
+                broadcast(compared)
             end = main_path.run(job)
     finally:
         _close(engine)

@@ -18,6 +18,7 @@ from headrace.app.jobs.downloads import model_state, resolved_for
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.identity import identity
 from headrace.engines.custom import load_factory
+from headrace.engines.requests.long_prompts import splits
 from headrace.errors import ConfigError
 from headrace.io.base import PartWriter, Source
 from headrace.io.formats import openai_batch as openai
@@ -170,6 +171,7 @@ def _columns(settings: JobSettings, task: Task, url: str | None) -> columns.Colu
         settings.prompt_template,
         ("model",) if url else settings.keep_columns,  # which the answer to a request repeats
         None if settings.step is None else settings.step.choice,
+        settings.config.task == "generate" and splits(settings.config.engine_options, settings.prompt_template),
     )
 
 

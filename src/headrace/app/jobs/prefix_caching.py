@@ -26,7 +26,8 @@ class PrefixCacheListener:
         """Send the counts since the last call."""
         now = self._read()
         used, self._before = now.since(self._before), now
-        self._tell(PrefixCacheUsed(used.queries, used.hits, used.computed, time.monotonic()))
+        counts = used.queries, used.hits, used.computed
+        self._tell(PrefixCacheUsed(*counts, time.monotonic(), used.generated, used.computed_s))
 
 
 def prefix_cache_listener(engine: AnyEngine, tell: Listener) -> PrefixCacheListener | None:

@@ -20,6 +20,7 @@ from headrace.engines.model_folder import DEFAULT_MODEL, ONNX_WEIGHTS, WEIGHTS, 
 from headrace.engines.model_kinds import check_kind, warn_unused_head
 from headrace.engines.options import VLLM_OPTIONS, EncoderOptions
 from headrace.engines.requests.generation import Sampling
+from headrace.engines.requests.long_prompts import LongPrompts, taken_from
 from headrace.engines.task_names import unknown_task
 from headrace.errors import ConfigError, MissingExtraError, UnknownOptionError
 from headrace.models.names import remote_model
@@ -36,27 +37,31 @@ class _Entry:
     weights: frozenset[str] | None = WEIGHTS
     """Suffixes of the weight files, one of which must be in the model's folder; None if the model is not a folder."""
     samples: bool = False
-    """Whether its further options are sampling parameters."""
+    """Whether its further options are sampling parameters, and the rules for prompts that are too long."""
+    splits: bool = False
+    """Whether it can split what is too long for the model."""
 
 
 _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
     "embed": {
-        "torch": _Entry("headrace.engines.text.embedding:EmbeddingEngine", extra="torch", default=DEFAULT_MODEL),
-        "onnx": _Entry("headrace.engines.onnx.engine:embed", extra="onnx", weights=ONNX_WEIGHTS),
+        "torch": _Entry(
+            "headrace.engines.text.embedding:EmbeddingEngine", extra="torch", default=DEFAULT_MODEL, splits=True
+        ),
+        "onnx": _Entry("headrace.engines.onnx.engine:embed", extra="onnx", weights=ONNX_WEIGHTS, splits=True),
         "vllm": _Entry("headrace.engines.vllm.pooling:embed", extra="vllm", default=DEFAULT_MODEL),
         "endpoint": _Entry("headrace.engines.remote.endpoint:embed", extra="client", weights=None),
     },
     "sparse-embed": {"torch": _Entry("headrace.engines.text.sparse:SparseEngine", extra="torch")},
     "multi-vector-embed": {"torch": _Entry("headrace.engines.text.multi_vector:MultiVectorEngine", extra="torch")},
     "classify": {
-        "torch": _Entry("headrace.engines.text.classification:classify", extra="torch"),
-        "onnx": _Entry("headrace.engines.onnx.engine:classify", extra="onnx", weights=ONNX_WEIGHTS),
+        "torch": _Entry("headrace.engines.text.classification:classify", extra="torch", splits=True),
+        "onnx": _Entry("headrace.engines.onnx.engine:classify", extra="onnx", weights=ONNX_WEIGHTS, splits=True),
         "vllm": _Entry("headrace.engines.vllm.pooling:classify", extra="vllm"),
         "endpoint": _Entry("headrace.engines.remote.endpoint:classify", extra="client", weights=None),
     },
     "score": {
-        "torch": _Entry("headrace.engines.text.classification:score", extra="torch"),
-        "onnx": _Entry("headrace.engines.onnx.engine:score", extra="onnx", weights=ONNX_WEIGHTS),
+        "torch": _Entry("headrace.engines.text.classification:score", extra="torch", splits=True),
+        "onnx": _Entry("headrace.engines.onnx.engine:score", extra="onnx", weights=ONNX_WEIGHTS, splits=True),
         "vllm": _Entry("headrace.engines.vllm.pooling:score", extra="vllm"),
     },
     "zero-shot": {
@@ -77,6 +82,7 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
             extra="torch",
             default="arithmetic",
             samples=True,
+            splits=True,
         ),
         "static": _Entry(
             "headrace.engines.generation.static:StaticGenerationEngine",
@@ -84,7 +90,9 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
             default="arithmetic",
             samples=True,
         ),
-        "vllm": _Entry("headrace.engines.vllm.engine:VllmEngine", extra="vllm", default="arithmetic", samples=True),
+        "vllm": _Entry(
+            "headrace.engines.vllm.engine:VllmEngine", extra="vllm", default="arithmetic", samples=True, splits=True
+        ),
         "endpoint": _Entry("headrace.engines.remote.endpoint:generate", extra="client", weights=None),
     },
     "custom": {
@@ -94,8 +102,6 @@ _ENGINES: Mapping[str, Mapping[str, _Entry]] = {
 """The engines of each task by name; the first is the default."""
 
 
-_SPLITTING = ("embed", "classify", "score")
-"""Tasks whose outputs for the chunks of a text can be joined."""
 _LISTED = 25
 """Maximum number of known options that an error lists."""
 
@@ -119,7 +125,7 @@ def check_options(task: str, engine: object, options: Mapping[str, object], sett
     if known is not None:
         _refuse_unknown(task, known, options, settings)
     if entry is not None:
-        _check_splitting(task, entry, options)
+        _check_splitting(entry, options)
 
 
 def check_model(task: str, model: str | Path | None, engine: object) -> None:
@@ -196,7 +202,7 @@ def create(task: str, model: str | Path | None = None, *, engine: object = None,
     factory = _import_known(task, entry)
     if (known := _known_options(entry)) is not None:
         _refuse_unknown(task, known, options)
-    _check_splitting(task, entry, options)
+    _check_splitting(entry, options)
     return factory(model, **options)
 
 
@@ -282,7 +288,7 @@ def _known_options(entry: _Entry) -> tuple[str, ...] | None:
     if found.args.kwarg is not None and "EncoderOptions" in ast.dump(found.args.kwarg):
         names = [*EncoderOptions.__annotations__, *names]
     if entry.samples:
-        names += Sampling.__slots__
+        names += [*Sampling.__slots__, *LongPrompts.__slots__]
     if found.args.kwarg is not None and entry.extra == "vllm":
         arguments = _vllm_arguments()
         if arguments is None:
@@ -318,18 +324,20 @@ def _refuse_unknown(
     raise UnknownOptionError(reason, option, tuple(known), tuple(settings))
 
 
-def _check_splitting(task: str, entry: _Entry, options: Mapping[str, object]) -> None:
+def _check_splitting(entry: _Entry, options: Mapping[str, object]) -> None:
     """Refuse texts that are to be split where they cannot be, and settings of it where they are not.
 
     Raises:
         ConfigError: as said.
     """
     splits = options.get("on_too_long") == "split"
-    if splits and (task not in _SPLITTING or entry.extra not in ("torch", "onnx")):
+    if splits and not entry.splits:
         raise ConfigError(
-            f"on_too_long is 'split', which the engines torch and onnx have for the tasks {', '.join(_SPLITTING)}; use "
-            "'truncate' or 'error'"
+            "on_too_long is 'split', which the engines torch and onnx have for the tasks embed, classify and score, "
+            "and torch and vllm for generate; use 'error', or another engine"
         )
+    if entry.samples:
+        taken_from(dict(options))
     for name in () if splits else ("chunk_overlap", "chunk_join"):
         if options.get(name) is not None:
             raise ConfigError(f"{name} is {options[name]!r}, but no text is split: set on_too_long to 'split'")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
@@ -20,7 +21,8 @@ from headrace.engines.generation.sampling import TokenSampler
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.networks.pytorch import load_pretrained, loading
 from headrace.engines.requests.chat import checked_messages, rendered
-from headrace.engines.requests.generation import Generation, Request, Sampling, parse
+from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, parse
+from headrace.engines.requests.long_prompts import LongPrompts, PromptSplitter, room_of, taken_from
 from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
 from headrace.engines.text.tokenizing import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
@@ -55,6 +57,21 @@ class PromptSettings:
     chat: bool
     """Whether a plain text is a user's message instead of a prompt to continue."""
     seed: int
+    long: LongPrompts
+
+    @classmethod
+    def of(cls, options: dict[str, object], system_prompt: str | None, chat: bool, seed: int) -> PromptSettings:
+        """The settings, with sampling parameters and the rules for long prompts among an engine's options.
+
+        Raises:
+            ConfigError: an option is unknown, or out of range.
+        """
+        long = taken_from(options)
+        return cls(default_sampling(options), system_prompt, chat, seed, long)
+
+
+class _TooLongError(RecordError):
+    """The prompt is so long that it was not tokenized."""
 
 
 def folder_of(model: str | Path | None) -> Path:
@@ -91,7 +108,7 @@ class CausalLM:
         self.model, self.device, missing = load_pretrained(AutoModelForCausalLM, self._folder, device, dtype, split)
         if missing:
             raise EngineError(f"the model in {self._folder} holds no weights for {', '.join(sorted(missing)[:3])}")
-        with loading(self._folder):
+        with loading(self._folder, weights=False):
             self._words = AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
         if not getattr(self._words, "is_fast", False):
             raise EngineError(f"the model in {self._folder} has no fast tokenizer (tokenizer.json)")
@@ -107,6 +124,7 @@ class CausalLM:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._cutter = TextTruncator(self._tokenizer)
+        self._splitter = PromptSplitter(prompting.long, self) if prompting.long.splits else None
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     def describe(self) -> Mapping[str, object]:
@@ -121,23 +139,40 @@ class CausalLM:
             "chat": prompting.chat,
             "engine_seed": prompting.seed,
             **{name: list(value) if isinstance(value, tuple) else value for name, value in sampling.items()},
+            **prompting.long.describe(),
         }
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[TokenizedRequest] | Exception]:
-        """The tokens of each request; a RecordError if it is invalid or longer than the context."""
-        prepared: list[Prepared[TokenizedRequest] | Exception] = []
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
+        """The tokens of each request, or its chunks; a RecordError if it is invalid or longer than the context."""
+        one = self.whole if self._splitter is None else self._splitter.prepare
+        prepared: list[Prepared[Any] | Exception] = []
         for value in inputs:
             try:
-                ask = self._ask(value)
+                prepared.append(one(value))
             except RecordError as error:
                 prepared.append(error)
-            else:
-                prepared.append(Prepared(ask, cost=len(ask.prompt), greedy=ask.sampling.temperature == 0))
         return prepared
 
-    def _ask(self, value: object) -> TokenizedRequest:
+    def whole(self, request: object) -> Prepared[TokenizedRequest]:
+        """See `PromptEngine.whole`."""
+        ask = self._ask(self._parsed(request))
+        return Prepared(ask, cost=len(ask.prompt), greedy=ask.sampling.temperature == 0)
+
+    def room(self, request: object) -> int:
+        """See `PromptEngine.room`."""
+        return room_of(self.max_model_len, self._parsed(request).sampling.max_tokens)
+
+    def count(self, request: object) -> int:
+        """See `PromptEngine.count`."""
+        parsed = self._parsed(request)
+        try:
+            return len(self._ids(parsed) if parsed.token_ids is None else parsed.token_ids)
+        except _TooLongError:
+            return self.max_model_len + 1
+
+    def _parsed(self, value: object) -> Request:
         prompting = self.prompting
-        request = parse(
+        return parse(
             value,
             prompting.sampling,
             system_prompt=prompting.system_prompt,
@@ -145,13 +180,15 @@ class CausalLM:
             extra=logprobs.FIELDS,
             token_ids=True,
         )
+
+    def _ask(self, request: Request) -> TokenizedRequest:
         ids = self._ids(request) if request.token_ids is None else request.token_ids
         check_ids(self._tokenizer, ids, "prompt")
         room = self.max_model_len - len(ids)
         if room < 1:
             raise RecordError(
                 f"the prompt has {len(ids)} tokens, which leaves no room for an answer in a context of "
-                f"{self.max_model_len}; shorten it"
+                f"{self.max_model_len}; shorten it, or split it (--on-too-long split)"
             )
         sampling = request.sampling
         if sampling.max_tokens > room:
@@ -163,9 +200,9 @@ class CausalLM:
         if refusal := text_refusal(text, "the prompt"):
             raise refusal
         if self._cutter.cut(text, self.max_model_len) != text:
-            raise RecordError(
+            raise _TooLongError(
                 f"the prompt has {self.max_model_len} tokens or more, which leaves no room for an answer in a context "
-                f"of {self.max_model_len}; shorten it"
+                f"of {self.max_model_len}; shorten it, or split it (--on-too-long split)"
             )
         # A chat template writes the special tokens itself.
         # As a batch of one, because `encode` holds the GIL.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +23,7 @@ from headrace.engines.generation.paging import PAGE, Pages, open_cache, share_pa
 from headrace.engines.generation.sampling import BatchSampler
 from headrace.engines.generation.tensor_parallel import is_follower, load_options, loaded_together, start_ranks
 from headrace.engines.profile import EngineProfile, Sleeper
-from headrace.engines.requests.generation import Generation, Sampling, default_sampling
+from headrace.engines.requests.generation import Generation, Sampling
 from headrace.errors import ConfigError, EngineDeadError, EngineError, HeadraceError
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class GenerationEngine:
         seed: combined with each prompt to seed its sampling; a request's own seed takes precedence.
         tensor_parallel_size: processes that hold a part of the model each, on a device of their own.
         sampling: defaults for requests that do not set them: `max_tokens`, `temperature`, `top_p`, `top_k`,
-            `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.generation.Sampling`.
+            `min_p`, `stop`, `ignore_eos` and so on, see `headrace.engines.requests.generation.Sampling`; and what
+            happens to prompts that are too long, see `headrace.engines.requests.long_prompts.LongPrompts`.
 
     Raises:
         ConfigError: no such folder, or a parameter out of range.
@@ -72,7 +74,7 @@ class GenerationEngine:
         tensor_parallel_size: int = 1,
         **sampling: object,
     ) -> None:
-        prompting = PromptSettings(default_sampling(sampling), system_prompt, chat, seed)
+        prompting = PromptSettings.of(sampling, system_prompt, chat, seed)
         whole("max_num_seqs", max_num_seqs, 1)
         size = whole("tensor_parallel_size", tensor_parallel_size, 1)
         self._answers: dict[int, Answer] = {}
@@ -148,8 +150,8 @@ class GenerationEngine:
         """The model digest and all parameters that affect an answer."""
         return {"engine": "generation", **self._lm.describe()}
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[TokenizedRequest] | Exception]:
-        """The tokens of each request; a RecordError if it is invalid."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
+        """The tokens of each request, or its chunks; a RecordError if it is invalid."""
         return self._lm.prepare(inputs)
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:
@@ -216,12 +218,13 @@ class GenerationEngine:
         return finished
 
     def _run_step(self) -> None:
+        began = time.monotonic()
         with running(self._lm.device, lambda: f"a step of {len(self._answers)} answers"):
             if self._processor.prepare_next_batch():
                 self._processor._generation_step(self._lm.model)
                 self._processor.update_batch()
                 if self._scheduler is not None:
-                    self._scheduler.step_done()
+                    self._scheduler.step_done(time.monotonic() - began)
 
     def repeat_step(self) -> None:
         """Run rank 0's step on another rank of a split model."""
@@ -282,7 +285,7 @@ class GenerationEngine:
         return self._scheduler.pages.held((*ask.prompt, *before))
 
     def prefix_cache_stats(self) -> PrefixCacheStats:
-        """Counts of prompt tokens, also if no pages are shared; 0 with transformers' own scheduler."""
+        """Counts of tokens, also if no pages are shared; 0 with transformers' own scheduler."""
         return self._before_sleep if self._scheduler is None else self._scheduler.stats
 
     def remove(self, key: int) -> Resumed | None:

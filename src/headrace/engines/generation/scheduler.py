@@ -25,6 +25,8 @@ class _Step:
     fast: bool
     """Whether every request computes one token, which a kernel reads from the pages."""
     parts: list[FutureRequestState] = field(default_factory=list)
+    prompts: int = 0
+    """Tokens of prompts that it computes."""
 
     @property
     def full(self) -> bool:
@@ -57,19 +59,21 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
         self.pages = PrefixCache(pages, self._allocator.tokens_per_page, share)
         self._allocator.block_table = self.pages.tables
         self._indexed = indexed
-        self._parts: list[FutureRequestState] = []
+        self._last = _Step(0, 0.0, 0, fast=False)
         self.on_start: Callable[[str, int], None] | None = None
         """Called with each request that becomes active and how many of its tokens are stored."""
-        self._queries = self._hits = self._computed = 0
+        self._queries = self._hits = self._computed = self._generated = 0
+        self._computed_s = 0.0
 
     def count_from(self, stats: PrefixCacheStats) -> None:
         """Continue from these counts."""
         self._queries, self._hits, self._computed = stats.queries, stats.hits, stats.computed
+        self._generated, self._computed_s = stats.generated, stats.computed_s or 0.0
 
     @property
     def stats(self) -> PrefixCacheStats:
-        """Counts of prompt tokens so far."""
-        return PrefixCacheStats(self._queries, self._hits, self._computed)
+        """Counts of tokens so far."""
+        return PrefixCacheStats(self._queries, self._hits, self._computed, self._generated, self._computed_s)
 
     def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[list[FutureRequestState], bool, int, int]:
         """The requests of the next step, whether it takes the fast path, its tokens, and the tokens it reads."""
@@ -85,7 +89,7 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
                 break
             if state is self.active_requests.get(state.request_id) or self._start(state):
                 self._add(state, step)
-        self._parts = step.parts
+        self._last = step
         if not self._indexed:
             self._set_tables()
         return step.parts, step.fast, token_budget - step.tokens, int(reads - step.reads) if self._indexed else 0
@@ -122,7 +126,7 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
         step.reads -= known
         step.requests -= 1
         step.fast = fast
-        self._computed += 0 if decoding else length
+        step.prompts += 0 if decoding else length
         step.parts.append(FutureRequestState(state, not state.remaining_prefill_tokens, {}, length))
 
     def _take_pages(self, state: RequestState, tokens: int, step: _Step) -> bool:
@@ -146,15 +150,20 @@ class PageScheduler(Scheduler):  # type: ignore[misc]  # transformers has no typ
         """Tell the attention which pages each request of the step reads."""
         stride = self._allocator.block_physical_stride // self._allocator.tokens_per_page
         self.cache.page_tables = [
-            torch.tensor(self.pages.tables[part.state.request_id]) * stride for part in self._parts
+            torch.tensor(self.pages.tables[part.state.request_id]) * stride for part in self._last.parts
         ]
 
-    def step_done(self) -> None:
-        """The last step was computed: its full pages can be shared."""
-        for part in self._parts:
+    def step_done(self, took_s: float) -> None:
+        """The last step was computed: its full pages can be shared. Each token took an equal part of its time."""
+        parts, prompts = self._last.parts, self._last.prompts
+        tokens = sum(part.query_length for part in parts)
+        self._computed += prompts
+        self._computed_s += took_s * prompts / max(tokens, 1)
+        self._generated += sum(part.has_new_token for part in parts)
+        for part in parts:
             if part.state.request_id in self.active_requests:
                 self._note_computed(part.state)
-        self._parts = []
+        self._last = _Step(0, 0.0, 0, fast=False)
 
     def shared(self, request_id: str) -> int:
         """Tokens of a request in pages that others hold, and held first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
@@ -15,7 +16,7 @@ from headrace.device.placement import running
 from headrace.engines.base import Prepared
 from headrace.engines.generation.causal_lm import CausalLM, PromptSettings, TokenizedRequest
 from headrace.engines.profile import EngineProfile, Sleeper
-from headrace.engines.requests.generation import Generation, default_sampling
+from headrace.engines.requests.generation import Generation
 from headrace.errors import EngineDeadError
 
 
@@ -45,7 +46,7 @@ class StaticGenerationEngine:
         seed: int = 0,
         **sampling: object,
     ) -> None:
-        prompting = PromptSettings(default_sampling(sampling), system_prompt, chat, seed)
+        prompting = PromptSettings.of(sampling, system_prompt, chat, seed)
         self._lm = CausalLM(model, prompting, device, dtype, max_model_len)
         # transformers uses these as defaults. Reset them, so that only a record's own parameters count.
         self._lm.model.generation_config = GenerationConfig()
@@ -62,8 +63,8 @@ class StaticGenerationEngine:
         """The model digest and all parameters that affect an answer."""
         return {"engine": "static_generation", **self._lm.describe()}
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[TokenizedRequest] | Exception]:
-        """The tokens of each request; a RecordError if it is invalid."""
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
+        """The tokens of each request, or its chunks; a RecordError if it is invalid."""
         return self._lm.prepare(inputs)
 
     def tokenize(self, value: object, add_special_tokens: bool) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import torch
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
@@ -14,6 +14,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding, 
 from headrace.device.placement import choose_device, choose_dtype
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, find_folder
+from headrace.engines.networks.heads import ChunkJoin
 from headrace.engines.networks.pytorch import TorchNetwork, loading
 from headrace.engines.options import EncoderOptions
 from headrace.engines.text import static
@@ -71,9 +72,8 @@ class Encoder(Generic[ModuleT]):
         wanted = self.options.get("max_model_len")
         length = choose_length([limit or own], usable_positions(self.config), shortest, wanted)
         options = self.options
-        too_long = LongTexts(
-            options.get("on_too_long", "truncate"), options.get("chunk_overlap"), options.get("chunk_join")
-        )
+        join = cast("ChunkJoin | None", options.get("chunk_join"))  # the task's head refuses others
+        too_long = LongTexts(options.get("on_too_long", "truncate"), options.get("chunk_overlap"), join)
         pad_id = self.config.get("pad_token_id")
         return TextTokens(tokenizer, length, too_long, prompts=prompts or self.prompts, pad_id=pad_id)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 
-from headrace.engines.base import Chunks, Prepared, PromptedText
+from headrace.engines.base import Chunks, Part, Prepared, PromptedText
 from headrace.engines.model_folder import named_folder
 from headrace.engines.networks.base import Rows
 from headrace.engines.options import EncoderOptions
@@ -81,7 +81,7 @@ class MultiVectorEngine(TextEngine):
         super().__init__(network, documents, list, facts, per_token=True)
         self.profile = replace(self.profile, prompt_names=tuple(named))
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception]:
         """Tokens of each query and document; a RecordError if the input is not text."""
         are_queries = [self._is_query(value) for value in inputs]
         queries = iter(self._queries.prepare(_where(inputs, are_queries)))
@@ -96,8 +96,8 @@ class MultiVectorEngine(TextEngine):
         return value.prompt_name == _QUERY if isinstance(value, PromptedText) else self._asks
 
     def _expanded(
-        self, query: Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception
-    ) -> Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception:
+        self, query: Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception
+    ) -> Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception:
         if isinstance(query, Exception) or isinstance(query.payload, Chunks):  # no text is split
             return query
         missing, attended = 0, False

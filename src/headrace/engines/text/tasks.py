@@ -74,7 +74,7 @@ class TextEngine(NetworkEngine):
             **({} if self._join is None else {"chunk_join": self._join.how}),
         }
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception]:
         """See `TextTokens.prepare`."""
         return self.tokens.prepare(inputs)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from headrace.engines.base import Chunks, Prepared, PromptedText, TokenIds
+from headrace.engines.base import Chunks, Part, Prepared, PromptedText, TokenIds
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.networks.base import Rows
 from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
@@ -33,7 +33,7 @@ TOKEN_MASK = "token_mask"
 Join: TypeAlias = Callable[[Sequence[Rows], Sequence[int]], object]
 """Makes one output of the rows of a text's chunks, and their weights."""
 
-Ready: TypeAlias = "Prepared[Tokens] | Prepared[Chunks[Tokens]] | RecordError"
+Ready: TypeAlias = "Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | RecordError"
 
 Takes: TypeAlias = Literal["text", "pair", "either", "premise"]
 """The input type. "premise" is a pair of which only the first text is truncated."""
@@ -137,7 +137,7 @@ class TextTokens:
         """Say how the outputs for the chunks of a text become one. Call it before `prepare`."""
         self._join = join
 
-    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception]:
+    def prepare(self, inputs: Sequence[Any]) -> list[Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception]:
         """Tokens of each input, with their number as cost; a RecordError if the input has the wrong type.
 
         An empty text is accepted if the model adds special tokens.
@@ -312,15 +312,15 @@ class TextTokens:
         assert self._join is not None, "the engine has said it"
         cuts = list(self.long_texts.chunks(len(ids), room))
         shared = again.tolist()
-        parts: list[Tokens] = []
+        parts: list[Part[Tokens]] = []
         for cut in cuts:
             chunk = ids[cut].tolist()
             if sample is self._sample:
                 rows = joined_ids(sample, [shared + chunk])
             else:
                 rows = joined_ids(sample, [chunk, shared] if place == 0 else [shared, chunk])
-            parts.append(np.array(rows if self._typed else rows[:1], dtype=np.int32))
-        costs = [part.shape[1] for part in parts]
+            parts.append(Part(np.array(rows if self._typed else rows[:1], dtype=np.int32)))
+        costs = [part.payload.shape[1] for part in parts]
         return Prepared(Chunks(parts, costs, [cut.stop - cut.start for cut in cuts], self._join), cost=sum(costs))
 
     def _too_long(self) -> RecordError:

@@ -27,6 +27,7 @@ from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.profile import EngineProfile, Sleeper
 from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
 from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, parse
+from headrace.engines.requests.long_prompts import PromptSplitter, room_of, taken_from
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, check_unicode, sampling_params
 from headrace.errors import EngineError, RecordError, TransientError
 
@@ -74,6 +75,8 @@ class VllmEngine:
         self._folder = find_folder("arithmetic" if model is None else model)
         if "tokenizer" not in options:
             check_tokenizer(self._folder)
+        self._long = taken_from(options)
+        self._splitter = PromptSplitter(self._long, self) if self._long.splits else None
         self._defaults = default_sampling({name: options.pop(name) for name in sorted(_SAMPLING & options.keys())})
         self._system_prompt, self._seed = system_prompt, seed
         self._engine_args = options if seed is None else {"seed": seed, **options}
@@ -86,7 +89,7 @@ class VllmEngine:
             followable=True,
             caches_prefixes=bool(config.cache_config.enable_prefix_caching),
         )
-        self._prompt_tokens = self._cached_tokens = 0
+        self._prompt_tokens = self._cached_tokens = self._generated_tokens = 0
 
         # Worker threads need a private tokenizer: the event loop uses the engine's at the same time, and tokenizers
         # are not thread-safe.
@@ -111,42 +114,68 @@ class VllmEngine:
             "chat": self._chat,
             "system_prompt": self._system_prompt,
             "options": deciding(self._engine_args),
+            **self._long.describe(),
         }
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[_Payload] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
         """Render chat templates and tokenize; a record costs the number of prompt tokens."""
-        return [self._prepare(value) for value in inputs]
+        one = self.whole if self._splitter is None else self._splitter.prepare
+        prepared: list[Prepared[Any] | Exception] = []
+        for value in inputs:
+            try:
+                prepared.append(one(value))
+            except RecordError as error:
+                prepared.append(error)
+        return prepared
 
-    def _prepare(self, value: object) -> Prepared[_Payload] | Exception:
-        request: Request | None = None
+    def count(self, request: object) -> int:
+        """See `PromptEngine.count`."""
+        return len(self._rendered(self._parsed(request))[0]["prompt_token_ids"])
+
+    def room(self, request: object) -> int:
+        """See `PromptEngine.room`."""
+        return room_of(self.max_model_len, self._parsed(request).sampling.max_tokens)
+
+    def _parsed(self, value: object) -> Request:
+        return parse(
+            value,
+            self._defaults,
+            system_prompt=self._system_prompt,
+            chat=self._chat,
+            extra=EXTRA,
+            parts=self._parts,
+        )
+
+    def _rendered(self, request: Request) -> tuple[Any, SamplingParams]:
+        """The tokens of a request, and its parameters.
+
+        Raises:
+            RecordError: vLLM refuses it.
+        """
         try:
-            request = parse(
-                value,
-                self._defaults,
-                system_prompt=self._system_prompt,
-                chat=self._chat,
-                extra=EXTRA,
-                parts=self._parts,
-            )
             params = sampling_params(request)
             check_unicode(request)
             with self._rendering:
-                prompt = self._render(request)
-        except RecordError as error:
-            return error
+                return self._render(request), params
         except VLLMClientError as error:
-            return RecordError(line(error))
+            raise RecordError(line(error)) from error
+        except RecordError:
+            raise
         except (ValueError, TypeError) as error:  # vLLM's message may not name the field
-            about = ", ".join(request.extra) if request is not None and request.extra else "the request"
-            return RecordError(f"vLLM refuses {about}: {line(error)}")
+            about = ", ".join(request.extra) or "the request"
+            raise RecordError(f"vLLM refuses {about}: {line(error)}") from error
+
+    def whole(self, request: object) -> Prepared[_Payload]:
+        """See `PromptEngine.whole`."""
+        prompt, params = self._rendered(self._parsed(request))
         tokens = prompt["prompt_token_ids"]
         if self._seed is not None and params.seed is None and params.temperature > 0:
             params.seed = _own_seed(self._seed, tokens)
         length = len(tokens)
         if length >= self.max_model_len:
-            return RecordError(
+            raise RecordError(
                 f"the prompt has {length} tokens, and max_model_len is {self.max_model_len}: there is no room for an "
-                "answer; shorten it, or raise --max-model-len"
+                "answer; shorten it, raise --max-model-len, or split it (--on-too-long split)"
             )
         return Prepared(_Payload(prompt, params), cost=length, greedy=params.temperature == 0)
 
@@ -190,6 +219,7 @@ class VllmEngine:
                 if output.finished:
                     generation = _generation(output)
                     self._prompt_tokens += generation["prompt_tokens"]
+                    self._generated_tokens += generation["completion_tokens"]
                     cached = max(output.num_cached_tokens or 0, 0)
                     self._cached_tokens += cached
                     return {**generation, "cached_tokens": cached} if payload.counts_cached else generation
@@ -198,7 +228,7 @@ class VllmEngine:
     def prefix_cache_stats(self) -> PrefixCacheStats:
         """Counts of the prompt tokens of answered requests."""
         queries, hits = self._prompt_tokens, self._cached_tokens
-        return PrefixCacheStats(queries, hits, queries - hits)
+        return PrefixCacheStats(queries, hits, queries - hits, self._generated_tokens)
 
     @property
     def sleeper(self) -> Sleeper | None:

@@ -20,7 +20,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.tasks import PoolingTask
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from headrace.engines.base import Chunks, Prepared
+from headrace.engines.base import Chunks, Part, Prepared
 from headrace.engines.model_config import ModelConfig
 from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.model_kinds import with_own_settings
@@ -94,7 +94,7 @@ class PoolingEngine:
             "on_too_long": self.tokens.long_texts.on_too_long,
         }
 
-    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Tokens]] | Exception]:
+    def prepare(self, inputs: Sequence[object]) -> list[Prepared[Tokens] | Prepared[Chunks[Part[Tokens]]] | Exception]:
         """See `TextTokens.prepare`."""
         return self.tokens.prepare(inputs)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Sequence
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from headrace.engines.base import Chunks, Part
+from headrace.batching.continuous import ContinuousBatcher
+from headrace.engines.base import Chunks
 from headrace.errors import StoppedEarly
 from headrace.jobs.pipeline.infer import in_order
 from headrace.jobs.pipeline.job import BatcherPort
@@ -24,27 +27,132 @@ def parts_of(work: Sequence[Work]) -> Iterator[Work]:
             yield item
 
 
+def expected_cost(batcher: BatcherPort) -> Callable[[Work], float] | None:
+    """What `longest_first` sorts by: how long answers get, learned from those that are finished; None for a cost."""
+    if not isinstance(batcher, ContinuousBatcher):
+        return None
+    return lambda work: sum(map(batcher.expected_cost, parts_of([work])))
+
+
 async def answers(batcher: BatcherPort, runs: AsyncIterable[Sequence[Work]]) -> AsyncGenerator[Answered, None]:
     """`BatcherPort.runs_as_completed`, in which the parts of a long record may be in different batches."""
-    async with aclosing(batcher.runs_as_completed(_in_parts(runs))) as answered:
+    long = _LongRecords()
+    async with aclosing(batcher.runs_as_completed(long.in_parts(runs))) as answered:
         async for run, outputs, some_failed in answered:
             if not isinstance(run[0].row, _PartOf):
                 yield run, outputs, some_failed
                 continue
             for item, output in zip(run, outputs, strict=True):
-                if item.row.record.has_all(item.row.number, output):
-                    joined = item.row.record.joined()
-                    yield [item.row.record.work], [joined], isinstance(joined, Exception)
+                record: _Split = item.row.record
+                if not record.has_all(item.row.number, output):
+                    continue
+                joined = record.joined()
+                if isinstance(joined, Chunks):
+                    long.again(_Split(record.whole, joined))
+                    continue
+                long.ended(record)
+                yield [record.whole], [joined], isinstance(joined, Exception)
+
+
+class _LongRecords:
+    """The long records that may need more parts, and these on the way to the batcher."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._again: deque[_Split] = deque()
+        self._changed = asyncio.Event()
+
+    def again(self, record: _Split) -> None:
+        """More parts of a record must be computed, before those of other records."""
+        self._again.append(record)
+        self._changed.set()
+
+    def ended(self, record: _Split) -> None:
+        """A record has its answer."""
+        self._open -= record.asks
+        self._changed.set()
+
+    async def in_parts(self, runs: AsyncIterable[Sequence[Work]]) -> AsyncIterator[Sequence[Work]]:
+        """The same runs, with the parts of each long record as runs of their own, until no record needs more parts."""
+        source = aiter(runs)
+        following: asyncio.Task[Sequence[Work] | None] | None = None
+        ended = False
+        try:
+            while True:
+                while self._again:
+                    record = self._again.popleft()
+                    self._open -= not record.asks
+                    for parts in record.parts():
+                        yield parts
+                if ended and not self._open:
+                    return
+                if not self._open:
+                    run = await (following or _next_of(source))
+                else:
+                    if following is None and not ended:
+                        following = asyncio.create_task(_next_of(source), name="headrace-next-run")
+                    await self._until_changed(following)
+                    if following is None or not following.done():
+                        continue
+                    run = following.result()
+                following, ended = None, run is None
+                for some in self._split(run or ()):
+                    yield some
+        finally:
+            if following is not None:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+
+    async def _until_changed(self, following: asyncio.Task[Sequence[Work] | None] | None) -> None:
+        """Wait for more parts, the end of a record, or the next run."""
+        self._changed.clear()
+        changed = asyncio.create_task(self._changed.wait())
+        try:
+            await asyncio.wait([changed, *([following] if following else [])], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+
+    def _split(self, run: Sequence[Work]) -> Iterator[Sequence[Work]]:
+        """The whole records of a run, then the parts of each long one."""
+        long = [item for item in run if isinstance(item.payload, Chunks)]
+        whole = [item for item in run if not isinstance(item.payload, Chunks)] if long else run
+        if whole:
+            yield whole
+        records = [_Split(item, item.payload) for item in long]
+        self._open += sum(record.asks for record in records)
+        for record in records:
+            yield from record.parts()
+
+
+async def _next_of(source: AsyncIterator[Sequence[Work]]) -> Sequence[Work] | None:
+    return await anext(source, None)
 
 
 class _Split:
-    """A long record whose parts are computed."""
+    """A long record whose parts are computed.
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        chunks: Chunks[Any] = work.payload
-        self._outputs: list[object] = [None] * len(chunks.parts)
-        self._missing = len(chunks.parts)
+    Args:
+        whole: the record.
+        chunks: its parts to compute next.
+    """
+
+    def __init__(self, whole: Work, chunks: Chunks[Any]) -> None:
+        self.whole = whole
+        self._chunks = chunks
+        self.asks = chunks.later is not None
+        """Whether it may need more parts than these."""
+        self._outputs: list[object] = [None] * len(self._chunks.parts)
+        self._missing = len(self._outputs)
+
+    def parts(self) -> Iterator[list[Work]]:
+        """Runs of the parts."""
+        chunks = zip(self._chunks.parts, self._chunks.costs, strict=True)
+        return in_order(
+            [
+                self.whole._replace(row=_PartOf(self, number), payload=part, cost=cost)
+                for number, (part, cost) in enumerate(chunks)
+            ]
+        )
 
     def has_all(self, number: int, output: object) -> bool:
         """Note the output of a part; whether that was the last one missing."""
@@ -53,13 +161,12 @@ class _Split:
         return not self._missing
 
     def joined(self) -> object:
-        """The record's output, or the error of its first part that failed."""
+        """The record's output, the `Chunks` to compute before that, or the error of the first part that failed."""
         error = next((output for output in self._outputs if isinstance(output, Exception)), None)
         if error is not None:
             return error
-        chunks: Chunks[Any] = self.work.payload
         try:
-            return chunks.join(self._outputs, chunks.weights)
+            return self._chunks.join(self._outputs, self._chunks.weights)
         except StoppedEarly:
             raise
         except Exception as failure:  # noqa: BLE001 - an engine's own code may raise anything: it fails this record
@@ -74,21 +181,3 @@ class _PartOf:
     def __init__(self, record: _Split, number: int) -> None:
         self.record = record
         self.number = number
-
-
-async def _in_parts(runs: AsyncIterable[Sequence[Work]]) -> AsyncIterator[Sequence[Work]]:
-    """The same runs, with the parts of each long record as runs of their own."""
-    async for run in runs:
-        long = [item for item in run if isinstance(item.payload, Chunks)]
-        whole = [item for item in run if not isinstance(item.payload, Chunks)] if long else run
-        if whole:
-            yield whole
-        for item in long:
-            record, chunks = _Split(item), item.payload
-            for parts in in_order(
-                [
-                    item._replace(row=_PartOf(record, number), payload=Part(part), cost=cost)
-                    for number, (part, cost) in enumerate(zip(chunks.parts, chunks.costs, strict=True))
-                ]
-            ):
-                yield parts

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import string
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from headrace.engines.requests.templates import FilledTemplate, filled, template_fields
 from headrace.errors import ConfigError, RecordError
 from headrace.io.base import Source
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.records import Record, text_refusal
+from headrace.records import Record, kind_of, text_refusal
 
 _LOOK_S = 3.0
 """Maximum seconds to look for a column to keep that the first rows lack."""
@@ -61,11 +61,13 @@ class Columns:
     """Columns to copy to the output."""
     choice: ModelChoice | None = None
     """Which records the step computes; None for all."""
+    splits: bool = False
+    """Whether a field of the template is split where the prompt is too long."""
 
     def inputs(self) -> tuple[str, ...]:
         """The names that the input for the engine is made of: columns, or in a template `column.key` too."""
         if self.template is not None:
-            return _template_columns(self.template)
+            return template_fields(self.template)
         return (self.text,) if self.pair is None else (self.text, self.pair)
 
     def identify(self, record: Record) -> Record:
@@ -78,7 +80,7 @@ class Columns:
             return Record(record.position, record.id, self.kept(record))
         value = _value(record, self.id)
         if type(value) is not int:
-            _check_text(value, self.id)
+            _check_id(value, self.id)
         return Record(record.position, value, self.kept(record))
 
     def input_of(self, record: Record) -> object:
@@ -88,10 +90,8 @@ class Columns:
             RecordError: a column is missing; or with `text_only` null, not text, or not valid Unicode.
         """
         if self.template is not None:
-            return "".join(
-                literal if name is None else literal + _filled(record, name)
-                for literal, name, _, _ in string.Formatter().parse(self.template)
-            )
+            make = FilledTemplate if self.splits else filled
+            return make(self.template, self.fields_of(record))
         value = _value(record, self.text)
         if self.text_only:
             _check_text(value, self.text)
@@ -108,7 +108,7 @@ class Columns:
         Raises:
             RecordError: see `input_of`.
         """
-        names = _template_columns(self.template) if self.template is not None else ()
+        names = template_fields(self.template) if self.template is not None else ()
         return {name: _filled(record, name) for name in names}
 
     def kept(self, record: Record) -> Mapping[str, object] | None:
@@ -161,6 +161,17 @@ def _check_text(value: object, column: str) -> None:
         return
     if refusal := text_refusal(value, f"column {column!r}"):
         raise refusal
+
+
+def _check_id(value: object, column: str) -> None:
+    if isinstance(value, str):
+        return _check_text(value, column)
+    shown = "null" if value is None else f"{value!r:.100}, {kind_of(value)}"
+    hint = "; pandas makes floats of integers if some are missing" if isinstance(value, float) else ""
+    raise RecordError(
+        f"column {column!r} is {shown}; an id is an integer or text: convert the column, or name another with "
+        f'--id-column ("" for positions){hint}'
+    )
 
 
 def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Columns:
@@ -238,17 +249,3 @@ def _prepared(source: Source, user: UserCode | None, *, whole: bool = False) -> 
             continue
         rows = chunk.records if whole else chunk.records[:_HEAD]
         yield [record for _, record in user.prepared(rows) if isinstance(record, Record)]
-
-
-def _template_columns(template: str) -> tuple[str, ...]:
-    try:
-        fields = [(name, spec, conversion) for _, name, spec, conversion in string.Formatter().parse(template)]
-    except ValueError as error:
-        raise ConfigError(f"prompt template {template!r}: {error}; write {{{{ and }}}} for braces") from error
-    for name, spec, conversion in fields:
-        if name == "" or spec or conversion:
-            raise ConfigError(f"prompt template {template!r}: write column names alone in braces, as in {{question}}")
-    names = tuple(name for name, _, _ in fields if name is not None)
-    if not names:
-        raise ConfigError(f"prompt template {template!r} names no column: every text would be the same")
-    return names

@@ -6,12 +6,11 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 
 from headrace.batching.callables import PROMISES, unfinished
-from headrace.batching.continuous import ContinuousBatcher
 from headrace.batching.pending import checked_results
 from headrace.batching.step_model import SharingStepModel, group_of
 from headrace.engines.base import AnyBatchEngine, AnyStepEngine, AnyStreamEngine
 from headrace.errors import EngineDeadError, ProcessError, ProcessTimeoutError, StoppedError, text_of
-from headrace.jobs.pipeline.job import BatcherPort, StopRequest
+from headrace.jobs.pipeline.job import StopRequest
 from headrace.jobs.pipeline.work import Work
 from headrace.jobs.state.in_flight import InFlight
 from headrace.retry import TRANSIENT
@@ -38,11 +37,6 @@ def longest_first(work: list[Work], expected: Callable[[Work], float] | None = N
             end += 1
         yield work[start:end]
         start = end
-
-
-def expected_cost(batcher: BatcherPort) -> Callable[[Work], float] | None:
-    """What `longest_first` sorts by: how long answers get, learned from those that are finished; None for a cost."""
-    return batcher.expected_cost if isinstance(batcher, ContinuousBatcher) else None
 
 
 def in_order(work: list[Work]) -> Iterator[list[Work]]:

@@ -19,8 +19,8 @@ from headrace.engines.base import AnyBatchEngine, can_be_tuned, memory_of, runs_
 from headrace.engines.profile import EngineProfile
 from headrace.errors import ConfigError, DiskFullError
 from headrace.io.storage.locations import is_remote
-from headrace.jobs.pipeline.chunks import parts_of
-from headrace.jobs.pipeline.infer import expected_cost, stream_longest_first
+from headrace.jobs.pipeline.chunks import answers, expected_cost, parts_of
+from headrace.jobs.pipeline.infer import stream_longest_first
 from headrace.jobs.pipeline.job import Job
 from headrace.jobs.pipeline.sink import sort_out
 from headrace.jobs.pipeline.work import Work
@@ -196,7 +196,7 @@ async def _run_some(job: Job, work: Sequence[Work]) -> tuple[float, list[tuple[W
 
     started = time.perf_counter()
     done: list[tuple[Work, object]] = []
-    async with job.batcher as batcher, aclosing(batcher.runs_as_completed(stream_longest_first(list(work)))) as results:
+    async with job.batcher as batcher, aclosing(answers(batcher, stream_longest_first(list(work)))) as results:
         async for run, outputs, _ in results:
             done += [(w, o) for w, o in zip(run, outputs, strict=True) if not isinstance(o, Exception)]
     return time.perf_counter() - started, done

@@ -111,8 +111,8 @@ def survey(job: Job, *, spread: bool) -> Survey:
     )
 
 
-def survey_prompts(job: Job) -> Repeats | None:
-    """What the first prompts of a language model's job repeat; None for other engines. Blocks.
+def survey_prompts(job: Job, most: int = _PROMPTS) -> Repeats | None:
+    """What the first prompts of a language model's job repeat, `most` at most; None for other engines. Blocks.
 
     Raises:
         JobError: the input cannot be read.
@@ -132,10 +132,10 @@ def survey_prompts(job: Job) -> Repeats | None:
             except RecordError:
                 continue
             size += len(prompts[-1])
-        if len(prompts) >= _PROMPTS or size >= _PROMPTS_SIZE or time.monotonic() > ends:
+        if len(prompts) >= most or size >= _PROMPTS_SIZE or time.monotonic() > ends:
             break
-    template = job.columns.template
-    return repeats(prompts) if template is None else template_repeats(template, fields)
+    template, prompts = job.columns.template, prompts[:most]
+    return repeats(prompts) if template is None else template_repeats(template, fields[:most])
 
 
 def _inputs(job: Job, chunk: Chunk) -> Iterator[object]:

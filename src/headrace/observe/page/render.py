@@ -106,6 +106,7 @@ def environment() -> jinja2.Environment:
     )
     found.filters["number"] = _number
     found.filters["seconds"] = _seconds
+    found.filters["money"] = _money
     found.filters["flags"] = _flags
     return found
 
@@ -164,7 +165,7 @@ def _share_of(found: JobFigures, cause: Cause) -> float:
 
 def _change(before: float, after: float, shown: Callable[[float], str]) -> str:
     if shown is _percent:
-        return f"{100 * (after - before):+.1f} points"
+        return f"{round(100 * (after - before), 1) + 0.0:+.1f} points"  # + 0.0: not "-0.0"
     return f"{after / before - 1:+.0%}" if before else ""
 
 
@@ -200,6 +201,15 @@ def _number(value: float | None, digits: int = 0) -> str:
     if value and abs(value) < 10**-digits:
         return f"{value:.2g}"
     return f"{value:,.{digits}f}"
+
+
+def _money(value: float | None) -> str:
+    """With three digits below 1, so that small parts can be compared."""
+    if value is None:
+        return "-"
+    if 0 < value < 0.0001:
+        return "< 0.0001"
+    return f"{value:,.2f}" if value >= 1 or not value else f"{value:.3g}"
 
 
 def _flags(text: str) -> Any:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from headrace.observe.reporting.advice_inputs import BOTTLENECK
+from headrace.observe.reporting.advice_inputs import BOTTLENECK, FIXED_ENOUGH, LIMITED, saving
+from headrace.observe.reporting.advice_inputs import Advice as Advice
 from headrace.observe.reporting.advice_inputs import AdviceInputs as AdviceInputs
 from headrace.observe.reporting.advice_inputs import Host as Host
+from headrace.observe.reporting.advice_models import order, replicas, slots, small_model, template
 
 _BUSY_ENOUGH = 0.95
 _PADDING_ENOUGH = 0.85
@@ -16,30 +17,10 @@ _MANY_FAILED = 0.1
 _TOO_SHORT_S = 2.0
 _WORTH = 0.05
 """Of the time from start to end: advice that gains less is not given."""
-_LIMITED = 0.5
-"""Fraction of the batches that met the limit, from which on the limit decides how large batches are."""
-
-
-_FIXED_ENOUGH = 0.05
-"""Fraction of a batch that may be the same whatever is in it: above it, larger batches are worth trying."""
 _MOST_LARGER = 16
 """Times as large as now: beyond it, the measured batches say too little."""
 _PADDING_WANTED = 0.05
 _MOST_WORKERS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One thing to change."""
-
-    setting: str
-    """The flag or setting, or what takes its place."""
-    value: str
-    """What to set it to; empty where it is not a setting."""
-    text: str
-    """One sentence."""
-    gain_s: float
-    """Seconds that it is expected to save, of a run like this one."""
 
 
 def advise(numbers: AdviceInputs) -> str:
@@ -79,12 +60,7 @@ def _free(numbers: AdviceInputs) -> str:
 
 def _would_be(numbers: AdviceInputs, gain_s: float) -> str:
     busy = min(numbers.device_s / max(numbers.wall_s - gain_s, numbers.device_s, 1e-9), 1.0)
-    return f"bring busy to about {busy:.0%} and save {_of(numbers, gain_s)}"
-
-
-def _of(numbers: AdviceInputs, gain_s: float) -> str:
-    digits = 0 if numbers.wall_s >= 20 else 1
-    return f"{gain_s:,.{digits}f} s of {numbers.wall_s:,.{digits}f} s"
+    return f"bring busy to about {busy:.0%} and save {saving(numbers, gain_s)}"
 
 
 def _rate(numbers: AdviceInputs, seconds: float) -> str:
@@ -205,7 +181,7 @@ def _padding(numbers: AdviceInputs) -> Advice | None:
         flag,
         str(value),
         f"{share:.0%} of what the engine computed was padding: {flag} {value} would batch records of more similar "
-        f"length, which would save up to {_of(numbers, gain)}.",
+        f"length, which would save up to {saving(numbers, gain)}.",
         gain,
     )
 
@@ -219,11 +195,13 @@ def _round(value: float) -> int:
 def _batches(numbers: AdviceInputs) -> Advice | None:
     """Batches are so small that what each takes beside its records counts."""
     by_size = numbers.limited_by_size >= numbers.limited_by_cost
-    if not numbers.fixed_s or max(numbers.limited_by_size, numbers.limited_by_cost) < _LIMITED:
+    if not numbers.fixed_s or max(numbers.limited_by_size, numbers.limited_by_cost) < LIMITED:
         return None
+    if not by_size and numbers.larger_pay is False:
+        return None  # as was measured
     flag, limit = numbers.host.limit(by_size=by_size)
     fixed = min(numbers.fixed_s * numbers.batches, numbers.device_s)
-    wanted = fixed / max(numbers.device_s - fixed, 1e-9) / _FIXED_ENOUGH
+    wanted = fixed / max(numbers.device_s - fixed, 1e-9) / FIXED_ENOUGH
     if not limit or wanted < 2:
         return None
     times = min(2 ** math.ceil(math.log2(wanted)), _MOST_LARGER)
@@ -234,28 +212,7 @@ def _batches(numbers: AdviceInputs) -> Advice | None:
         str(value),
         f"Each of {numbers.batches:,} batches of {numbers.records / numbers.batches:,.0f} records takes "
         f"{numbers.fixed_s * 1000:,.1f} ms whatever is in it, {fixed / numbers.wall_s:.0%} of the time: "
-        f"{flag} {value} would save about {_of(numbers, gain)}.",
-        gain,
-    )
-
-
-def _slots(numbers: AdviceInputs) -> Advice | None:
-    """So few records are generated at once that what each step takes beside its records counts."""
-    slots = numbers.host.slots
-    if not slots or not numbers.fixed_s or numbers.slots_full < _LIMITED:
-        return None
-    fixed = min(numbers.fixed_s * numbers.batches, numbers.device_s)
-    wanted = fixed / max(numbers.device_s - fixed, 1e-9) / _FIXED_ENOUGH
-    if wanted < 2:
-        return None
-    times = min(2 ** math.ceil(math.log2(wanted)), 4)
-    gain = numbers.device_gain(fixed * (1 - 1 / times))
-    return Advice(
-        "--max-num-seqs",
-        str(slots * times),
-        f"Each of {numbers.batches:,} steps takes {numbers.fixed_s * 1000:,.1f} ms however many of {slots} records are "
-        f"in it, {fixed / numbers.wall_s:.0%} of the time: --max-num-seqs {slots * times} would save about "
-        f"{_of(numbers, gain)}.",
+        f"{flag} {value} would save about {saving(numbers, gain)}.",
         gain,
     )
 
@@ -274,7 +231,7 @@ def _retry(numbers: AdviceInputs) -> Advice | None:
         flag,
         str(value) if value else "",
         f"{lost / numbers.wall_s:.0%} of the time went into batches that failed, {numbers.out_of_memory:,} of them for "
-        f"lack of memory: {words} would save up to {_of(numbers, gain)}.",
+        f"lack of memory: {words} would save up to {saving(numbers, gain)}.",
         gain,
     )
 
@@ -286,7 +243,7 @@ def _duplicates(numbers: AdviceInputs) -> Advice | None:
         "--dedupe",
         "true",
         f"{numbers.repeated:.0%} of the records are equal to an earlier one and were computed again: --dedupe computes "
-        f"them once, which would save about {_of(numbers, gain)}.",
+        f"them once, which would save about {saving(numbers, gain)}.",
         gain,
     )
 
@@ -314,34 +271,19 @@ def _slow_dtype(numbers: AdviceInputs) -> Advice | None:
         "--dtype",
         "float32",
         f"This device computes {numbers.dtype} at {numbers.dtype_speed:.2g} times the speed of float32: "
-        f"--dtype float32 would save about {_of(numbers, gain)}, in a new job or with --ignore-changes.",
-        gain,
-    )
-
-
-def _replicas(numbers: AdviceInputs) -> Advice | None:
-    """The device limits the job, and the machine has others."""
-    most = numbers.host.replicas
-    if most < 2:
-        return None
-    useful = math.ceil(numbers.device_s / max(numbers.host_floor(), 1e-9))  # more would wait for the host
-    value = max(min(most, useful), 2)
-    gain, one_more = (numbers.device_gain(numbers.device_s * (1 - 1 / count)) for count in (value, 2))
-    words = f", the second of them {_of(numbers, one_more)}" if value > 2 else ""
-    return Advice(
-        "--data-parallel-size",
-        str(value),
-        f"The engine was busy {numbers.busy:.0%} of the time, on one device of a machine with room for {most} engines: "
-        f"--data-parallel-size {value} would save up to {_of(numbers, gain)}{words}.",
+        f"--dtype float32 would save about {saving(numbers, gain)}, in a new job or with --ignore-changes.",
         gain,
     )
 
 
 def _second_device(numbers: AdviceInputs) -> str:
-    gain = numbers.device_gain(numbers.device_s / 2)
-    if numbers.lanes or gain < _WORTH * numbers.wall_s:
+    now = max(numbers.lanes, 1)
+    gain = numbers.device_gain(numbers.device_s / (now + 1))
+    if gain < _WORTH * numbers.wall_s:
         return ""
-    return f"; a second device of the same speed would save up to {_of(numbers, gain)}"
+    if numbers.lanes:
+        return f"; another worker, on a device of the same speed, would save up to {saving(numbers, gain)}"
+    return f"; a second device of the same speed would save up to {saving(numbers, gain)}"
 
 
 _RULES: tuple[Callable[[AdviceInputs], Advice | None], ...] = (
@@ -352,10 +294,13 @@ _RULES: tuple[Callable[[AdviceInputs], Advice | None], ...] = (
     _sink,
     _padding,
     _batches,
-    _slots,
+    slots,
+    template,
+    order,
+    small_model,
     _retry,
     _duplicates,
     _starting,
     _slow_dtype,
-    _replicas,
+    replicas,
 )

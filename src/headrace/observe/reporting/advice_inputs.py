@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from headrace.events import PrefixCacheUsed, PromptsCompared
+from headrace.observe.accounting.device_limit import DeviceFigures
 from headrace.observe.accounting.timeline import Cause
 
 BOTTLENECK = 0.7
 """A stage is the bottleneck if its work would fill this fraction of the time in which the job waited for it."""
 _WAITING = 0.5
 """A worker that computes in less than this fraction of its time waits for something else than a core."""
+
+LIMITED = 0.5
+"""Fraction of the batches that met the limit, from which on the limit decides how large batches are."""
+FIXED_ENOUGH = 0.05
+"""Fraction of a batch that may be the same whatever is in it: above it, larger batches are worth trying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,11 @@ class Host:
     text_output: bool = False
     """Whether the output is written as text, which takes longer than Parquet."""
     replicas: int = 1
-    """Engines that the devices of this machine have room for, where the job uses one."""
+    """Engines that the devices of this machine or cluster have room for, those in use included."""
+    replicas_flag: str = "--data-parallel-size"
+    """What sets their number."""
+    keeps_order: bool = False
+    """Whether the user wants a language model's records in the order of the input."""
 
     def limit(self, *, by_size: bool) -> tuple[str, float]:
         """The flag of a limit of batches, and its value."""
@@ -92,6 +103,11 @@ class AdviceInputs:
     dtype_speed: float = 1.0
     """How many times as fast as in float32 the device computes a product in that type."""
     host: Host = Host()
+    device: DeviceFigures | None = None
+    larger_pay: bool | None = None
+    """Whether batches larger than the largest budget allowed would be faster; None if unknown."""
+    prompts: PromptsCompared | None = None
+    prefix_cache: PrefixCacheUsed | None = None
 
     @property
     def device_s(self) -> float:
@@ -146,3 +162,23 @@ class AdviceInputs:
     def device_gain(self, saved: float) -> float:
         """What is won if the device computes so much less: nothing where the host would not keep up."""
         return max(min(saved, self.device_s - self.host_floor()), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing to change."""
+
+    setting: str
+    """The flag or setting, or what takes its place."""
+    value: str
+    """What to set it to; empty where it is not a setting."""
+    text: str
+    """One sentence."""
+    gain_s: float
+    """Seconds that it is expected to save, of a run like this one."""
+
+
+def saving(numbers: AdviceInputs, gain_s: float) -> str:
+    """Seconds saved of the seconds of the run, in words."""
+    digits = 0 if numbers.wall_s >= 20 else 1
+    return f"{gain_s:,.{digits}f} s of {numbers.wall_s:,.{digits}f} s"

@@ -25,6 +25,7 @@ from headrace.events import (
     PartDamaged,
     PrecisionChosen,
     PrefixCacheUsed,
+    PromptsCompared,
     RecordFailed,
     RequestDone,
     StageDone,
@@ -34,14 +35,14 @@ from headrace.events import (
 )
 from headrace.observe.accounting.accountant import Account, Accountant
 from headrace.observe.accounting.batches import BusyTime, successful_cost
-from headrace.observe.accounting.device_limit import device_figures
+from headrace.observe.accounting.device_limit import DeviceFigures, device_figures
 from headrace.observe.accounting.meter import InputSize, Passed
 from headrace.observe.accounting.worker_rows import WorkerCount
 from headrace.observe.accounting.worker_rows import WorkerRow as WorkerRow
 from headrace.observe.reporting.advice import AdviceInputs, Host, advices, advise
 from headrace.observe.reporting.results import Report as Report
 from headrace.observe.reporting.results import StageTimes as StageTimes
-from headrace.observe.reporting.results import State
+from headrace.observe.reporting.results import State, both
 from headrace.observe.reporting.results import StepFigures as StepFigures
 from headrace.records import LeftOut
 
@@ -80,7 +81,7 @@ class ReportBuilder:
         """Records that each stage has finished."""
         self._size = InputSize(None, None)
         self._loaded_bytes = 0
-        self._long = self._long_chunks = 0
+        self._long = self._long_chunks = self._duplicates = 0
         """Records that were split, and the chunks of them."""
         self._prepare_cpu_s: float | None = None
         self._chunks = 0
@@ -103,9 +104,9 @@ class ReportBuilder:
         self._budget: float | None = None
         self._memory: MemoryUsed | None = None
         self._device: DeviceUsed | None = None
-        self._duplicates = 0
         self._orders: dict[str, OrderChosen] = {}
         self._prefix_cache: PrefixCacheUsed | None = None
+        self._prompts: PromptsCompared | None = None
         self._takers = self._make_takers()
 
     def __call__(self, event: Event) -> None:
@@ -116,7 +117,7 @@ class ReportBuilder:
 
     def _make_takers(self) -> dict[type, Callable[..., None]]:
         """What takes in each type of event."""
-        tuning = (PrecisionChosen, BudgetChanged, MemoryUsed, DeviceUsed, PrefixCacheUsed)
+        tuning = (PrecisionChosen, BudgetChanged, MemoryUsed, DeviceUsed, PrefixCacheUsed, PromptsCompared)
         return {
             JobStarted: self._add_start,
             JobDone: self._add_end,
@@ -207,7 +208,7 @@ class ReportBuilder:
         self._orders[event.order] = replace(same, records=same.records + event.records)
 
     def _add_tuning_event(
-        self, event: PrecisionChosen | BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed
+        self, event: PrecisionChosen | BudgetChanged | MemoryUsed | DeviceUsed | PrefixCacheUsed | PromptsCompared
     ) -> None:
         match event:
             case PrecisionChosen():
@@ -218,14 +219,10 @@ class ReportBuilder:
                 self._memory = event
             case DeviceUsed():
                 self._device = event
+            case PromptsCompared():
+                self._prompts = event
             case PrefixCacheUsed():
-                before = self._prefix_cache or replace(event, queries=0, hits=0, computed=0)
-                self._prefix_cache = replace(
-                    event,
-                    queries=before.queries + event.queries,
-                    hits=before.hits + event.hits,
-                    computed=before.computed + event.computed,
-                )
+                self._prefix_cache = event if self._prefix_cache is None else both(self._prefix_cache, event)
 
     def _add_formed(self, event: BatchFormed) -> None:
         self._starved += event.starved_s
@@ -313,7 +310,8 @@ class ReportBuilder:
         busy = min(1.0, times.inference / wall) if wall > 0 else 0.0
         if lanes:
             busy = sum(lane.busy for lane in lanes) / len(lanes)
-        numbers = self._advice_inputs(account, records, wall, busy)
+        device = device_figures(self._device, wall, records, account.fixed_s, self._batches)
+        numbers = self._advice_inputs(account, device, records, wall, busy)
         return Report(
             state=self._state,
             ok=self._ok,
@@ -347,7 +345,7 @@ class ReportBuilder:
             order=tuple(self._orders.values()),
             prefix_cache=self._prefix_cache,
             causes=account.causes,
-            device=device_figures(self._device, wall, records, account.fixed_s, self._batches),
+            device=device,
             advices=tuple(advices(numbers)),
             account=account,
             failed_records=tuple(self._failed_records),
@@ -357,7 +355,9 @@ class ReportBuilder:
     def _padding_efficiency(self) -> float:
         return self._cost / self._padded_cost if self._padded_cost > 0 else 1.0
 
-    def _advice_inputs(self, account: Account, records: int, wall: float, busy: float) -> AdviceInputs:
+    def _advice_inputs(
+        self, account: Account, device: DeviceFigures | None, records: int, wall: float, busy: float
+    ) -> AdviceInputs:
         return AdviceInputs(
             records=records,
             failed=self._failures.total(),
@@ -383,4 +383,8 @@ class ReportBuilder:
             dtype_speed=self._precision.speed if self._precision is not None else 1.0,
             lanes=len(self._lanes),
             host=self._host,
+            device=device,
+            larger_pay=self._memory.larger_pay if self._memory is not None else None,
+            prompts=self._prompts,
+            prefix_cache=self._prefix_cache,
         )

@@ -154,3 +154,16 @@ class Report:
     def over_time_table(self) -> pa.Table:
         """Causes, records and cost over time as an Arrow table; `.to_pandas()` makes a data frame of it."""
         return notebook.over_time_table(self.account)
+
+
+def both(one: PrefixCacheUsed, other: PrefixCacheUsed) -> PrefixCacheUsed:
+    """The tokens of both together."""
+    known = one.computed_s is not None and other.computed_s is not None
+    return PrefixCacheUsed(
+        one.queries + other.queries,
+        one.hits + other.hits,
+        one.computed + other.computed,
+        other.at,
+        one.generated + other.generated,
+        (one.computed_s or 0.0) + (other.computed_s or 0.0) if known else None,
+    )

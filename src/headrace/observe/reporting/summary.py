@@ -208,7 +208,8 @@ def savings_of(figures: Mapping[str, Any]) -> tuple[Sequence[OrderChosen], int, 
     chosen = [OrderChosen(**one) for one in orders]
     _texts([text for one in chosen for text in (one.order, one.reason)])
     _numbers([duplicates, *(one.records for one in chosen)])
-    _numbers([] if used is None else [used.queries, used.hits, used.computed])
+    if used is not None:
+        _numbers([used.queries, used.hits, used.computed, used.generated, used.computed_s or 0.0])
     return chosen, duplicates, used
 
 

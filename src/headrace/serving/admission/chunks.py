@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headrace.engines.base import Chunks, Part
+from headrace.engines.base import Chunks
 
 
-async def joined(chunks: Chunks[Any], run: Callable[[Part[Any], int], Awaitable[object]]) -> object:
+async def joined(chunks: Chunks[Any], run: Callable[[Any, int], Awaitable[object]]) -> object:
     """The output of a long record. `run` makes the output of a part, given its cost; all run at the same time.
 
     If one part fails, or the call is cancelled, the others are cancelled.
@@ -17,12 +17,11 @@ async def joined(chunks: Chunks[Any], run: Callable[[Part[Any], int], Awaitable[
     Raises:
         Exception: the error of the first part that failed.
     """
-    parts = [
-        asyncio.ensure_future(run(Part(part), cost)) for part, cost in zip(chunks.parts, chunks.costs, strict=True)
-    ]
+    parts = [asyncio.ensure_future(run(part, cost)) for part, cost in zip(chunks.parts, chunks.costs, strict=True)]
     try:
         outputs = await asyncio.gather(*parts)
     finally:
         for part in parts:
             part.cancel()
-    return chunks.join(outputs, chunks.weights)
+    output = chunks.join(outputs, chunks.weights)
+    return await joined(output, run) if isinstance(output, Chunks) else output

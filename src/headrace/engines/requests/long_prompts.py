@@ -1,0 +1,340 @@
+"""Prompts that are too long for a language model: split into chunks, whose answers become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol
+
+from headrace.batching.options import whole
+from headrace.engines.base import Chunks, Prepared
+from headrace.engines.requests.generation import Generation
+from headrace.engines.requests.templates import FilledTemplate, filled, template_fields
+from headrace.errors import ConfigError, RecordError
+
+ANSWERS = "answers"
+"""The field of a reduce template that holds the answers to the chunks."""
+_BETWEEN = "\n\n"
+"""Separates the answers."""
+_CLOSE_ENOUGH = 0.03
+"""A chunk may be shorter than its room by this share: each longer try would count tokens once more."""
+_GUESSES = 6
+"""Tries of a chunk's length before it is found by halving."""
+_AT_LINE = 8
+"""A chunk ends after a line, else after a word, if one ends in the last eighth of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongPrompts:
+    """What happens to prompts that are too long for the model.
+
+    Raises:
+        ConfigError: a value is out of range, or does not go with another.
+    """
+
+    on_too_long: Literal["error", "split"] = "error"
+    """Fail the record, or split its longest text into chunks."""
+    chunk_overlap: int | None = None
+    """Tokens that neighbouring chunks have in common; None for none."""
+    chunk_join: Literal["map-reduce", "first"] | None = None
+    """Ask about the answers to all chunks once more, or take the first answer; None for "map-reduce"."""
+    reduce_template: str | None = None
+    """For "map-reduce": that last prompt, with {answers}, and other fields of the prompt template."""
+    no_answer: str | None = None
+    """For "first": how an answer begins that is none; None if only an empty answer is none."""
+
+    def __post_init__(self) -> None:
+        if self.on_too_long not in ("error", "split"):
+            raise ConfigError(
+                f"on_too_long is {self.on_too_long!r}; the prompts of a language model are not cut: it must be 'error' "
+                "or 'split'"
+            )
+        if self.chunk_join not in (None, "map-reduce", "first"):
+            raise ConfigError(
+                f"chunk_join is {self.chunk_join!r}; the answers to the chunks of a prompt become one by 'map-reduce' "
+                "or 'first'"
+            )
+        if self.splits:
+            self._check_rule()
+        else:
+            for field in fields(self)[1:]:
+                if (value := getattr(self, field.name)) is not None:
+                    raise ConfigError(f"{field.name} is {value!r}, but no prompt is split: set on_too_long to 'split'")
+
+    def _check_rule(self) -> None:
+        if self.chunk_overlap is not None:
+            whole("chunk_overlap", self.chunk_overlap, 0)
+        for name in ("reduce_template", "no_answer"):
+            value = getattr(self, name)
+            if not (value is None or (isinstance(value, str) and value.strip())):
+                raise ConfigError(f"{name} is {value!r:.60}: it must be a text")
+        if self.chunk_join == "first":
+            if self.reduce_template is not None:
+                raise ConfigError("reduce_template goes with chunk_join 'map-reduce', not 'first': leave one out")
+            return
+        if self.no_answer is not None:
+            raise ConfigError("no_answer goes with chunk_join 'first': set that, or leave it out")
+        if self.reduce_template is None or ANSWERS not in template_fields(self.reduce_template):
+            raise ConfigError(
+                "a prompt that is split needs a reduce template with {answers}, the last prompt, such as "
+                "--reduce-template 'Combine these summaries: {answers}'; or take the first answer: --chunk-join first"
+            )
+
+    @property
+    def splits(self) -> bool:
+        """Whether prompts are split."""
+        return self.on_too_long == "split"
+
+    def describe(self) -> dict[str, object]:
+        """The settings that affect an answer; empty if no prompt is split."""
+        return {field.name: getattr(self, field.name) for field in fields(self)} if self.splits else {}
+
+
+def taken_from(options: dict[str, Any]) -> LongPrompts:
+    """The settings among an engine's options, which are removed.
+
+    Raises:
+        ConfigError: see `LongPrompts`.
+    """
+    given = {field.name: options.pop(field.name) for field in fields(LongPrompts) if field.name in options}
+    return LongPrompts(**{name: value for name, value in given.items() if value is not None})
+
+
+def splits(options: Mapping[str, object], prompt_template: str | None) -> bool:
+    """Whether the prompts of a template are split.
+
+    Raises:
+        ConfigError: the reduce template has a field that the prompt template lacks.
+    """
+    known = {ANSWERS, *(template_fields(prompt_template) if prompt_template else ())}
+    reduce = options.get("reduce_template")
+    if reduce is not None and (unknown := [name for name in template_fields(str(reduce)) if name not in known]):
+        raise ConfigError(
+            f"the reduce template names {unknown[0]!r}; it may have {{{ANSWERS}}} and the fields of --prompt-template"
+        )
+    return options.get("on_too_long") == "split"
+
+
+def room_of(context: int, answer: int) -> int:
+    """Tokens that a prompt may have, so that there is room for an answer, though at most half the context."""
+    return context - min(answer, context // 2)
+
+
+class PromptEngine(Protocol):
+    """What a `PromptSplitter` must know of an engine. All methods raise RecordError for an invalid request."""
+
+    def count(self, request: object) -> int:
+        """Tokens of the prompt. May stop counting where it is longer than the model's context."""
+        ...
+
+    def whole(self, request: object) -> Prepared[Any]:
+        """The request, not split."""
+        ...
+
+    def room(self, request: object) -> int:
+        """Tokens that the prompt may have, so that there is room for the answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """Tokens of the answers before the last."""
+
+    prompt: int = 0
+    completion: int = 0
+
+    def plus(self, answers: Sequence[Generation]) -> _Used:
+        return _Used(
+            self.prompt + sum(answer["prompt_tokens"] for answer in answers),
+            self.completion + sum(answer["completion_tokens"] for answer in answers),
+        )
+
+    def added_to(self, answer: Generation) -> Generation:
+        total = self.plus([answer])
+        return {**answer, "prompt_tokens": total.prompt, "completion_tokens": total.completion}
+
+
+class PromptSplitter:
+    """Prepares requests, and splits the prompts that are too long.
+
+    Args:
+        rules: how the answers to the chunks become one.
+        engine: counts tokens, and prepares what is short enough.
+    """
+
+    def __init__(self, rules: LongPrompts, engine: PromptEngine) -> None:
+        self._rules = rules
+        self._engine = engine
+
+    def prepare(self, request: object) -> Prepared[Any]:
+        """The request, or its chunks.
+
+        Raises:
+            RecordError: it is invalid, or cannot be split.
+        """
+        if self._engine.count(request) <= self._engine.room(request):
+            return self._engine.whole(request)
+        chunks = [self._engine.whole(chunk) for chunk in self._chunks(request)]
+        if self._rules.chunk_join == "first":
+            payload = self._first(chunks, 0, _Used())
+        else:
+            payload = self._all(request, chunks, _Used())
+        return Prepared(payload, sum(chunk.cost for chunk in chunks), greedy=all(chunk.greedy for chunk in chunks))
+
+    # -- the first that answers --------------------------------------------------------------------------------------
+
+    def _first(self, chunks: Sequence[Prepared[Any]], asked: int, used: _Used) -> Chunks[Any]:
+        """Asks one chunk after the other until one answers."""
+
+        def join(answers: Sequence[Generation], _: Sequence[int]) -> object:
+            if asked + 1 == len(chunks) or self._answers(answers[0]["text"]):
+                return used.added_to(answers[0])
+            return self._first(chunks, asked + 1, used.plus(answers))
+
+        chunk, later = chunks[asked], len(chunks) - asked - 1
+        return Chunks([chunk.payload], [chunk.cost], [1], join, later or None)
+
+    def _answers(self, text: str) -> bool:
+        said, none = text.strip().casefold(), self._rules.no_answer
+        return bool(said) and not (none is not None and said.startswith(none.strip().casefold()))
+
+    # -- the answers to all ------------------------------------------------------------------------------------------
+
+    def _all(self, request: object, chunks: Sequence[Prepared[Any]], used: _Used) -> Chunks[Any]:
+        """Asks all chunks, and then about their answers."""
+
+        def join(answers: Sequence[Generation], _: Sequence[int]) -> object:
+            return self._about(request, answers, used.plus(answers))
+
+        return Chunks([chunk.payload for chunk in chunks], [chunk.cost for chunk in chunks], [1] * len(chunks), join, 0)
+
+    def _about(self, request: object, answers: Sequence[Generation], used: _Used) -> Chunks[Any]:
+        """Asks about these answers; if they are too long together, about chunks of them first.
+
+        Raises:
+            RecordError: the answers do not get fewer.
+        """
+        last = self._reduced(request, [answer["text"].strip() for answer in answers])
+        if self._engine.count(last) <= self._engine.room(last):
+            one = self._engine.whole(last)
+            return Chunks([one.payload], [one.cost], [1], lambda final, _: used.added_to(final[0]))
+        chunks = [self._engine.whole(chunk) for chunk in self._chunks(last, ANSWERS)]
+        if len(chunks) >= len(answers):
+            raise RecordError(
+                f"the answers to {len(answers)} chunks do not fit in one prompt, and reducing them would take as many: "
+                "lower max_tokens, or raise max_model_len"
+            )
+        return self._all(request, chunks, used)
+
+    def _reduced(self, request: object, answers: Sequence[str]) -> object:
+        """The request with the reduce template as its prompt."""
+        known = request.fields if isinstance(request, FilledTemplate) else {}
+        template = self._rules.reduce_template or ""
+        if unknown := [name for name in template_fields(template) if name != ANSWERS and name not in known]:
+            raise RecordError(f"the reduce template names {unknown[0]!r}, which is no field of the prompt's template")
+        asked = FilledTemplate(template, {**known, ANSWERS: _BETWEEN.join(answers)})
+        body: Mapping[str, Any] = request if isinstance(request, dict) else {}
+        messages = body.get("messages", request)
+        if not isinstance(messages, list):
+            return {**body, "prompt": asked} if body else asked
+        chat = [message for message in messages if message.get("role") in ("system", "developer")]
+        chat.append({"role": "user", "content": asked})
+        return {**body, "messages": chat} if body else chat
+
+    # -- chunks ------------------------------------------------------------------------------------------------------
+
+    def _chunks(self, request: object, field: str | None = None) -> list[object]:
+        """The request once for each chunk of its longest text."""
+        text, with_text = _longest_text(request, field)
+        room = self._engine.room(request)
+
+        def tokens(part: str) -> int:
+            return self._engine.count(with_text(part))
+
+        around = tokens(text[:1])
+        overlap = self._rules.chunk_overlap or 0
+        if around + overlap >= room:
+            raise RecordError(
+                f"the prompt cannot be split: {around:,} tokens of it must be in each chunk, and {room:,} are the most "
+                f"that a prompt may have; chunk_overlap is {overlap}"
+            )
+        chunks: list[object] = []
+        start, size = 0, 4 * (room - around)
+        while start < len(text):
+            size = _most(lambda length: tokens(text[start : start + length]), room, len(text) - start, size)  # noqa: B023
+            end = start + size
+            if end < len(text):
+                end = _after_word(text, start, end)
+            chunks.append(with_text(text[start:end]))
+            if end == len(text) or not overlap:
+                start = end
+                continue
+            guess = size * overlap // (room - around)
+            again = _most(lambda length: tokens(text[end - length : end]), around + overlap, end - start - 1, guess)  # noqa: B023
+            start = _at_word(text, end - again, end)
+        return chunks
+
+
+def _longest_text(request: object, field: str | None) -> tuple[str, Callable[[str], object]]:
+    """The text of a request to split, and the request with another text in its place.
+
+    Raises:
+        RecordError: it has none.
+    """
+    if isinstance(request, FilledTemplate):
+        template, values = request.template, request.fields
+        name = field or max(template_fields(template), key=lambda name: len(values[name]))
+        return values[name], lambda part: filled(template, {**values, name: part})
+    if isinstance(request, str):
+        return request, lambda part: part
+    if isinstance(request, list):
+        number = max(range(len(request)), key=lambda number: _length(request[number]), default=0)
+        if request and _length(request[number]) > (False, 0):
+            message, before, after = request[number], request[:number], request[number + 1 :]
+            text, with_text = _longest_text(message["content"], field)
+            return text, lambda part: [*before, {**message, "content": with_text(part)}, *after]
+    if isinstance(request, dict):
+        name = "messages" if "messages" in request else "prompt"
+        if isinstance(request[name], (str, list)):
+            text, with_text = _longest_text(request[name], field)
+            return text, lambda part: {**request, name: with_text(part)}
+    raise RecordError("the prompt cannot be split: it has no text, only token ids or parts of other kinds")
+
+
+def _length(message: object) -> tuple[bool, int]:
+    """What decides which message of a chat is split: that about answers, else the longest."""
+    content = message.get("content") if isinstance(message, dict) else None
+    return isinstance(content, FilledTemplate), len(content) if isinstance(content, str) else 0
+
+
+def _most(tokens: Callable[[int], int], room: int, longest: int, guess: int) -> int:
+    """About the largest length of a text, at least 1 and at most `longest`, that has at most `room` tokens."""
+    low, high = 1, longest + 1
+    guess = min(max(guess, 1), longest)
+    tries = 0
+    while high - low > 1:
+        count = tokens(guess)
+        if count <= room:
+            low = guess
+            if guess == longest or room - count <= room * _CLOSE_ENOUGH:
+                break
+        else:
+            high = guess
+        tries += 1
+        guess = min(max(guess * room // max(count, 1), low + 1), high - 1) if tries < _GUESSES else (low + high) // 2
+    return low
+
+
+def _at_word(text: str, start: int, end: int) -> int:
+    """The beginning of the next word, unless a word begins at `start`, or none does before `end`."""
+    found = text.find(" ", start, end - 1)
+    return start if text[start - 1].isspace() or found < 0 else found + 1
+
+
+def _after_word(text: str, start: int, end: int) -> int:
+    """The end of the last line, else of the last word, in the last part of a chunk; its own end if there is none."""
+    least = end - (end - start) // _AT_LINE
+    for mark in ("\n", " "):
+        if (found := text.rfind(mark, least, end)) >= 0:
+            return found + 1
+    return end

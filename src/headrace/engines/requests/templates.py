@@ -1,0 +1,55 @@
+"""Prompt templates such as "Q: {question}", and prompts that still know the template they were made from."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from typing import Self
+
+from headrace.errors import ConfigError
+
+
+def template_fields(template: str) -> tuple[str, ...]:
+    """The names in braces, in their order.
+
+    Raises:
+        ConfigError: the template is invalid, or names none.
+    """
+    try:
+        fields = [(name, spec, conversion) for _, name, spec, conversion in string.Formatter().parse(template)]
+    except ValueError as error:
+        raise ConfigError(f"prompt template {template!r}: {error}; write {{{{ and }}}} for braces") from error
+    for name, spec, conversion in fields:
+        if name == "" or spec or conversion:
+            raise ConfigError(f"prompt template {template!r}: write column names alone in braces, as in {{question}}")
+    names = tuple(name for name, _, _ in fields if name is not None)
+    if not names:
+        raise ConfigError(f"prompt template {template!r} names no column: every text would be the same")
+    return names
+
+
+def filled(template: str, fields: Mapping[str, str]) -> str:
+    """The text of a template with these fields."""
+    return "".join(
+        literal if name is None else literal + fields[name]
+        for literal, name, _, _ in string.Formatter().parse(template)
+    )
+
+
+class FilledTemplate(str):
+    """The text of a template, which still knows the template and its fields."""
+
+    __slots__ = ("fields", "template")
+
+    template: str
+    fields: Mapping[str, str]
+
+    def __new__(cls, template: str, fields: Mapping[str, str]) -> Self:
+        """Fill the template."""
+        text = super().__new__(cls, filled(template, fields))
+        text.template, text.fields = template, fields
+        return text
+
+    def __getnewargs__(self) -> tuple[str, Mapping[str, str]]:  # type: ignore[override]  # of a text: the text
+        """See `object.__getnewargs__`."""
+        return self.template, self.fields
