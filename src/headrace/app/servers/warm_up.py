@@ -150,7 +150,7 @@ def _best_budget(engine: AnyBatchEngine, work: Sequence[Work], own: float, targe
             seconds = _fastest(engine, batch, ends)
         except EngineOutOfMemoryError:
             break
-        costs = [item.cost for item in batch]
+        costs: list[float] = [item.cost for item in batch]
         watch.ran(len(batch), batch_cost(costs, padded=True))
         points.append(Measured(own * factor, sum(costs) / seconds, seconds))
     fitting = [point for point in points if point.budget <= (watch.bound or math.inf)]
