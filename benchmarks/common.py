@@ -88,7 +88,7 @@ def ratio(of: Sequence[float], to: Sequence[float]) -> float:
 def report(
     name: str | None, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: Sequence[str] = ()
 ) -> None:
-    """Print a Markdown table and write `results/NAME.json`; where there is no name, only print."""
+    """Print a Markdown table and write `results/NAME.json`; only print where there is no name, and for a quick run."""
     here = machine()
     cells = [[_text(cell) for cell in row] for row in (columns, *rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
@@ -101,7 +101,7 @@ def report(
         print(f"\n{note}")
     cpu = ", ".join([here["cpu"], *here["instructions"]])
     print(f"\n{cpu}, {here['cores']} cores, Python {here['python']}, {here['system']}", flush=True)
-    if name is None:
+    if name is None or quick():
         return
     RESULTS.mkdir(exist_ok=True)
     table = [dict(zip(columns, row, strict=True)) for row in rows]

@@ -1,4 +1,5 @@
-"""Three models with room for one: a pool, loading anew for each request, all three in memory, and a process for each.
+"""Three models of three tasks with room for one: a pool, loading anew for each request, all three in memory, and a
+process for each.
 
 The processes have loaded their models before the first request; the others load them for it.
 
@@ -14,20 +15,18 @@ import multiprocessing
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from benchmarks.common import quick, ratio, report, rounds
+from benchmarks.common import quick, report
 from headrace import ModelPool
-from headrace.engines.base import BatchEngine
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
 
 REQUESTS = 30 if quick() else 120
-MEAN_GAP_S = 0.05
-ROUNDS = 1 if quick() else 2
+MEAN_GAP_S = 0.1
 SEED = 7
 
 MODELS: dict[str, tuple[EngineConfig, list[Any]]] = {
@@ -35,9 +34,9 @@ MODELS: dict[str, tuple[EngineConfig, list[Any]]] = {
         EngineConfig("embed", engine_options={"dtype": "float32"}),
         [f"How do I return order {number}?" for number in range(8)],
     ),
-    "embed again": (
-        EngineConfig("embed", engine_options={"dtype": "float32", "truncate_dim": 64}),
-        [f"Where is parcel {number}?" for number in range(8)],
+    "classify": (
+        EngineConfig("classify", model="docstrings", engine_options={"dtype": "float32"}),
+        [f"Start {number} threads and wait for them." for number in range(8)],
     ),
     "generate": (
         EngineConfig("generate", engine="static", engine_options={"max_tokens": 8}),
@@ -48,6 +47,8 @@ MODELS: dict[str, tuple[EngineConfig, list[Any]]] = {
 
 Run = Callable[[list[Any]], Any]
 Use = Callable[[str], AbstractAsyncContextManager[Run]]
+Counts = Callable[[], tuple[int, int]]
+"""Loads, and switches: loads for which another model made room."""
 
 
 def engine(name: str) -> Iterator[Run]:
@@ -59,7 +60,7 @@ def engine(name: str) -> Iterator[Run]:
         loaded.close()
 
 
-def answers(loaded: BatchEngine[Any, Any, Any], records: list[Any]) -> list[Any]:
+def answers(loaded: Any, records: list[Any]) -> list[Any]:
     """What an engine makes of records; raises what it raises."""
     prepared = loaded.prepare(records)
     results = list(loaded.forward([entry.payload for entry in prepared]))
@@ -68,55 +69,56 @@ def answers(loaded: BatchEngine[Any, Any, Any], records: list[Any]) -> list[Any]
     return results
 
 
-async def traffic(use: Use) -> list[float]:
-    """Requests at random times to models at random; the seconds that each took."""
+async def traffic(use: Use) -> list[tuple[float, float]]:
+    """Requests at random times to models at random; the seconds that each waited for its model, and that it took."""
     chance = random.Random(SEED)
-    waits: list[float] = []
+    taken: list[tuple[float, float]] = []
     lock = asyncio.Lock()  # the models compute on one device, one after the other
 
     async def request(name: str) -> None:
         began = time.monotonic()
-        async with use(name) as run, lock:
-            await asyncio.to_thread(run, MODELS[name][1])
-        waits.append(time.monotonic() - began)
+        async with use(name) as run:
+            waited = time.monotonic() - began
+            async with lock:
+                await asyncio.to_thread(run, MODELS[name][1])
+        taken.append((waited, time.monotonic() - began))
 
     tasks = []
     for _ in range(REQUESTS):
         await asyncio.sleep(chance.expovariate(1 / MEAN_GAP_S))
         tasks.append(asyncio.create_task(request(chance.choice(list(MODELS)))))
     await asyncio.gather(*tasks)
-    return waits
+    return taken
 
 
-class Ways:
-    """The ways to serve the same requests; each gives the wall time and keeps the rest."""
+async def measured(way: Callable[[], AbstractAsyncContextManager[tuple[Use, Counts]]]) -> list[float]:
+    """A row of the table."""
+    async with way() as (use, counts):
+        began = time.monotonic()
+        waits, whole = zip(*await traffic(use), strict=True)
+        wall = time.monotonic() - began
+        return [REQUESTS / wall, *counts(), *(round(figure * 1000) for figure in (*spread(waits), *spread(whole)))]
 
-    def __init__(self) -> None:
-        self.loads: dict[str, list[int]] = {}
-        self.waits: dict[str, list[float]] = {}
 
-    def timed(self, way: str, use: Callable[[], AbstractAsyncContextManager[tuple[Use, Callable[[], int]]]]) -> float:
-        """Serve the requests."""
-
-        async def main() -> float:
-            async with use() as (model, loads):
-                began = time.monotonic()
-                self.waits.setdefault(way, []).extend(await traffic(model))
-                wall = time.monotonic() - began
-                self.loads.setdefault(way, []).append(loads())
-            return wall
-
-        return asyncio.run(main())
+def spread(times: Sequence[float]) -> tuple[float, float]:
+    """Median and 99th percentile."""
+    return statistics.median(times), statistics.quantiles(times, n=100)[98]
 
 
 @contextlib.asynccontextmanager
-async def pooled(limit: int) -> AsyncIterator[tuple[Use, Callable[[], int]]]:
+async def pooled(limit: int) -> AsyncIterator[tuple[Use, Counts]]:
     """A pool with room for so many models."""
     pool = ModelPool(max_models=limit)
     for name in MODELS:
         pool.add(name, functools.partial(engine, name))
     async with pool:
-        yield pool.use, lambda: sum(model.loads for model in pool.stats().values())
+
+        def counts() -> tuple[int, int]:
+            stats = pool.stats().values()
+            loads = sum(model.loads for model in stats)
+            return loads, loads - sum(model.phase == "loaded" for model in stats)
+
+        yield pool.use, counts
 
 
 _here: list[tuple[Iterator[Run], Run]] = []
@@ -135,7 +137,7 @@ def compute_here(records: list[Any]) -> int:
 
 
 @contextlib.asynccontextmanager
-async def processes() -> AsyncIterator[tuple[Use, Callable[[], int]]]:
+async def processes() -> AsyncIterator[tuple[Use, Counts]]:
     """A process for each model, which stays loaded."""
     context = multiprocessing.get_context("spawn")
     with contextlib.ExitStack() as opened:
@@ -147,11 +149,11 @@ async def processes() -> AsyncIterator[tuple[Use, Callable[[], int]]]:
         async def use(name: str) -> AsyncIterator[Run]:
             yield lambda records: workers[name].submit(compute_here, records).result()
 
-        yield use, lambda: len(MODELS)
+        yield use, lambda: (len(MODELS), 0)
 
 
 @contextlib.asynccontextmanager
-async def anew() -> AsyncIterator[tuple[Use, Callable[[], int]]]:
+async def anew() -> AsyncIterator[tuple[Use, Counts]]:
     """Each request loads its model, one at a time."""
     room, loads = asyncio.Lock(), 0
 
@@ -167,7 +169,7 @@ async def anew() -> AsyncIterator[tuple[Use, Callable[[], int]]]:
             finally:
                 await asyncio.to_thread(opened.__exit__, None, None, None)
 
-    yield use, lambda: loads
+    yield use, lambda: (loads, loads - 1)
 
 
 def main() -> None:
@@ -175,33 +177,22 @@ def main() -> None:
     for name in MODELS:
         for run in engine(name):  # imports, and files in the page cache
             run(MODELS[name][1])
-    ways = Ways()
-    variants = {
-        "one process per model": processes,
-        "ModelPool, room for all three": lambda: pooled(len(MODELS)),
-        "ModelPool, room for one": lambda: pooled(1),
-        "loading anew for each request": anew,
+    rows = {
+        "one process per model": asyncio.run(measured(processes)),
+        "ModelPool, room for all three": asyncio.run(measured(lambda: pooled(len(MODELS)))),
+        "ModelPool, room for one": asyncio.run(measured(lambda: pooled(1))),
+        "loading anew for each request": asyncio.run(measured(anew)),
     }
-    walls = rounds(ROUNDS, {name: functools.partial(ways.timed, name, use) for name, use in variants.items()})
-    rows = [
-        [
-            name,
-            REQUESTS / statistics.median(walls[name]),
-            round(statistics.median(ways.loads[name])),
-            statistics.median(ways.waits[name]) * 1000,
-            statistics.quantiles(ways.waits[name], n=100)[98] * 1000,
-        ]
-        for name in variants
-    ]
-    _, _, pool, each = walls.values()
+    _, _, pool, each = rows.values()
     report(
         "pool",
-        f"Three models on one device: {REQUESTS} requests at random, {1 / MEAN_GAP_S:.0f} per second",
-        ["way", "requests/s", "loads", "median, ms", "p99, ms"],
-        rows,
+        f"An embedder, a classifier and a generator on one device: {REQUESTS} requests at random, "
+        f"{1 / MEAN_GAP_S:.0f} per second",
+        ["way", "requests/s", "loads", "switches", "wait for the model, ms", "p99", "request, ms", "p99 of requests"],
+        [[name, *figures] for name, figures in rows.items()],
         [
             "The processes were ready before the first request.",
-            f"The pool over loading anew: {ratio(each, pool):.1f} x the requests per second.",
+            f"The pool over loading anew: {pool[0] / each[0]:.1f} x the requests per second.",
         ],
     )
 

@@ -109,7 +109,7 @@ def main() -> None:
         for variant, times in figures.items()
     ]
     report(
-        None if quick() else "prefixes-vllm",
+        "prefixes-vllm",
         f"{SIZE.questions} questions about each of {SIZE.documents} documents through vLLM on a CPU, shuffled",
         [
             "variant",

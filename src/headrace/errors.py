@@ -186,3 +186,8 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except BaseException as other:  # noqa: BLE001 - user code may raise anything; the error must still be reported
         return f"its message cannot be read: {type(other).__name__}"
+
+
+def line_of(error: BaseException) -> str:
+    """The error's message as one line of at most 300 characters, or its type if it has none."""
+    return " ".join(text_of(error).split())[:300] or type(error).__name__

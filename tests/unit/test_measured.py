@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import common
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -43,3 +45,13 @@ def test_there_are_tables() -> None:
 @pytest.mark.parametrize("table", MEASURED, ids=lambda table: table[0][0])
 def test_a_table_is_as_a_benchmark_wrote_it(table: list[list[str]]) -> None:
     assert table in written(), "run `scripts/bench` and copy what it prints"
+
+
+def test_a_quick_run_writes_no_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr("sys.argv", ["benchmark", "--quick"])
+    common.report("some", "Some", ["way"], [["one"]])
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("sys.argv", ["benchmark"])
+    common.report("some", "Some", ["way"], [["one"]])
+    assert [path.name for path in tmp_path.iterdir()] == ["some.json"]

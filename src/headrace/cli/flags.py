@@ -73,15 +73,23 @@ def _in_panel(hint: object, panel: str) -> object:
 
 
 class Command(TyperCommand):
-    """A command that refuses an engine flag given twice; for other flags the last value counts."""
+    """A command that refuses an engine flag given twice; for other flags the last value counts.
+
+    Messages about values are without Pydantic's own prefix.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments.
 
         Raises:
+            BadParameter: a value is not valid.
             Exit: an engine flag is given twice.
         """
-        left = super().parse_args(ctx, list(args))  # reports other errors first
+        try:
+            left = super().parse_args(ctx, list(args))  # reports other errors first
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for parameter, times in Counter(order).items():
             of_engine = getattr(parameter, "rich_help_panel", None) == ENGINE_PANEL

@@ -19,13 +19,17 @@ class _Collector:
         self._lock = threading.Lock()
         self._holders = 0
         self._threshold: tuple[int, int, int] | None = None
+        self._others_freeze = False
+        """Whether the process freezes objects itself. They are counted once, as counting visits each of them."""
 
     def ease(self) -> None:
         with self._lock:
             self._holders += 1
             threshold = gc.get_threshold()
-            default = gc.isenabled() and not gc.get_freeze_count() and 0 < threshold[0] < _ALLOCATIONS
-            if self._holders == 1 and default:
+            default = gc.isenabled() and 0 < threshold[0] < _ALLOCATIONS
+            if self._holders == 1 and default and not self._others_freeze:
+                self._others_freeze = gc.get_freeze_count() > 0
+            if self._holders == 1 and default and not self._others_freeze:
                 self._threshold = threshold
                 gc.freeze()
                 gc.set_threshold(_ALLOCATIONS, *threshold[1:])

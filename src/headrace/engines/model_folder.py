@@ -109,6 +109,30 @@ def digest(folder: Path, also: Iterable[Path] = ()) -> str:
     return total.hexdigest()
 
 
+def read_ahead(folder: Path, most_bytes: int) -> None:
+    """Read the files that a loader will read, so that the system has them in memory.
+
+    Args:
+        most_bytes: of all files; of larger ones, only the beginnings are read.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    files = [path for path in _deciding_files(folder) if path.suffix not in _PICKLED or not _is_spare(path)]
+    least = _READ_BYTES if sum(path.stat().st_size for path in files) > most_bytes else most_bytes
+    block = memoryview(bytearray(_READ_BYTES))
+    for path in files:
+        left = least
+        with path.open("rb", buffering=0) as file:
+            while left > 0 and (size := file.readinto(block)):
+                left -= size
+
+
+def _is_spare(weights: Path) -> bool:
+    """Whether pickled weights have a safetensors file beside them, which is loaded instead."""
+    return any(weights.parent.glob("*.safetensors"))
+
+
 def pickled_weights(folder: Path) -> list[Path]:
     """Pickled weights without a safetensors file beside them, which would be loaded instead."""
     return sorted(
@@ -117,7 +141,7 @@ def pickled_weights(folder: Path) -> list[Path]:
         if path.suffix in _PICKLED
         and path.stem.rpartition("_")[0] not in _NOTWEIGHTS
         and path.stem not in _NOTWEIGHTS
-        and not any(path.parent.glob("*.safetensors"))
+        and not _is_spare(path)
     )
 
 

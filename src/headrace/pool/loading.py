@@ -6,12 +6,13 @@ import asyncio
 import functools
 import inspect
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from headrace.batching.batcher import Batcher
-from headrace.errors import ConfigError, ProcessError, text_of
+from headrace.concurrency.daemon_thread import on_daemon_thread
+from headrace.errors import ConfigError, text_of
 
 logger = logging.getLogger("headrace")
 
@@ -33,11 +34,11 @@ async def make(load: Callable[[], Any]) -> tuple[Any, Any]:
         model = await anext(rest, _NOTHING)
     elif inspect.isgeneratorfunction(load):
         rest = load()
-        model = await _on_thread(functools.partial(next, rest, _NOTHING), lambda _: rest.close())
+        model = await on_daemon_thread(functools.partial(next, rest, _NOTHING), lambda _: rest.close())
     elif inspect.iscoroutinefunction(load):
         model = await load()
     else:
-        model = await _on_thread(load, _close)
+        model = await on_daemon_thread(load, _close)
     if model is _NOTHING:
         raise ConfigError("its generator yields no model")
     if isinstance(model, Batcher) and not model.is_running:
@@ -45,16 +46,17 @@ async def make(load: Callable[[], Any]) -> tuple[Any, Any]:
     return model, rest
 
 
-async def unload(model: Any, rest: Any) -> None:
-    """Undo what `make` did, with what it returned; raises what the user's code raises."""
-    if isinstance(model, Batcher):
-        await model.stop()
-    if inspect.isasyncgen(rest):
-        await anext(rest, None)
-    elif rest is not None:
-        await _on_thread(functools.partial(next, rest, None))
-    elif not isinstance(model, Batcher) and callable(close := getattr(model, "close", None)):
-        await _on_thread(close)
+async def unload(model: Any, rest: Any, within_s: float | None) -> None:
+    """Undo what `make` did, with what it returned; raises what the user's code raises, or TimeoutError."""
+    async with _at_most(within_s):
+        if isinstance(model, Batcher):
+            await model.stop()
+        if inspect.isasyncgen(rest):
+            await anext(rest, None)
+        elif rest is not None:
+            await on_daemon_thread(functools.partial(next, rest, None))
+        elif not isinstance(model, Batcher) and callable(close := getattr(model, "close", None)):
+            await on_daemon_thread(close)
 
 
 def can_sleep(model: object) -> bool:
@@ -66,61 +68,37 @@ def can_sleep(model: object) -> bool:
     )
 
 
-async def call(method: Callable[[], Any]) -> None:
-    """Call a method of a model on a thread, or on the event loop if it is asynchronous; raises what it raises."""
-    if inspect.iscoroutinefunction(method):
-        await method()
-    else:
-        await _on_thread(method)
+async def call(method: Callable[[], Any], within_s: float | None = None) -> None:
+    """Call a method of a model on a thread, or on the event loop if it is asynchronous.
+
+    Raises:
+        TimeoutError: it takes longer than `within_s`.
+        Exception: what the method raises.
+    """
+    async with _at_most(within_s):
+        if inspect.iscoroutinefunction(method):
+            await method()
+        else:
+            await on_daemon_thread(method)
 
 
-def as_exception(error: BaseException) -> Exception:
-    """The error, or one with its name and text where a future or a task would not pass it on."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    return ProcessError(f"{type(error).__name__}: {text_of(error)}")
+@asynccontextmanager
+async def _at_most(seconds: float | None) -> AsyncIterator[None]:
+    """A time limit whose error names it."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError as error:
+        if limit.expired():
+            raise TimeoutError(f"it took longer than {seconds:g} s") from error
+        raise
 
 
 def _close(model: object) -> None:
     """Close a model or a generator whose loading took too long."""
     if callable(close := getattr(model, "close", None)):
         close()
-
-
-async def _on_thread(call: Callable[[], Any], too_late: Callable[[Any], object] | None = None) -> Any:
-    """The result of a call on a daemon thread, which does not delay the end of the program.
-
-    Args:
-        call: to be made.
-        too_late: called on the thread with the result, if nobody waits for it any more.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: Exception | None) -> None:
-        if done.done():
-            if error is None and too_late is not None:
-                threading.Thread(target=too_late, args=(result,), daemon=True).start()
-        elif error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)
-
-    def run() -> None:
-        result: Any = None
-        error: Exception | None = None
-        try:
-            result = call()
-        except BaseException as raised:  # noqa: BLE001 - of a user's function; the caller receives it
-            error = as_exception(raised)
-        try:
-            loop.call_soon_threadsafe(settle, result, error)
-        except RuntimeError:  # the loop is closed
-            if error is None and too_late is not None:
-                too_late(result)
-
-    threading.Thread(target=run, name="headrace-pool", daemon=True).start()
-    return await done
 
 
 def warn(doing: str, name: str, error: BaseException) -> None:

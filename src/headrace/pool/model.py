@@ -29,7 +29,8 @@ class ModelOptions(TypedDict, total=False):
     idle_timeout_s: float | None
     """Unload it when it was not used for so many seconds; None to keep it until others need its room."""
     load_timeout_s: float | None
-    """Fail its requests if loading takes longer; 600 by default, None for no limit."""
+    """Fail its requests if loading takes longer, and give its room to others if unloading does; 600 by default, None
+    for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ class PoolEntry:
         self.model: Any = None
         self.rest: Any = None
         """A generator that unloads the model when it goes on."""
+        self.loading: asyncio.Task[None] | None = None
+        """The last load, which may have ended."""
         self.in_use = 0
         self.waiting: deque[Waiter] = deque()
         self.background: list[Callable[[], None]] = []

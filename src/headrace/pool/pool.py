@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from headrace.batching.options import number, optional, whole
+from headrace.concurrency.daemon_thread import as_exception
 from headrace.device.process_memory import process_bytes
 from headrace.errors import ConfigError, EngineError, NotRunningError, StoppedError, text_of
-from headrace.pool.loading import as_exception, call, can_sleep, is_cancelled, make, unload, warn
+from headrace.pool.loading import call, can_sleep, is_cancelled, make, unload, warn
 from headrace.pool.model import ModelOptions, ModelStats, PooledModel, PoolEntry, Waiter
 from headrace.pool.policy import Phase, decide, to_sleep
 
@@ -21,6 +22,8 @@ T = TypeVar("T")
 _LOAD_TIMEOUT_S = 600.0
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 1.0, 60.0
 """Seconds between tries to load a model that cannot be loaded; they double each time."""
+_LAST_LOADS_S = 10.0
+"""Seconds that loads may still take when the pool closes. Nobody waits for them; one may hang."""
 
 
 class ModelPool:
@@ -134,13 +137,14 @@ class ModelPool:
         self._closing = True
         for entry in self._entries.values():
             entry.fail(StoppedError("the model pool is closing"))
+            if self._loop is not None and entry.loading is not None:
+                self._loop.call_later(_LAST_LOADS_S, entry.loading.cancel)
         self._decide()
         while self._tasks or any(entry.is_used for entry in self._entries.values()):
             await (asyncio.wait(set(self._tasks)) if self._tasks else asyncio.sleep(0.01))  # the last requests
         self._loop = None
 
-    @asynccontextmanager
-    async def use(self, name: str) -> AsyncIterator[Any]:
+    def use(self, name: str) -> AbstractAsyncContextManager[Any]:
         """Wait until the model is loaded, and keep it loaded within the context. Yields what `load` returned.
 
         Raises:
@@ -149,15 +153,9 @@ class ModelPool:
             NotRunningError: the pool was not entered with `async with`.
             StoppedError: the pool is closing.
         """
-        entry = self._entry(name)
-        waiter = await self._acquire(entry)
-        try:
-            yield entry.model
-        finally:
-            self._release(entry, waiter)
+        return self._using(name)
 
-    @asynccontextmanager
-    async def use_in_background(self, name: str, leave: Callable[[], None]) -> AsyncIterator[Any]:
+    def use_in_background(self, name: str, leave: Callable[[], None]) -> AbstractAsyncContextManager[Any]:
         """The same for work that waits behind requests, such as a long job.
 
         It takes the room of a model that has requests only after ten minutes. The model makes room for the requests of
@@ -171,6 +169,10 @@ class ModelPool:
         Raises:
             HeadraceError: as `use`.
         """
+        return self._using(name, leave)
+
+    @asynccontextmanager
+    async def _using(self, name: str, leave: Callable[[], None] | None = None) -> AsyncIterator[Any]:
         entry = self._entry(name)
         waiter = await self._acquire(entry, leave)
         try:
@@ -255,7 +257,7 @@ class ModelPool:
             for name in decision.load:
                 entry = self._entries[name]
                 sleeps, entry.phase = entry.phase is Phase.ASLEEP, Phase.LOADING
-                self._start(self._load(entry, sleeps=sleeps))
+                entry.loading = self._start(self._load(entry, sleeps=sleeps))
             if decision.again_at < float("inf"):
                 self._timer = self._loop.call_at(decision.again_at, self._decide)
         for entry in decided:
@@ -293,7 +295,7 @@ class ModelPool:
                     started, before = self._loop.time(), self._used_memory()
                 if not woken:
                     entry.model, entry.rest = await make(entry.load)
-        except BaseException as raised:
+        except BaseException as raised:  # a model's own code may raise anything
             error = as_exception(raised)
             late = limit.expired()  # the function may raise a TimeoutError of its own
             why = (
@@ -315,7 +317,7 @@ class ModelPool:
         """Wake a sleeping model. If it cannot be woken, it is dropped, to be loaded anew."""
         try:
             await call(entry.model.wake)
-        except BaseException as error:
+        except BaseException as error:  # a model's own code
             if is_cancelled(error):
                 raise
             warn("waking", entry.name, error)
@@ -326,7 +328,7 @@ class ModelPool:
     def _loaded(self, entry: PoolEntry, grown: float) -> None:
         assert self._loop is not None
         now = self._loop.time()
-        entry.drops, entry.phase, entry.loaded_at, entry.last_used = False, Phase.LOADED, now, now
+        entry.phase, entry.loaded_at, entry.last_used = Phase.LOADED, now, now
         if entry.size is None:  # it was loaded alone
             entry.size = max(grown, 1.0)
             try:
@@ -334,13 +336,14 @@ class ModelPool:
             except ConfigError as error:
                 entry.fail(error)
                 entry.drops = True
-                self._unload_now(entry)
         for waiter in entry.waiters():
             entry.grant(waiter, now)
+        if entry.drops:  # `unload` was called meanwhile, or it is too large
+            self._unload_when_done(entry)
 
     def _not_loaded(self, entry: PoolEntry, why: str, error: Exception) -> None:
         assert self._loop is not None
-        entry.phase = Phase.UNLOADED
+        entry.phase, entry.drops = Phase.UNLOADED, False
         entry.failed_loads += 1
         entry.retry_at = self._loop.time() + min(_LEAST_PAUSE_S * 2**entry.failures, _MOST_PAUSE_S)
         entry.failures += 1
@@ -366,8 +369,8 @@ class ModelPool:
             return False
         await asyncio.gather(*[self._drop_now(other) for other in asleep if other.name not in kept])
         try:
-            await call(entry.model.sleep)
-        except BaseException as error:
+            await call(entry.model.sleep, entry.load_timeout_s)
+        except BaseException as error:  # a model's own code
             if is_cancelled(error):
                 raise
             warn("putting to sleep", entry.name, error)
@@ -383,8 +386,8 @@ class ModelPool:
         """Remove a model from all memory. A model in phase LOADING is then to be loaded anew."""
         (model, rest), entry.model, entry.rest = (entry.model, entry.rest), None, None
         try:
-            await unload(model, rest)
-        except BaseException as error:
+            await unload(model, rest, entry.load_timeout_s)
+        except BaseException as error:  # a model's own code
             if is_cancelled(error):
                 raise
             warn("unloading", entry.name, error)

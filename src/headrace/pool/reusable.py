@@ -190,7 +190,7 @@ class _PooledReusable(Reusable[RecordT, ResultT]):
                 lease.ready.set_result((batcher, asyncio.get_running_loop()))
                 del batcher
                 await asyncio.Event().wait()
-        except BaseException as error:
+        except BaseException as error:  # the waiting caller receives the error
             if lease.ready.done():
                 raise
             lease.ready.set_exception(error)

@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.openai_protocol import error_body
 from headrace.serving.errors import ApiError, invalid
 from headrace.serving.http.direct import DirectRoute
@@ -87,7 +88,8 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with background.claimed() if background is not None else contextlib.nullcontext():
-            service = await asyncio.to_thread(make_service)
+            # A load that hangs holds up no other, and one that ends when nobody waits any more is closed.
+            service = await on_daemon_thread(make_service, lambda late: late.engine.close())
             await service.start()
             state.draining = state.dead = False
             try:

@@ -105,7 +105,7 @@ class ModelRouter:
         if scope["method"] != "POST":
             raise ApiError(405, f"{path} accepts POST, not {scope['method']}", code="method_not_allowed")
         body = await _read(receive)
-        model = self._chosen(_model_field(body), offering, path)
+        model = self._chosen(_fields(body).get("model"), offering, path)
         caller = scope.get("headrace_caller")
         if model.keys is not None and caller not in model.keys:
             raise ApiError(
@@ -215,13 +215,13 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _model_field(body: bytes) -> object:
-    """The field `model` of a JSON object; None if there is none. The model's app reports malformed bodies."""
+def _fields(body: bytes) -> JsonObject:
+    """The fields of a JSON object; none of another value. The model's app reports malformed bodies."""
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="json_invalid") from error
-    return content.get("model") if isinstance(content, dict) else None
+    return content if isinstance(content, dict) else {}
 
 
 def _line(error: BaseException) -> str:
@@ -339,7 +339,10 @@ def _admin_routes(pool: ModelPool, router: ModelRouter, state: ServerState) -> A
         account = state.keys.account(request.scope["headers"])
         if account is not None and not account.settings.admin:
             raise ApiError(403, "loading and unloading need an admin key", code="admin_only")
-        return router.named(_model_field(await request.body()))
+        fields = _fields(await request.body())
+        if unknown := [name for name in fields if name != "model"]:
+            raise ApiError(400, f"unknown field {unknown[0]!r:.60}; known: model", code="unknown_field")
+        return router.named(fields.get("model"))
 
     @routes.post("/models/load")
     async def load(request: Request) -> Response:

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 from starlette.types import Receive
 
 from headrace.batching.batcher import Batcher
+from headrace.concurrency.daemon_thread import on_daemon_thread
 from headrace.engines.base import AnyEngine, Chunks, Prepared, caches_prefixes, can_be_followed
 from headrace.engines.profile import profile_of, sleeper_of
 from headrace.errors import EngineDeadError
@@ -219,7 +220,7 @@ class Service:
         """Finish accepted records, for at most `timeout_s` seconds, then close the engine."""
         await self.batcher.stop(timeout=timeout_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self.engine.close)
+        await on_daemon_thread(self.engine.close)
 
     @property
     def can_sleep(self) -> bool:
@@ -230,12 +231,12 @@ class Service:
         """Finish accepted records, then move the engine to host memory."""
         await self.batcher.stop(timeout=self.limits.drain_s)
         if (sleeper := sleeper_of(self.engine)) is not None:
-            await asyncio.to_thread(sleeper.sleep)
+            await on_daemon_thread(sleeper.sleep)
 
     async def wake(self) -> None:
         """Undo `sleep`."""
         if (sleeper := sleeper_of(self.engine)) is not None:
-            await asyncio.to_thread(sleeper.wake)
+            await on_daemon_thread(sleeper.wake)
         await self.batcher.start()
 
     async def infer(self, values: Sequence[object], size: int, call: Call) -> Answers:

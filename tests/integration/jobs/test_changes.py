@@ -50,6 +50,10 @@ def test_an_input_that_grew_between_two_runs_is_refused_or_taken_as_it_is(half: 
         half.run()
     assert half.run(ignore_changes=True) == JobEnd("finished", 701, 0)
     assert [identity for identity, _ in read_rows(half.sink)] == [*(row["id"] for row in texts(700)), "new"]
+    with half.source.open("a") as file:
+        file.write(json.dumps({"id": "newer", "text": "one more"}) + "\n")
+    with pytest.raises(ResumeMismatchError, match="is finished, and its input has changed since: the content of"):
+        half.run(ignore_changes=True)
 
 
 def test_a_clock_that_jumps_changes_nothing(half: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,8 @@ def test_models_are_loaded_and_unloaded_by_hand(tmp_path: Path) -> None:
         client.post("/models/unload", json={"model": "small"})
         until(lambda: phases(client)["small"] == "unloaded")
         assert refusal(client.post("/models/load", json={"model": "x"}))[:2] == (404, "model_not_found")
+        assert refusal(client.post("/models/unload", json={"model": "small", "now": 1}))[:2] == (400, "unknown_field")
+        assert refusal(client.post("/models/load", json=[]))[:2] == (404, "model_not_found")
 
 
 def test_keys_decide_who_may_use_which_model(tmp_path: Path) -> None:
@@ -249,21 +251,25 @@ def test_each_answer_has_one_request_id_and_documents_name_all_routes(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the file: Input should be"),
+        ("", 'must be a mapping with "models"'),
         ("models: []", "models: List should have at least 1 item"),
-        ("models: [{name: a}, {name: b, aliases: [a]}]", "the name 'a' is given to two models"),
+        ("models: [{name: a}, {name: b, aliases: [a]}]", "the name 'a' is given twice"),
         ("models: [{name: a, tsk: embed}]", "models.0.tsk is unknown; did you mean task?"),
         ("pol: {}\nmodels: [{name: a}]", "pol is unknown; did you mean pool?"),
         ("models: [{name: a, task: dance}]", "model 'a': unknown task 'dance'"),
         ("models: [{name: a, task: embed, model: /nowhere}]", "model 'a': .*nowhere"),
         ("models: [{name: a, task: embed, engine_options: {dimnsion: 3}}]", "model 'a': .*dimnsion"),
         ("models: [{name: a, keys: [eve]}]", "model 'a': there is no API key named 'eve'"),
-        ("models: [{name: a, memory: big}]\npool: {memory: 8GB}", "memory of model 'a': 'big' is not a size"),
+        ("models: [{name: a, memory: big}]\npool: {memory: 8GB}", "model 'a': memory: 'big' is not a size"),
         ("models: [{name: a, memory: 9GB}]\npool: {memory: 8GB}", "takes 9,000,000,000 bytes, and the pool has"),
         ("models: [{name: a}]\npool: {max_models: 1, memory: 8GB}", "either max_models or memory_bytes"),
         ("models: [{name: a}]\npool: {max_models: 0}", "pool.max_models: Input should be greater"),
+        ("models: [{name: a, name: b}]", "the key 'name' is given twice"),
+        ('models: [{name: "a\\0"}]', r"the name 'a\\x00' cannot be used"),
+        ("models: [{name: a, load_timeout_s: .inf}]", "model 'a': load_timeout_s is inf"),
         ("models: [", "is not YAML"),
         ("a: &a [*a]\nmodels: *a", "unknown|Input should be"),
+        ("a: &a {b: *a}\nmodels: [*a]", "name: Field required"),
         ("models: !!python/object/apply:os.system [id]", "is not YAML"),
     ],
 )
@@ -275,10 +281,13 @@ def test_a_file_that_makes_no_sense_is_one_line(text: str, message: str, tmp_pat
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("make", [lambda path: path, lambda path: path / "nothing.yaml"])
-def test_a_file_that_cannot_be_read_is_named(make: Callable[[Path], Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read"):
-        read_models(make(tmp_path))
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [(".", "cannot read"), ("nothing.yaml", "cannot read"), ("/dev/zero", "/dev/zero is larger than")],
+)
+def test_a_file_that_cannot_be_read_is_named(path: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_models(tmp_path / path)
 
 
 def test_an_engine_that_dies_is_loaded_again_and_the_server_goes_on(tmp_path: Path) -> None:

@@ -13,6 +13,11 @@ from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
 
 
+def test_a_refused_value_is_named_without_the_prefix_of_pydantic() -> None:
+    said = CliRunner().invoke(app, ["run", "-i", "x.jsonl", "-o", "y.jsonl", "--on-nan", "zero"]).output
+    assert "Invalid value for '--on-nan': 'zero' is not one of" in said
+
+
 def test_serve_hands_flags_that_it_does_not_have_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 

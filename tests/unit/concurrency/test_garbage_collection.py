@@ -8,11 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from headrace.concurrency import garbage_collection
 from headrace.concurrency.garbage_collection import fewer_collections
 
 
 @pytest.fixture(autouse=True)
-def threshold() -> Iterator[tuple[int, int, int]]:
+def threshold(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int, int]]:
+    monkeypatch.setattr(garbage_collection, "_collector", garbage_collection._Collector())
     before = gc.get_threshold()
     gc.unfreeze()
     gc.set_threshold(700, 10, 10)
@@ -53,6 +55,16 @@ def test_objects_that_the_process_has_frozen_stay_frozen() -> None:
     with fewer_collections():
         pass
     assert gc.get_freeze_count()
+
+
+def test_objects_that_the_process_has_frozen_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a tenth of a second in a process with all libraries, and a job may be short."""
+    counted: list[int] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 1)
+    for _ in range(3):
+        with fewer_collections():
+            pass
+    assert counted == [1]
 
 
 def test_cycles_made_inside_are_still_collected() -> None:

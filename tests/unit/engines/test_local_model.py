@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engines.model_folder import digest, find_folder, own_models
+from headrace.engines.model_folder import digest, find_folder, own_models, read_ahead
 from headrace.errors import ConfigError, MissingExtraError
 
 
@@ -95,3 +95,13 @@ def test_the_digest_does_not_depend_on_the_order_of_the_folder(folder: Path, mon
     before, listed = digest(folder), Path.rglob
     monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(list(listed(self, pattern))))
     assert digest(folder) == before
+
+
+def test_only_files_that_are_loaded_are_read_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pytorch_model.bin", "README.md"):
+        (folder / name).touch()
+    opened, open_file = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda path, *how, **more: opened.append(path) or open_file(path, *how, **more))
+    read_ahead(folder, 1 << 20)
+    names = ["1_Pooling/config.json", "config.json", "model.safetensors"]
+    assert [path.relative_to(folder).as_posix() for path in opened] == names

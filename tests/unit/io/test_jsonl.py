@@ -69,6 +69,13 @@ def test_a_line_that_is_no_object_fails_alone_and_is_kept(file: Path, line: byte
 lines = st.lists(st.sampled_from([b'{"k":1}', b"", b"  ", b"nope", b'{"long":"' + b"x" * 300 + b'"}']), max_size=60)
 
 
+@pytest.mark.parametrize("start", [b"PAR1\x15\x04", b"ARROW1\0\0", b"\x1f\x8b\x08", b"BZh91AY&SY", b"PK\x03\x04"])
+def test_a_file_of_another_format_is_refused(file: Path, start: bytes) -> None:
+    file.write_bytes(start + b"\n" * 9)
+    with pytest.raises(ConfigError, match=r"in\.jsonl is .*, not text; "):
+        read(file)
+
+
 @settings(deadline=None)  # a busy machine is no failure
 @given(lines=lines, done=st.sets(st.integers(0, 60)), block=st.integers(1, 400), chunk_rows=st.integers(1, 7))
 def test_any_blocks_and_any_done_rows_give_the_same_positions(

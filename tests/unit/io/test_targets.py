@@ -19,6 +19,8 @@ from headrace.io.storage.locations import locate, store
         ("out.tsv.zst", None, (False, "tsv", ".zst"), "out.errors.jsonl"),
         ("a.b.parquet", None, (False, "parquet", ""), "a.b.errors.jsonl"),
         ("out.dat", "parquet", (False, "parquet", ""), "out.errors.jsonl"),
+        ("out.gz", "csv", (False, "csv", ".gz"), "out.errors.jsonl"),
+        ("OUT.CSV", "csv", (False, "csv", ""), "OUT.errors.jsonl"),
         ("out/", None, (True, "jsonl", ""), "out/_headrace/errors.jsonl"),
         ("out.parquet/", None, (True, "parquet", ""), "out.parquet/_headrace/errors.jsonl"),
         ("out/", "parquet", (True, "parquet", ""), "out/_headrace/errors.jsonl"),
@@ -45,8 +47,12 @@ def test_a_name_tells_format_and_place(
 @pytest.mark.parametrize(
     ("name", "format", "message"),
     [
-        ("out.txt", None, r"it must end in \.jsonl, \.csv, \.tsv or \.parquet, or in / for a folder"),
+        ("out.txt", None, r"it must end in one of \.jsonl, \.csv, \.tsv, \.parquet, or in / for a folder"),
         ("out", None, "it must end in"),
+        ("out.csv", "parquet", r"cannot write out\.csv as parquet: the name says csv; end it in \.parquet, or leave"),
+        ("OUT.TSV.gz", "csv", "the name says tsv"),
+        ("out.jsonl/", "parquet", "the name says jsonl"),
+        ("out.arrow", "parquet", "arrow is only read"),
         ("out.jsonl", "xlsx", "unknown output format 'xlsx'; known: jsonl, csv, tsv, parquet"),
         ("out.parquet.gz", None, "leave .gz away"),
         ("", None, "the output has an empty name"),
@@ -87,6 +93,12 @@ def test_an_output_that_a_run_would_read_is_refused(
 )
 def test_an_output_beside_the_input_is_welcome(source: str, sink: str) -> None:
     refuse_output_in_input(source, find_target(sink))
+
+
+def test_files_of_the_hub_are_not_written_one_commit_for_each_part() -> None:
+    pytest.importorskip("huggingface_hub")
+    with pytest.raises(ConfigError, match=r"can only be read; .* or a dataset of the hub \(hf://datasets/org/name\)"):
+        find_target("hf://datasets/me/vectors/data/")
 
 
 def test_a_store_without_its_client_names_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,18 @@ def test_a_record_without_the_column_fails_alone() -> None:
         Columns("text", "id").identify(Record(0, 0, {}))
 
 
-@pytest.mark.parametrize("value", [None, 1.5, True, {}, "\udfff"])
-def test_an_id_is_text_or_an_integer(value: Any) -> None:
-    with pytest.raises(RecordError, match="column 'id'"):
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "is null"),
+        (1.5, "is 1.5, of type float; an id is an integer or text: .*; pandas makes floats of integers if some are"),
+        (True, "is True, of type bool; an id is an integer or text: convert the column"),
+        ({}, "of type dict"),
+        ("\udfff", "not valid Unicode"),
+    ],
+)
+def test_an_id_is_text_or_an_integer(value: Any, message: str) -> None:
+    with pytest.raises(RecordError, match=f"column 'id' .*{message}"):
         Columns("text", "id").identify(Record(0, 0, {"id": value}))
     assert Columns("text", "id").identify(Record(4, 4, {"id": "ä"})).id == "ä"
     assert Columns("text", "id").identify(Record(4, 4, {"id": 7})).id == 7

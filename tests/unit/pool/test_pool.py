@@ -319,7 +319,7 @@ def test_plain_functions_load_on_a_thread_and_models_are_closed(kind: str) -> No
 
     asyncio.run(main())
     assert model.closed
-    assert threading_name == ([] if kind == "coroutine" else ["headrace-pool"])
+    assert threading_name == ([] if kind == "coroutine" else ["headrace-model"])
 
 
 def test_a_generator_without_a_model_is_named() -> None:
@@ -384,6 +384,24 @@ def test_names_and_life_of_a_pool(virtual: VirtualTime) -> None:
         async with pool:
             with pytest.raises(ConfigError, match="no model 'x'; it has a, b"):
                 await use(pool, "x")
+
+    virtual(main())
+
+
+def test_a_model_that_is_unloaded_while_it_loads_serves_what_waits_and_leaves(virtual: VirtualTime) -> None:
+    machine = Machine()
+
+    async def main() -> None:
+        async with machine.pool("a") as pool:
+            waiting = asyncio.create_task(use(pool, "a"))
+            await asyncio.sleep(0.5)
+            pool.unload("a")
+            assert await waiting == 1.0
+            await asyncio.sleep(0.2)
+            assert (pool.stats()["a"].phase, machine.here) == ("unloaded", set())
+            await use(pool, "a")
+            await asyncio.sleep(1)
+            assert pool.stats()["a"].phase == "loaded"
 
     virtual(main())
 

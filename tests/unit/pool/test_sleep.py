@@ -28,11 +28,14 @@ class Device:
         self.counts = Counter[str]()
         self.most_asleep = 0
         self.fails: dict[str, Exception] = {}
+        self.too_large: set[str] = set()
+        """Models for which the device has no room, because another process takes it."""
 
     def model(self, name: str) -> Callable[[], Awaitable[Sleeper]]:
         async def load() -> Sleeper:
             self.counts["load"] += 1
             await asyncio.sleep(self.load_s)
+            self._check_room(name)
             self._enter(name)
             return Sleeper(self, name)
 
@@ -51,10 +54,15 @@ class Device:
 
     async def wake(self, name: str) -> None:
         self._raise("wake")
+        self._check_room(name)
         self.counts["wake"] += 1
         await asyncio.sleep(self.wake_s)
         self.host.remove(name)
         self._enter(name)
+
+    def _check_room(self, name: str) -> None:
+        if name in self.too_large:
+            raise MemoryError("CUDA out of memory")
 
     def _raise(self, what: str) -> None:
         if what in self.fails:
@@ -174,6 +182,28 @@ def test_a_model_that_cannot_sleep_or_wake_is_loaded_anew(
 
     virtual(main())
     assert "model 'a' raised RuntimeError: no" in caplog.text
+    assert not device.here | device.host
+
+
+def test_memory_that_another_process_took_fails_the_requests_of_one_model_until_it_is_free(
+    virtual: VirtualTime,
+) -> None:
+    device = Device()
+
+    async def main() -> None:
+        async with pool_of(device, "ab") as pool:
+            await turns(pool, "ab")
+            device.too_large = {"a"}
+            waiting = asyncio.create_task(turns(pool, "a"))
+            await asyncio.sleep(0)
+            assert await turns(pool, "b") == [11]  # the load of the other fails, then it is woken
+            with pytest.raises(EngineError, match="model 'a' cannot be loaded: CUDA out of memory"):
+                await waiting
+            device.too_large = set()
+            await asyncio.sleep(2)
+            assert await turns(pool, "a") == [10]
+
+    virtual(main())
     assert not device.here | device.host
 
 

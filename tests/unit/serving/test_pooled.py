@@ -1,12 +1,16 @@
-"""A request that is cancelled while it waits for its model."""
+"""A request that is cancelled while it waits for its model, and a model that is loaded too late."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from headrace import ModelPool
+from headrace.serving.app import create_app
 from headrace.serving.limits import ServeLimits
 from headrace.serving.pooled import ModelRouter
 
@@ -34,3 +38,22 @@ def test_a_request_that_is_cancelled_when_it_gets_its_model_gives_it_back() -> N
             assert (pool.stats()["it"].requests, pool.stats()["it"].in_use) == (1, 0)
 
     asyncio.run(main())
+
+
+def test_a_model_whose_loading_ends_too_late_is_closed() -> None:
+    loads, closed = threading.Event(), threading.Event()
+
+    def load() -> Any:
+        assert loads.wait(60)
+        return SimpleNamespace(engine=SimpleNamespace(close=closed.set))
+
+    async def main() -> None:
+        app = create_app(SimpleNamespace(observed=None), load, "embed", version="0")  # type: ignore[arg-type]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01), app.router.lifespan_context(app):
+                raise AssertionError("it was not loaded")
+        loads.set()
+        await asyncio.to_thread(closed.wait, 60)
+
+    asyncio.run(main())
+    assert closed.is_set()

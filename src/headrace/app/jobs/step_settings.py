@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from headrace.app.settings_file import read_settings
 from headrace.argument_types import check_types
 from headrace.engines.choosing.config import EngineConfig
-from headrace.errors import ConfigError, MissingExtraError, nearest
+from headrace.errors import ConfigError, nearest
 from headrace.io.sinks.targets import Target, find_target
 from headrace.jobs.pipeline.columns import ModelChoice
 from headrace.jobs.settings import TASKS, EarlierStep, JobSettings, StepSettings
 
 FOLDER = "steps"
 """In the working folder of the output: the outputs of all steps but the last."""
-_MOST_BYTES = 1024 * 1024
-"""Maximum size of a file of steps."""
 _VECTORS = ("embed", "sparse-embed", "image-embed")
 
 
@@ -101,12 +99,7 @@ def read_steps(path: Path) -> tuple[list[Step], str | None]:
         ConfigError: the file cannot be read, or an entry is unknown or of the wrong type.
         MissingExtraError: it is YAML and PyYAML is not installed.
     """
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"{path} is larger than {_MOST_BYTES:,} bytes; it must be a list of steps")
-        content = _parsed(path)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    content = read_settings(path)
     if not isinstance(content, Mapping) or "steps" not in content:
         raise ConfigError(f'{path} must be a mapping with "steps", a list')
     if unknown := [key for key in content if key not in ("steps", "model_column")]:
@@ -118,25 +111,6 @@ def read_steps(path: Path) -> tuple[list[Step], str | None]:
         return parse_steps(content["steps"]), column
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-def _parsed(path: Path) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".json":
-            return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {' '.join(str(error).split())}") from error
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtraError(
-            f'{path}: YAML needs pyyaml: pip install "headrace[torch]", or use a .json file'
-        ) from error
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def settings_of(

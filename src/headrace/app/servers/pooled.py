@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from fastapi import FastAPI
 from prometheus_client.metrics_core import Metric
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,6 +24,7 @@ from headrace.app.servers.batch_run import BulkModel
 from headrace.app.servers.observed import ObservedServer
 from headrace.app.servers.pooled_batches import UseOfPool
 from headrace.app.servers.server import ServerSettings, build_part, checked
+from headrace.app.settings_file import read_settings
 from headrace.argument_types import parse_size
 from headrace.engines.choosing.config import EngineConfig
 from headrace.errors import ConfigError
@@ -36,8 +37,7 @@ from headrace.serving.metrics import families_of_pool
 from headrace.serving.pooled import ModelApp, create_pooled_app
 from headrace.serving.state import ServerState
 
-_MOST_BYTES = 1024 * 1024
-"""Maximum size of the file."""
+_LONGEST_NAME = 256
 
 Seconds = Annotated[float, Field(gt=0)]
 
@@ -91,25 +91,22 @@ def read_models(path: Path) -> ModelsFile:
     """The models in a YAML file.
 
     Raises:
-        ConfigError: the file cannot be read, is no YAML, or an entry is unknown, missing or of the wrong type.
+        ConfigError: the file cannot be read, is not YAML or JSON, or an entry is unknown, missing or of the wrong type.
     """
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"{path} is larger than {_MOST_BYTES:,} bytes; it must be a list of models")
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    content = read_settings(path)
+    if not isinstance(content, dict):
+        raise ConfigError(f'{path} must be a mapping with "models", a list')
     try:
         found = ModelsFile.model_validate(content)
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first(error)}") from error
     names = [name for entry in found.models for name in (entry.name, *entry.aliases)]
-    if doubled := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"{path}: the name {doubled!r} is given to two models; names and aliases must be unique")
-    if not all(names):
-        raise ConfigError(f"{path}: a name is empty")
+    if bad := [name for name in names if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME]:
+        raise ConfigError(
+            f"{path}: the name {bad[0]!r:.60} cannot be used; a name has 1 to {_LONGEST_NAME} printable characters"
+        )
+    if doubled := next((name for name, count in Counter(names).items() if count > 1), None):
+        raise ConfigError(f"{path}: the name {doubled!r} is given twice; names and aliases must be unique")
     return found
 
 
@@ -156,18 +153,18 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
         try:
             device = numbered(Broadcast(listeners), len(models), len(content.models))
             model, part = _served(entry, shared, device)
+            pool.add(
+                entry.name,
+                model.load,
+                memory_bytes=None if entry.memory is None else _bytes(entry.memory, "memory"),
+                max_wait_s=entry.max_wait_s,
+                idle_timeout_s=entry.idle_timeout_s,
+                load_timeout_s=entry.load_timeout_s,
+            )
         except ConfigError as error:
             raise ConfigError(f"model {entry.name!r}: {error}") from error
         models.append(model)
         bulk.append(BatchModel(part, partial(list, model.names), UseOfPool(pool, part).use, model.keys))
-        pool.add(
-            entry.name,
-            model.load,
-            memory_bytes=None if entry.memory is None else _bytes(entry.memory, f"memory of model {entry.name!r}"),
-            max_wait_s=entry.max_wait_s,
-            idle_timeout_s=entry.idle_timeout_s,
-            load_timeout_s=entry.load_timeout_s,
-        )
     most_body = max(model.state.limits.max_body_bytes for model in models)
     limits = replace(shared.limits, max_body_bytes=most_body)
 
@@ -189,15 +186,7 @@ def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, 
 
 def _served(entry: ModelSection, shared: ServerSettings, device: Listener) -> tuple[ModelApp, BulkModel]:
     config = EngineConfig(
-        task=entry.task,
-        model=entry.model,
-        engine=entry.engine,
-        engine_options=entry.engine_options,
-        batch_tokens=entry.batch_tokens,
-        batch_size=entry.batch_size,
-        engine_process=entry.engine_process,
-        engine_timeout_s=entry.engine_timeout_s,
-        pickled_weights=entry.pickled_weights,
+        **{one.name: getattr(entry, one.name) for one in fields(EngineConfig) if one.init and hasattr(entry, one.name)}
     )
     names = (entry.name, *entry.aliases)
     target_s = None if entry.latency_target_ms is None else entry.latency_target_ms / 1000

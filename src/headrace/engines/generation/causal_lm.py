@@ -108,7 +108,7 @@ class CausalLM:
         self.model, self.device, missing = load_pretrained(AutoModelForCausalLM, self._folder, device, dtype, split)
         if missing:
             raise EngineError(f"the model in {self._folder} holds no weights for {', '.join(sorted(missing)[:3])}")
-        with loading(self._folder):
+        with loading(self._folder, weights=False):
             self._words = AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
         if not getattr(self._words, "is_fast", False):
             raise EngineError(f"the model in {self._folder} has no fast tokenizer (tokenizer.json)")

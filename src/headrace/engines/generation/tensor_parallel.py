@@ -241,7 +241,7 @@ def check_split(folder: Path, size: int) -> None:
         ConfigError: it cannot.
         EngineError: the model's config.json cannot be read.
     """
-    with loading(folder):
+    with loading(folder, weights=False):
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True).get_text_config()
     kind = config.model_type
     if not getattr(config, "base_model_tp_plan", None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,11 +22,12 @@ from headrace.device.cuda_graphs import cuda_graphs
 from headrace.device.cuda_memory import cuda_memory
 from headrace.device.forward import ForwardMeter, NetworkSize
 from headrace.device.graph_runner import GraphRunner
+from headrace.device.memory import memory_limit
 from headrace.device.native import gpu_uuid, hardware, speeds
 from headrace.device.placement import choose_device, choose_dtype, release, running
 from headrace.device.sleeping import to_device, to_host
 from headrace.device.streams import pipeline_on
-from headrace.engines.model_folder import digest
+from headrace.engines.model_folder import digest, read_ahead
 from headrace.engines.networks.base import Arrays, Rows
 from headrace.engines.options import INT8
 from headrace.engines.profile import Sleeper
@@ -200,27 +202,66 @@ def load_pretrained(
     return model.eval(), place, set(facts["missing_keys"])
 
 
-_loading = threading.RLock()
+_turn = threading.Lock()
 """transformers changes settings of the whole process while it loads a model: two loads at once disturb each other."""
+_TURN_TIMEOUT_S = 300.0
+"""Seconds that a load waits for the one before it."""
+_holder: tuple[Path, float] | None = None
+"""The model that is being loaded, and since when."""
 
 
 @contextmanager
-def loading(folder: Path) -> Iterator[None]:
-    """Suppress transformers' output while loading, and convert failures to one-line errors.
+def loading(folder: Path, *, weights: bool = True) -> Iterator[None]:
+    """Wait for other loads, suppress transformers' output, and convert failures to one-line errors.
+
+    Args:
+        folder: of the model.
+        weights: whether its weights are loaded. They are read before it is this model's turn, so a file system that is
+            slow or hangs does not hold up other models.
 
     Raises:
-        EngineError: the files cannot be loaded, or do not fit on the device.
+        EngineError: the files cannot be loaded, or do not fit on the device; or another load hangs.
     """
-    with _loading, _quietly(folder):
+    if weights:
+        with _one_line_errors(folder):
+            read_ahead(folder, memory_limit().bytes // 2)
+    with _in_turn(folder), _one_line_errors(folder), _quietly():
         yield
 
 
 @contextmanager
-def _quietly(folder: Path) -> Iterator[None]:
+def _in_turn(folder: Path) -> Iterator[None]:
+    global _holder  # noqa: PLW0603 - of the one lock of the process
+    if not _turn.acquire(timeout=_TURN_TIMEOUT_S):
+        other, since = _holder or (folder, time.monotonic())
+        raise EngineError(
+            f"the model in {folder} cannot be loaded while the model in {other} is being loaded, which has taken "
+            f"{time.monotonic() - since:.0f} s so far; if that one hangs, restart, and load it in a process of its own "
+            "(engine_process)"
+        )
+    try:
+        _holder = folder, time.monotonic()
+        yield
+    finally:
+        _turn.release()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
     bar, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
     # Its progress bar would interfere with the job's, and the caller reports missing weights.
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bar:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _one_line_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -232,10 +273,6 @@ def _quietly(folder: Path) -> Iterator[None]:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise EngineError(f"the model in {folder} cannot be loaded: {reason}") from error
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bar:
-            transformers_logging.enable_progress_bar()
 
 
 def _size(module: torch.nn.Module) -> NetworkSize | None:

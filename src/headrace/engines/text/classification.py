@@ -121,7 +121,7 @@ def _load(
     tune(module)
     if int8:
         to_int8(module)
-    with loading(folder):
+    with loading(folder, weights=False):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     inputs = frozenset(tokenizer.model_input_names) | {"input_ids", "attention_mask"}
     network = TorchNetwork(folder, module, place, partial(_logits, module), inputs, by_length(module))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.errors import BrokenOffError, ConfigError, HeadraceError, MissingExtraError, text_of
+from headrace.errors import BrokenOffError, ConfigError, HeadraceError, MissingExtraError, line_of
 from headrace.io.formats.parquet import ParquetWriter
 from headrace.io.formats.strict_json import OnNan
 from headrace.io.storage.hub_names import DatasetAddress
@@ -131,9 +131,8 @@ class HubWriter(ParquetWriter):
             yield
         except HeadraceError:
             raise
-        except Exception as error:
-            said = " ".join(text_of(error).split())[:300] or type(error).__name__
-            raise kind(f"cannot write {self._address}: {said}; {way_out}") from error
+        except Exception as error:  # huggingface_hub raises its own errors and those of the HTTP client that it uses
+            raise kind(f"cannot write {self._address}: {line_of(error)}; {way_out}") from error
 
 
 def _groups(parts: Sequence[Path]) -> Iterator[list[Path]]:

@@ -24,6 +24,8 @@ from headrace.io.storage.locations import can_write, is_remote, locate
 _TEXTS = ("jsonl", *DELIMITERS)
 """Formats that may be compressed as a whole."""
 FORMATS = (*_TEXTS, "parquet")
+_ENDINGS = ", ".join(f".{known}" for known in FORMATS)
+_ONLY_READ = ("arrow", "feather", "tar", "tgz")
 TABLE = "table"
 """The format of an output that is a table."""
 
@@ -93,7 +95,7 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
     Args:
         name: a path or a URL; its suffix determines the format. A folder without a suffix gets JSON Lines. Or the
             address of a table (`headrace.io.databases.names`) or dataset (`headrace.io.storage.hub_names`).
-        format: one of `FORMATS`; overrides the suffix.
+        format: one of `FORMATS`, for names without a suffix that says it.
 
     Raises:
         ConfigError: the format is unknown (the message lists the known ones), or the location is read-only.
@@ -112,20 +114,38 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
         return Target(state_folder(str(dataset)), True, "parquet", dataset=dataset)
     place = locate(name)
     if not can_write(place):
-        raise ConfigError(f"cannot write {name}: such an address can only be read; name a file, or one of a store")
+        raise ConfigError(
+            f"cannot write {name}: such an address can only be read; write to a file, a store (s3://...) or a dataset "
+            "of the hub (hf://datasets/org/name)"
+        )
     _, found, packing = _split(place.name)
     is_folder = str(name).endswith("/") or (not is_remote(place) and place.is_dir() and not found)
     chosen = format or found or ("jsonl" if is_folder else "")
+    _check_format(name, chosen, found, packing)
+    return Target(place, is_folder, chosen, packing)
+
+
+def _check_format(name: str | Path, chosen: str, found: str, packing: str) -> None:
+    """Check that an output can be of the chosen format, where its name says the format `found`, or none.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if found in _ONLY_READ:
+        raise ConfigError(f"cannot write {name}: {found} is only read; end it in one of {_ENDINGS}")
     if not chosen:
         raise ConfigError(
-            f"cannot tell the format of output {name}: it must end in {', '.join(f'.{text}' for text in _TEXTS)} or "
-            ".parquet, or in / for a folder of parts; or say --output-format"
+            f"cannot tell the format of output {name}: it must end in one of {_ENDINGS}, or in / for a folder of "
+            "parts; or say --output-format"
         )
     if chosen not in FORMATS:
         raise ConfigError(f"unknown output format {chosen!r}; known: {', '.join(FORMATS)}")
+    if found not in ("", chosen):
+        raise ConfigError(
+            f"cannot write {name} as {chosen}: the name says {found}; end it in .{chosen}, or leave out --output-format"
+        )
     if packing and chosen not in _TEXTS:
         raise ConfigError(f"cannot write {name}: {chosen} is compressed by its own means; leave {packing} away")
-    return Target(place, is_folder, chosen, packing)
 
 
 def refuse_output_in_input(source: str | Path, target: Target) -> None:
@@ -169,9 +189,7 @@ def openai_writer(target: Target, url: str, on_nan: OnNan = "null") -> PartWrite
 
 def _split(name: str) -> tuple[str, str, str]:
     """A file name's stem, format and compression; empty if unknown."""
-    packing = next((suffix for suffix in compression.SUFFIXES if name.endswith(suffix)), "")
-    stem = name.removesuffix(packing)
-    for known in FORMATS:
-        if stem.endswith(f".{known}"):
-            return stem.removesuffix(f".{known}"), known, packing
-    return Path(name).stem, "", ""
+    packing = next((suffix for suffix in compression.SUFFIXES if name.lower().endswith(suffix)), "")
+    stem = Path(name[: len(name) - len(packing)])
+    ending = stem.suffix.lower().removeprefix(".")
+    return stem.stem, ending if ending in (*FORMATS, *_ONLY_READ) else "", packing

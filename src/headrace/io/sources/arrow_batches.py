@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from headrace.errors import BrokenOffError, ConfigError, HeadraceError, text_of
+from headrace.errors import BrokenOffError, ConfigError, HeadraceError, line_of
 from headrace.io.base import Chunk
 from headrace.io.formats.tables import check_names, slices
 from headrace.io.sources.in_memory import digest_of
@@ -53,8 +53,8 @@ class ArrowBatches:
                 first = next(batches, None)
         except HeadraceError:
             raise
-        except Exception as error:
-            raise ConfigError(f"cannot read {shown}: {_line(error)}") from error
+        except Exception as error:  # `read` calls other libraries: each has its own errors
+            raise ConfigError(f"cannot read {shown}: {line_of(error)}") from error
         if first is not None:
             check_names(first.schema.names, shown)
             self._head = first.slice(0, CHUNK_ROWS)
@@ -79,16 +79,14 @@ class ArrowBatches:
     def _next(self, batches: Iterator[pa.RecordBatch], start: int) -> pa.RecordBatch | None:
         try:
             return next(batches, None)
-        except Exception as error:
+        except HeadraceError:
+            raise
+        except Exception as error:  # as above
             raise BrokenOffError(
-                f"cannot read {self._shown} after row {start:,}: {_line(error)}; finished records are kept; run again "
-                "to continue"
+                f"cannot read {self._shown} after row {start:,}: {line_of(error)}; finished records are kept; run "
+                "again to continue"
             ) from error
 
     def _batches(self) -> Generator[pa.RecordBatch]:
         """The batches that have rows."""
         return (batch for batch in self._read() if batch.num_rows)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(text_of(error).split())[:300] or type(error).__name__

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, MissingExtraError, text_of
+from headrace.errors import ConfigError, MissingExtraError, line_of
 from headrace.io.base import Chunk
 from headrace.io.sources.arrow_batches import ArrowBatches
 from headrace.io.storage.files import CHUNK_ROWS, todo
@@ -84,9 +84,9 @@ def pinned(address: DatasetAddress) -> DatasetAddress:
 
     try:
         found = huggingface_hub.HfApi().dataset_info(address.name, revision=address.revision)
-    except Exception as error:
+    except Exception as error:  # huggingface_hub raises its own errors and those of the HTTP client that it uses
         raise ConfigError(
-            f"cannot read {address}: {_line(error)}; check the name, the network and HF_ENDPOINT, or log in (hf auth "
+            f"cannot read {address}: {line_of(error)}; check the name, the network and HF_ENDPOINT, or log in (hf auth "
             "login) for a private dataset"
         ) from error
     return replace(address, revision=found.sha)
@@ -105,8 +105,8 @@ def load_from_hub(address: DatasetAddress) -> ArrowBatches:
         splits = datasets.load_dataset(
             f"hf://datasets/{address.name}", address.config, revision=address.revision, streaming=True
         )
-    except Exception as error:
-        raise ConfigError(f"cannot read {address}: {_line(error)}") from error
+    except Exception as error:  # datasets raises errors of its own, of huggingface_hub and of each file format
+        raise ConfigError(f"cannot read {address}: {line_of(error)}") from error
     name = address.split or next(iter(splits))
     if name not in splits or (address.split is None and len(splits) > 1):
         example = replace(address, split=next(iter(splits)))
@@ -137,10 +137,6 @@ def _library() -> ModuleType:
         raise MissingExtraError(f'a dataset needs {error.name}: pip install "headrace[io]"') from error
     library: ModuleType = datasets
     return library
-
-
-def _line(error: Exception) -> str:
-    return " ".join(text_of(error).split())[:300] or type(error).__name__
 
 
 def is_dataset(rows: object) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, HeadraceError, text_of
+from headrace.errors import ConfigError, HeadraceError, line_of
 from headrace.io.base import Source
 from headrace.io.databases.base import needs
 from headrace.io.sources.arrow_batches import ArrowBatches
@@ -46,8 +46,8 @@ def versioned_table(source: object) -> Source | None:
             return _lance(library.connect(str(place.parent)).open_table(place.stem))
     except HeadraceError:
         raise
-    except Exception as error:
-        raise ConfigError(f"cannot read {source}: {' '.join(text_of(error).split())[:300]}") from error
+    except Exception as error:  # each of the libraries has its own errors
+        raise ConfigError(f"cannot read {source}: {line_of(error)}") from error
     return None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.errors import ConfigError
 from headrace.io.base import Chunk, Take
 from headrace.io.storage import compression
 from headrace.io.storage.files import CHUNK_ROWS, InputFile, share, todo
@@ -20,6 +21,23 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 RAW_KEPT_BYTES = 4096
 _WRITTEN_BLOCK = 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
+_BINARY = {
+    b"PAR1\x15": "a Parquet file",
+    b"ARROW1\0\0": "an Arrow file",
+    b"\x1f\x8b": "gzip data",
+    b"\x28\xb5\x2f\xfd": "Zstandard data",
+    b"\xfd7zXZ\0": "xz data",
+    b"PK\x03\x04": "a zip archive or spreadsheet",
+    b"SQLite format 3\0": "a SQLite database",
+} | {b"BZh%d1AY&SY" % level: "bzip2 data" for level in range(1, 10)}
+"""The first bytes of formats that users mistake for text, by name or with a wrong input format."""
+_WAYS_OUT = {
+    "a Parquet file": "name it .parquet, or take --input-format parquet",
+    "an Arrow file": "name it .arrow, or take --input-format arrow",
+    "gzip data": "add .gz to its name",
+    "Zstandard data": "add .zst to its name",
+    "a SQLite database": "name it sqlite:///FILE, with --sql",
+}
 _decode = json.JSONDecoder().decode
 
 
@@ -27,6 +45,9 @@ def line_blocks(file: InputFile) -> Iterator[tuple[list[bytes], int]]:
     """Lists of complete lines without newlines, each with its number of file bytes.
 
     The rest of a line longer than 64 MiB is dropped; the parser refuses it by its length.
+
+    Raises:
+        ConfigError: the file is of a binary format.
     """
     tail = b""
     held: list[bytes] = []  # the blocks of a long line, joined once, at its end
@@ -35,6 +56,7 @@ def line_blocks(file: InputFile) -> Iterator[tuple[list[bytes], int]]:
     for block, size in file.blocks():
         pending += size
         if first and block:
+            _check_is_text(block, file)
             block, first = block.removeprefix(_BOM), False
         newline = block.find(b"\n")
         if newline < 0:
@@ -54,6 +76,12 @@ def line_blocks(file: InputFile) -> Iterator[tuple[list[bytes], int]]:
     last = b"".join(held)
     if pending or last:
         yield [last] if last else [], pending
+
+
+def _check_is_text(start: bytes, file: InputFile) -> None:
+    found = next((known for magic, known in _BINARY.items() if start.startswith(magic)), None)
+    if found is not None:
+        raise ConfigError(f"{file.path} is {found}, not text; {_WAYS_OUT.get(found, 'decompress or convert it first')}")
 
 
 def interleaved(

@@ -70,8 +70,8 @@ def locate(name: str | Path) -> Path:
 
 
 def can_write(place: Path) -> bool:
-    """Whether the location can be written; http cannot."""
-    return not is_remote(place) or not {"http", "https"} & {store(place)[0].protocol, *store(place)[0].protocol}
+    """Whether the location can be written; http cannot, nor files of the hub, where each part would be a commit."""
+    return not is_remote(place) or not {"http", "https", "hf"} & {store(place)[0].protocol, *store(place)[0].protocol}
 
 
 def is_remote(place: Path) -> bool:

@@ -12,7 +12,7 @@ from headrace.engines.requests.templates import FilledTemplate, filled, template
 from headrace.errors import ConfigError, RecordError
 from headrace.io.base import Source
 from headrace.jobs.pipeline.user_code import UserCode
-from headrace.records import Record, text_refusal
+from headrace.records import Record, kind_of, text_refusal
 
 _LOOK_S = 3.0
 """Maximum seconds to look for a column to keep that the first rows lack."""
@@ -80,7 +80,7 @@ class Columns:
             return Record(record.position, record.id, self.kept(record))
         value = _value(record, self.id)
         if type(value) is not int:
-            _check_text(value, self.id)
+            _check_id(value, self.id)
         return Record(record.position, value, self.kept(record))
 
     def input_of(self, record: Record) -> object:
@@ -161,6 +161,17 @@ def _check_text(value: object, column: str) -> None:
         return
     if refusal := text_refusal(value, f"column {column!r}"):
         raise refusal
+
+
+def _check_id(value: object, column: str) -> None:
+    if isinstance(value, str):
+        return _check_text(value, column)
+    shown = "null" if value is None else f"{value!r:.100}, {kind_of(value)}"
+    hint = "; pandas makes floats of integers if some are missing" if isinstance(value, float) else ""
+    raise RecordError(
+        f"column {column!r} is {shown}; an id is an integer or text: convert the column, or name another with "
+        f'--id-column ("" for positions){hint}'
+    )
 
 
 def resolve(source: Source, wanted: Columns, user: UserCode | None = None) -> Columns:

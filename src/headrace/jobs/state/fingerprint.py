@@ -29,6 +29,7 @@ _FLAGS = {
     "text_pair_column": "--text-pair-column",
 }
 """The command-line flag of each setting."""
+_DIGESTS = {"engine.model_digest": "the model's folder", "engine.handler_digest": "the handler"}
 
 
 def check_same(output: object, then: Mapping[str, object], now: Mapping[str, object]) -> None:
@@ -37,17 +38,48 @@ def check_same(output: object, then: Mapping[str, object], now: Mapping[str, obj
     Raises:
         ResumeMismatchError: it does not; the message names each difference.
     """
-    old, new = _flat(then), _flat(now)
-    differences = [
-        f"{key} was {old.get(key)!r}, now {new.get(key)!r}{f' ({_FLAGS[key]})' if key in _FLAGS else ''}"
-        for key in sorted({*old, *new})
-        if old.get(key) != new.get(key)
-    ]
-    if differences:
+    if differences := _differences(then, now):
         raise ResumeMismatchError(
-            f"{output} was started with other settings: {'; '.join(differences)}. Restore that, choose another output, "
+            f"{output} was started with other settings: {differences}. Restore that, choose another output, "
             "pass --overwrite to start again, or --ignore-changes to keep what is finished and continue"
         )
+
+
+def check_same_input(output: object, then: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Check that a finished job has the input that it had, if other changes are to be ignored.
+
+    Raises:
+        ResumeMismatchError: it has not, and would never read the new rows.
+    """
+    if differences := _differences({"source": then.get("source")}, {"source": now.get("source")}):
+        raise ResumeMismatchError(
+            f"{output} is finished, and its input has changed since: {differences}. Write to another output, or pass "
+            "--overwrite to start again"
+        )
+
+
+def _differences(then: Mapping[str, object], now: Mapping[str, object]) -> str:
+    old, new = _flat(then), _flat(now)
+    return "; ".join(
+        _difference(key, old.get(key), new.get(key)) for key in sorted({*old, *new}) if old.get(key) != new.get(key)
+    )
+
+
+def _difference(key: str, old: object, new: object) -> str:
+    flag = f" ({_FLAGS[key]})" if key in _FLAGS else ""
+    if (what := _content(key)) and old and new:  # a digest tells people nothing
+        return f"the content of {what} has changed{flag}"
+    return f"{key} was {old!r}, now {new!r}{flag}"
+
+
+def _content(key: str) -> str:
+    """What a digest is of; empty for other settings."""
+    if key in _DIGESTS:
+        return _DIGESTS[key]
+    name, _, last = key.rpartition(".")
+    if last not in ("blake2b", "tag", "fingerprint") or not name.startswith("source"):
+        return ""
+    return name.partition(".files.")[2] or "the input"
 
 
 def _flat(value: Mapping[str, object], prefix: str = "") -> dict[str, object]:

@@ -29,7 +29,7 @@ from headrace.io.storage.lease import Lease
 from headrace.io.storage.locations import drop_uploads, exists, file_names, is_remote, remove
 from headrace.io.storage.parts import PartFolder, atomic_file, listed
 from headrace.jobs.state.changed_files import changes
-from headrace.jobs.state.fingerprint import check_same
+from headrace.jobs.state.fingerprint import check_same, check_same_input
 from headrace.jobs.state.ledger import Ledger
 from headrace.jobs.state.lock import exclusive
 from headrace.jobs.state.passes import Finished, JobState, ModelState, Pass
@@ -212,6 +212,14 @@ class JobOutput:
         finished = self._resumed(state, start)
         if finished is None:
             return self._resume(start)
+        begun = self._begin_finished(start, finished)
+        if begun is finished and start.changes == "ignore":
+            check_same_input(self._target, state["fingerprint"], start.fingerprint)
+            self._write_state(start, finished)
+        return begun
+
+    def _begin_finished(self, start: StartMode, finished: Finished) -> Pass | Finished:
+        """How the job ended, or a pass if some of its output is missing."""
         if self.is_folder:
             return self._begin_finished_folder(start, finished)
         if not exists(self.target):  # the user has removed the result and wants a new one
@@ -282,7 +290,7 @@ class JobOutput:
         if state.get("swap"):
             self._retrying.swap()
             self._push()
-        if state.get("swap") or start.changes == "ignore":
+        if state.get("swap") or (start.changes == "ignore" and finished is None):
             self._write_state(start, finished)
         return finished
 

@@ -1,0 +1,74 @@
+"""Reads a YAML or JSON file of settings that a user wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.errors import ConfigError, MissingExtraError
+
+_MOST_BYTES = 1024 * 1024
+"""Maximum size of a file."""
+
+
+def read_settings(path: Path) -> object:
+    """The content of a file; YAML unless its name ends with .json.
+
+    Raises:
+        ConfigError: it cannot be read, is too large, is not YAML or JSON, or has a key twice.
+        MissingExtraError: it is YAML and PyYAML is not installed.
+    """
+    kind = "JSON" if path.suffix == ".json" else "YAML"
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)  # the file may be a pipe or a device, which have no size
+        if len(content) > _MOST_BYTES:
+            raise ConfigError(f"{path} is larger than {_MOST_BYTES:,} bytes; give a file of settings")
+        text = content.decode()
+        return json.loads(text, object_pairs_hook=_unique) if kind == "JSON" else _yaml(path, text)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except _TwiceError as error:
+        raise ConfigError(f"{path}: the key {error.args[0]!r:.100} is given twice in one place; keep one") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is not {kind}: {' '.join(str(error).split())}") from error
+
+
+class _TwiceError(Exception):
+    """A mapping has a key twice."""
+
+
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _TwiceError(key)
+        found[key] = value
+    return found
+
+
+def _yaml(path: Path, text: str) -> object:
+    try:
+        import yaml
+    except ImportError as error:
+        raise MissingExtraError(
+            f'{path}: YAML needs pyyaml: pip install "headrace[torch]", or use a .json file'
+        ) from error
+    try:
+        todo, seen = [yaml.compose(text, yaml.SafeLoader)], set()
+        while todo:  # PyYAML itself would take the last of two values
+            node = todo.pop()
+            if node is None or id(node) in seen:
+                continue
+            seen.add(id(node))
+            if isinstance(node, yaml.MappingNode):
+                _unique([(key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+                todo += [value for _, value in node.value]
+            elif isinstance(node, yaml.SequenceNode):
+                todo += node.value
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,60 @@
+"""Blocking calls on threads of their own: one that hangs delays neither others nor the end of the program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from headrace.errors import ProcessError, text_of
+
+ResultT = TypeVar("ResultT")
+
+_NAME = "headrace-model"
+
+
+async def on_daemon_thread(call: Callable[[], ResultT], too_late: Callable[[ResultT], object] | None = None) -> ResultT:
+    """The result of a call on a new daemon thread, in the caller's context.
+
+    Args:
+        call: to be made.
+        too_late: called on a thread with the result, if nobody waits for it any more.
+
+    Raises:
+        Exception: what the call raised, as `as_exception` has it.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[ResultT] = loop.create_future()
+
+    def settle(answer: tuple[ResultT] | Exception) -> None:
+        if not done.done():
+            if isinstance(answer, Exception):
+                done.set_exception(answer)
+            else:
+                done.set_result(answer[0])
+        elif too_late is not None and not isinstance(answer, Exception):
+            threading.Thread(target=too_late, args=answer, name=_NAME, daemon=True).start()
+
+    def run() -> None:
+        answer: tuple[ResultT] | Exception
+        try:
+            answer = (call(),)
+        except BaseException as raised:  # noqa: BLE001 - of a user's function; the caller receives it
+            answer = as_exception(raised)
+        try:
+            loop.call_soon_threadsafe(settle, answer)
+        except RuntimeError:  # the loop is closed
+            if too_late is not None and not isinstance(answer, Exception):
+                too_late(*answer)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), name=_NAME, daemon=True).start()
+    return await done
+
+
+def as_exception(error: BaseException) -> Exception:
+    """The error, or one with its name and text where a future or a task would not pass it on."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return ProcessError(f"{type(error).__name__}: {text_of(error)}")
