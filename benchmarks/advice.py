@@ -125,14 +125,6 @@ def questions(model: Path, **options: object) -> Settings:
     return Settings(96, options=generate, documents=8)
 
 
-def slow_map(row: dict[str, object]) -> dict[str, object]:
-    """Python code that takes some milliseconds of a core."""
-    found = 0
-    for number in range(60_000):
-        found = (found * 31 + number) & 0xFFFF
-    return {**row, "found": found}
-
-
 def cases(model: Path) -> list[Case]:
     """All of them; `model` is the folder of a language model."""
     slow_prepare = Settings(1_500, options=paced(prepare_ms=4, token_us=30))
@@ -142,9 +134,6 @@ def cases(model: Path) -> list[Case]:
     lines = Settings(8_000, options=paced(token_us=3, dimension=384))
     held = Settings(4_000, options=paced())
     equal = Settings(6_000, options=paced(), copies=20)
-    mapped = Settings(1_200, limits=Limits(workers=2), options=paced(token_us=10)).with_options(
-        prepare="benchmarks.advice:slow_map"
-    )
     embed = Settings(400, options={"task": "embed", "dtype": "float32"})
     return [
         Case(
@@ -179,11 +168,6 @@ def cases(model: Path) -> list[Case]:
             "MiniLM in float16 (--dtype float16)",
             replace(embed, records=120).with_options(dtype="float16"),
             replace(embed, records=120),
-        ),
-        Case(
-            "Python code on threads (--map, --worker-kind thread)",
-            mapped.with_options(worker_kind="thread"),
-            mapped.with_options(worker_kind="process"),
         ),
         Case(
             "Llama, two answers at a time (--max-num-seqs 2)",

@@ -24,8 +24,8 @@ from headrace.jobs.pipeline.dedupe import RepeatCounter
 from headrace.observe.live.recorder import Recorder
 from headrace.observe.reporting.report import ReportBuilder
 
-RECORDS = 20_000 if quick() else 150_000
-ROUNDS = 2 if quick() else 15
+RECORDS = 20_000 if quick() else 300_000
+ROUNDS = 2 if quick() else 7
 SIZES = (256, 1024)
 
 
