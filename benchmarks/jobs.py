@@ -186,15 +186,17 @@ def peers(folder: Path) -> None:
 
 
 def main() -> None:
-    """All tables."""
+    """The tables that are named, or all."""
+    known = {table.__name__: table for table in (size, tables, resume, durability, peers)}
+    wanted = [word for word in sys.argv[1:] if word != "--quick"]
+    if not known.keys() >= set(wanted):
+        sys.exit(f"usage: python -m benchmarks.jobs [--quick] [{' | '.join(known)} ...]")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for records in (SMALL, LARGE):
             write_input(folder / f"in-{records}.jsonl", records)
-        wanted = [word for word in sys.argv[1:] if not word.startswith("-")]
-        for table in (size, tables, resume, durability, peers):
-            if not wanted or table.__name__ in wanted:
-                table(folder)
+        for table in wanted or known:
+            known[table](folder)
 
 
 if __name__ == "__main__":

@@ -41,12 +41,29 @@ class Server:
     @property
     def url(self) -> str:
         """Its address, with a password that must not be shown anywhere."""
-        return f"postgresql://{USER}:s3cret@127.0.0.1:{self.port}/postgres"
+        return self.url_of("postgres")
+
+    def url_of(self, database: str) -> str:
+        """The address of one of its databases."""
+        return f"postgresql://{USER}:s3cret@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
         """Start it, without syncing to the disk."""
         options = f"-p {self.port} -k {self._data} -F -c listen_addresses=127.0.0.1"
         self._run("pg_ctl", "-D", str(self._data), "-l", str(self._data / "log"), "-o", options, "-w", "start")
+
+    def add_pgvector(self) -> bool:
+        """Make a database `vectors` with pgvector, if that is installed; returns whether it is."""
+        import psycopg
+
+        known = "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            if not connection.execute(known).fetchall():
+                return False
+            connection.execute("CREATE DATABASE vectors")
+        with psycopg.connect(self.url_of("vectors")) as connection:
+            connection.execute("CREATE EXTENSION vector")
+        return True
 
     def stop(self) -> None:
         """Stop it; connections are cut."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.errors import ConfigError, MissingExtraError
+from headrace.errors import ConfigError, MissingExtraError, TooManyErrorsError
 
 pa: Any = pytest.importorskip("pyarrow")
 pd: Any = pytest.importorskip("pandas")
@@ -80,6 +80,11 @@ def test_a_failed_record_does_not_turn_counts_in_objects_into_floats() -> None:
 
 def test_an_empty_table_gives_an_empty_table() -> None:
     assert run(pd.DataFrame({"text": []}), "pandas").columns.tolist() == ["id", "output"]
+
+
+def test_an_error_does_not_promise_that_records_are_kept() -> None:
+    with pytest.raises(TooManyErrorsError, match="sink='pandas' keeps nothing; a file would keep finished records"):
+        run([{"text": 1}] * 3, "pandas")
 
 
 def test_what_a_table_cannot_do_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

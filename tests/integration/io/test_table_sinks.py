@@ -225,3 +225,22 @@ def test_qdrant_says_what_to_do_with_vectors_of_integers(
 
     with pytest.raises(TooManyErrorsError, match="Qdrant takes float32: use output_dtype float32"):
         run(make("qdrant", tmp_path, request).address("integers"), engine=Integers)
+
+
+def test_vectors_are_of_the_type_of_pgvector_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    server = request.getfixturevalue("postgres")
+    if not server.add_pgvector():
+        pytest.skip("pgvector is not installed: HEADRACE_TEST_POSTGRES names the programs of a PostgreSQL that has it")
+    monkeypatch.chdir(tmp_path)
+    assert run(f"{server.url_of('vectors')}?table=found").ok == len(ROWS)
+    with psycopg.connect(server.url_of("vectors")) as connection:
+        connection.execute("CREATE TABLE short (id text PRIMARY KEY, embedding vector(3))")
+        connection.commit()
+        nearest = "SELECT a.id FROM found a, found b WHERE b.id = 'r7' ORDER BY a.embedding <-> b.embedding LIMIT 1"
+        assert connection.execute(nearest).fetchall() == [("r7",)]
+        assert connection.execute("SELECT DISTINCT vector_dims(embedding) FROM found").fetchall() == [(8,)]
+    with pytest.raises(TooManyErrorsError, match="expected 3 dimensions, not 8"):
+        run(f"{server.url_of('vectors')}?table=short")

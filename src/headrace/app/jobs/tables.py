@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from headrace.errors import ConfigError, MissingExtraError
+from headrace.errors import ConfigError, JobError, MissingExtraError
 from headrace.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("headrace")
 
 TableKind: TypeAlias = Literal["pandas", "polars", "arrow"]
+_KEPT = "finished records are kept"
+"""What errors say of jobs that can be resumed."""
 _MODULES = {"pandas": "pandas", "polars": "polars", "arrow": "pyarrow"}
 
 
@@ -46,7 +48,13 @@ def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]
         raise ConfigError("cannot keep column 'error': the result has the errors of failed records in it; rename it")
     with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
         output = Path(folder) / "table.parquet"
-        execute(replace(settings, sink=output))
+        try:
+            execute(replace(settings, sink=output))
+        except JobError as error:
+            error.args = (
+                str(error).replace(_KEPT, f"sink={kind!r} keeps nothing; a file would keep finished records"),
+            )
+            raise
         table = _read(output)
         errors = output.with_name("table.errors.jsonl")
         if errors.exists():

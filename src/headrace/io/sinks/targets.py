@@ -95,7 +95,7 @@ def find_target(name: str | Path, format: str | None = None) -> Target:  # noqa:
     Args:
         name: a path or a URL; its suffix determines the format. A folder without a suffix gets JSON Lines. Or the
             address of a table (`headrace.io.databases.names`) or dataset (`headrace.io.storage.hub_names`).
-        format: one of `FORMATS`; overrides the suffix.
+        format: one of `FORMATS`, for names without a suffix that says it.
 
     Raises:
         ConfigError: the format is unknown (the message lists the known ones), or the location is read-only.

@@ -164,12 +164,13 @@ def _check_text(value: object, column: str) -> None:
 
 
 def _check_id(value: object, column: str) -> None:
-    if value is None or isinstance(value, str):
+    if isinstance(value, str):
         return _check_text(value, column)
+    shown = "null" if value is None else f"{value!r:.100}, {kind_of(value)}"
     hint = "; pandas makes floats of integers if some are missing" if isinstance(value, float) else ""
     raise RecordError(
-        f"column {column!r} is {value!r:.100}, {kind_of(value)}; an id is an integer or text: convert the column, or "
-        f'name another with id_column ("" for positions){hint}'
+        f"column {column!r} is {shown}; an id is an integer or text: convert the column, or name another with "
+        f'--id-column ("" for positions){hint}'
     )
 
 
