@@ -1,363 +1,230 @@
-"""Real architectures with random weights on a GPU: headrace and the usual way to run each, side by side.
+"""Tests and figures of a GPU, in one command of at most 9 minutes: each part in a process of its own, with a limit.
 
-python -m benchmarks.gpu                        # BERT-base, ViT-B/16, Qwen2.5-7B shapes in bfloat16
-python -m benchmarks.gpu --only bert,vit
-python -m benchmarks.gpu --device cpu --tiny    # the same with tiny shapes: a test, not a measurement
+python -m benchmarks.gpu                             # all parts, with real shapes in bfloat16
+python -m benchmarks.gpu --only device,bert,small
+python -m benchmarks.gpu --device cpu --tiny         # the same with tiny shapes: a test, not a measurement
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import importlib.util
+import json
 import os
-import statistics
+import re
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+from benchmarks.common import report
 
-import torch
-
-import headrace
-from benchmarks.common import ratio, report, rounds, version
-from benchmarks.gpu_models import FLOPS, bert, photographs, prompts, qwen, texts, vit
-from benchmarks.streaming import streamed
-from headrace import ContinuousBatcher
-from headrace.engines.choosing import registry
-from headrace.engines.generation.ragged_attention import NAME
-
-ROUNDS = 3
-COLUMNS = [
-    "model",
-    "variant",
-    "unit",
-    "per second",
-    "headrace is x times as fast",
-    "device busy",
-    "share of matrix peak",
-]
+TOTAL_S = 525.0
+"""Of all parts: the machine may be lent for ten minutes."""
+LEAST_S = 20.0
+"""A part does not begin with less."""
+_TESTS = {"device": "tests/gpu/test_device.py", "contract": "tests/gpu"}
 
 
-@dataclass
-class Setting:
-    """Where and how large."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A process."""
 
-    device: str
-    tiny: bool
-    folder: Path
-    peak: float
-    """Of the device, measured, in FLOP/s."""
-
-    @property
-    def dtype(self) -> str:
-        """bfloat16 has no fast way on most CPUs."""
-        return "float32" if self.tiny else "bfloat16"
+    seconds: float
+    """Its limit."""
+    needs: tuple[str, ...] = ("torch", "transformers", "sentence_transformers")
 
 
-def step_clock(engine: Any) -> Callable[[], float]:
-    """Seconds in an engine's steps so far, seen from outside: from each call to its results on the CPU."""
-    seconds, real = [0.0], engine.step
-
-    def timed() -> Any:
-        started = time.perf_counter()
-        try:
-            return real()
-        finally:
-            seconds[0] += time.perf_counter() - started
-
-    engine.step = timed
-    return lambda: seconds[0]
-
-
-def device_clock(engine: Any) -> Callable[[], float]:
-    """Seconds in which an encoder's device has computed so far, by events on the device."""
-    return lambda: float(engine.forward_meter().read().seconds)
-
-
-@dataclass
-class Contest:
-    """Variants on the same inputs; those called headrace are ours, and all are compared with the last one."""
-
-    model: str
-    unit: str
-    amount: int
-    """Units of work in the inputs."""
-    flops: float
-    """Of the model for all inputs, padding not counted."""
-    variants: Mapping[str, Callable[[], Any]]
-    busy_s: Callable[[], float]
-    """Seconds in which headrace's engine was at work so far."""
-
-
-def matrix_peak(device: str, size: int, dtype: torch.dtype) -> float:
-    """FLOP/s of the fastest of 20 products of two square matrices."""
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(20):
-        finish(device)
-        started = time.perf_counter()
-        a @ b
-        finish(device)
-        best = min(best, time.perf_counter() - started)
-    return 2 * size**3 / best
-
-
-def finish(device: str) -> None:
-    """Wait until the device has done all it was given."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
-
-
-def measure(contest: Contest, setting: Setting) -> list[list[Any]]:
-    """All variants in turn, after one round that is not counted."""
-    busy: dict[str, list[float]] = {name: [] for name in contest.variants}
-    ours = list(contest.variants)[-1]
-
-    def seconds(name: str) -> float:
-        before = contest.busy_s()
-        started = time.perf_counter()
-        contest.variants[name]()
-        finish(setting.device)
-        took = time.perf_counter() - started
-        busy[name].append((contest.busy_s() - before) / took)
-        return took
-
-    variants = {name: partial(seconds, name) for name in contest.variants}
-    rounds(1, variants)
-    for times in busy.values():
-        times.clear()
-    figures = rounds(1 if setting.tiny else ROUNDS, variants)
-    rows: list[list[Any]] = []
-    for name, times in figures.items():
-        took = statistics.median(times)
-        speed, share = contest.amount / took, contest.flops / took / setting.peak
-        working = statistics.median(busy[name]) if name.startswith("headrace") else "-"
-        rows.append([contest.model, name, contest.unit, speed, ratio(times, figures[ours]), working, share])
-    return rows
-
-
-def embedding(setting: Setting) -> Contest:
-    """BERT-base, the mean of its token states, on texts of mixed length."""
-    from sentence_transformers import SentenceTransformer
-
-    folder, inputs = bert(setting.folder / "bert", setting.tiny), texts(setting.tiny)
-    engine = registry.create("embed", folder, device=setting.device, dtype=setting.dtype, max_model_len=256)
-    numbers = {"dtype": getattr(torch, setting.dtype)}
-    peer = SentenceTransformer(str(folder), device=setting.device, model_kwargs=numbers)
-    peer.max_seq_length = 256
-    name = version("sentence-transformers")
-    lengths = [one.cost for one in engine.prepare(inputs)]
-    return Contest(
-        "BERT-base",
-        "tokens",
-        sum(lengths),
-        FLOPS["bert"](peer[0].model, lengths),
-        {
-            f"{name}, encode": lambda: peer.encode(inputs),
-            f"{name}, encode, batch_size=256": lambda: peer.encode(inputs, batch_size=256),
-            "headrace, one batch at a time": lambda: streamed(engine, inputs, chunk=256, overlap=False),
-            "headrace": lambda: streamed(engine, inputs, chunk=256),
-        },
-        device_clock(engine),
-    )
-
-
-def small_batches(setting: Setting) -> Contest:
-    """BERT-base on batches of 8 short texts, as a server gets them, with and without CUDA graphs."""
-    folder = bert(setting.folder / "bert", setting.tiny)
-    engine = registry.create("embed", folder, device=setting.device, dtype=setting.dtype, max_model_len=64)
-    ready = [one.payload for one in engine.prepare(texts(setting.tiny)[:2_048])]
-    graphs = engine.network.graphs
-
-    def run(with_graphs: bool) -> None:
-        engine.network.graphs = graphs if with_graphs else None
-        for start in range(0, len(ready), 8):
-            engine.forward(ready[start : start + 8])
-
-    lengths = [one.shape[1] for one in ready]
-    return Contest(
-        "BERT-base, batches of 8",
-        "tokens",
-        sum(lengths),
-        FLOPS["bert"](engine.network.module[0].model, lengths),
-        {"headrace without graphs": lambda: run(False), "headrace": lambda: run(True)},
-        device_clock(engine),
-    )
-
-
-def images(setting: Setting) -> Contest:
-    """ViT-B/16 on JPEG files, decoding included."""
-    from transformers import pipeline
-
-    folder = vit(setting.folder / "vit", setting.tiny)
-    files = photographs(setting.folder, setting.tiny)
-    engine = registry.create("image-classify", folder, device=setting.device, dtype=setting.dtype)
-    peer = pipeline(
-        "image-classification", str(folder), device=setting.device, dtype=getattr(torch, setting.dtype), top_k=1
-    )
-    name = f"{version('transformers')} pipeline"
-    return Contest(
-        "ViT-B/16",
-        "images",
-        len(files),
-        FLOPS["vit"](peer.model, [0] * len(files)),
-        {
-            f"{name}, defaults": lambda: list(peer(files)),
-            f"{name}, batch_size=64": lambda: list(peer(files, batch_size=64)),
-            "headrace, one batch at a time": lambda: streamed(
-                engine, files, chunk=engine.profile.prepare_rows, overlap=False
-            ),
-            "headrace": lambda: streamed(engine, files, chunk=engine.profile.prepare_rows),
-        },
-        device_clock(engine),
-    )
-
-
-def generation(setting: Setting) -> Contest:
-    """Qwen2.5-7B shapes, prompts of mixed length and answers of long-tailed lengths, greedy."""
-    folder, requests = qwen(setting.folder / "qwen", setting), prompts(setting.tiny)
-    slots = 8 if setting.tiny else 128
-    engine = registry.create(
-        "generate", folder, device=setting.device, dtype=setting.dtype, max_num_seqs=slots, max_model_len=1024
-    )
-    asks = [prepared.payload for prepared in engine.prepare(requests)]
-    answered = sum(ask.sampling.max_tokens for ask in asks)
-    model = engine._lm.model  # one copy of the weights is enough for both
-    name = version("transformers")
-    attention = model.config._attn_implementation
-    return Contest(
-        "Qwen2.5-7B",
-        "answer tokens",
-        answered,
-        FLOPS["qwen"](model, [len(ask.prompt) + ask.sampling.max_tokens for ask in asks]),
-        {
-            **{f"{name}, generate, batches of {size}": partial(static, model, asks, size) for size in (16, slots)},
-            f"headrace, continuous, {slots} slots": lambda: continuous(engine, asks, attention),
-        },
-        step_clock(engine),
-    )
-
-
-def continuous(engine: Any, asks: Sequence[Any], attention: str) -> list[Any]:
-    """All answers, as many at a time as there are slots."""
-
-    async def run() -> list[Any]:
-        async with ContinuousBatcher(
-            engine, max_slots=engine.profile.max_in_flight, max_cost=engine.profile.max_cost
-        ) as batcher:
-            return [answer async for answer in batcher.map(asks)]
-
-    engine._lm.model.set_attn_implementation(attention)
-    return asyncio.run(run())
-
-
-@torch.inference_mode()
-def static(model: Any, asks: Sequence[Any], size: int) -> None:
-    """`model.generate` on padded batches as they come, each to its longest answer."""
-    from transformers import GenerationConfig
-
-    if model.config._attn_implementation == NAME:  # headrace's on a CPU, for continuous batches alone
-        model.set_attn_implementation("sdpa")
-    for start in range(0, len(asks), size):
-        batch = asks[start : start + size]
-        width = max(len(ask.prompt) for ask in batch)
-        ids = torch.tensor([[0] * (width - len(ask.prompt)) + list(ask.prompt) for ask in batch])
-        mask = torch.tensor([[0] * (width - len(ask.prompt)) + [1] * len(ask.prompt) for ask in batch])
-        most = max(ask.sampling.max_tokens for ask in batch)
-        config = GenerationConfig(do_sample=False, max_new_tokens=most, min_new_tokens=most, pad_token_id=0)
-        model.generate(ids.to(model.device), attention_mask=mask.to(model.device), generation_config=config)
-
-
-def drop(outputs: list[dict[str, Any]]) -> None:
-    """Where outputs go that nobody wants."""
-
-
-def job(setting: Setting) -> list[list[Any]]:
-    """A whole job as it comes: which budget it found, how much memory it filled, and what the device did."""
-    folder, inputs = bert(setting.folder / "bert", setting.tiny), texts(setting.tiny)
-    rows = [{"id": str(number), "text": text} for number, text in enumerate(inputs)]
-    done = headrace.run(
-        rows,
-        str(folder),
-        sink=drop,
-        task="embed",
-        device=setting.device,
-        dtype=setting.dtype,
-        max_model_len=256,
-        progress=False,
-    )
-    device, memory = done.device, done.memory
-    return [
-        [
-            "BERT-base",
-            done.tokens_per_s,
-            done.budget or "as the engine has it",
-            memory.peak / memory.limit if memory is not None else "-",
-            memory.source if memory is not None else "-",
-            device.computed if device is not None else "-",
-            device.mfu if device is not None and device.mfu is not None else "-",
-            device.limit or "-" if device is not None else "-",
-        ]
-    ]
-
-
-CONTESTS: Mapping[str, Callable[[Setting], Contest]] = {
-    "bert": embedding,
-    "small": small_batches,
-    "vit": images,
-    "qwen": generation,
+PARTS: Mapping[str, Part] = {
+    "device": Part(150, ("torch", "sentence_transformers", "pytest")),
+    "bert": Part(80),
+    "long": Part(40),
+    "small": Part(40),
+    "job": Part(50),
+    "vit": Part(80, ("torch", "transformers", "PIL")),
+    "qwen": Part(150, ("torch", "transformers")),
+    "contract": Part(180, ("torch", "sentence_transformers", "pytest")),
 }
+"""In order of worth: what comes last is cut off where time is short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A figure that is wanted."""
+
+    name: str
+    part: str
+    figure: Callable[[Sequence[Mapping[str, Any]]], float]
+    """Of the part's rows."""
+    least: float
+
+
+def _ours(name: str) -> Callable[[Sequence[Mapping[str, Any]]], float]:
+    return lambda rows: float(rows[-1][name])
+
+
+def _slower(start: str) -> Callable[[Sequence[Mapping[str, Any]]], float]:
+    """How many times as fast headrace is as the fastest of the others whose name begins so."""
+    return lambda rows: min(float(row["slower"]) for row in rows if row["variant"].startswith(start))
+
+
+GOALS = (
+    Goal("BERT-base, real lengths: tokens/s", "bert", _ours("per_second"), 2.5e6),
+    Goal("BERT-base: x sentence-transformers' best", "bert", _slower("sentence"), 3.0),
+    Goal("BERT-base at 512 tokens: MFU", "long", _ours("mfu"), 0.55),
+    Goal("batches of 8: graphs x eager", "small", _slower("headrace, eager"), 1.05),
+    Goal("ViT-B/16 from JPEG: device busy", "vit", _ours("busy"), 0.95),
+    Goal("ViT-B/16: x the plain loop", "vit", lambda rows: float(rows[0]["slower"]), 5.0),
+    Goal("Qwen2.5-7B shape: continuous x static", "qwen", _slower("transformers"), 3.0),
+)
 
 
 def main() -> None:
-    """Measure what was asked for and print the table."""
+    """Run what was asked for; exit status 1 if a part failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes in float32, one round, no JSON")
-    parser.add_argument("--only", default=",".join(CONTESTS), help="some of %(default)s")
+    parser.add_argument("--only", default=",".join(PARTS), help="some of %(default)s")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=600.0, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.device.startswith("cuda") and not torch.cuda.is_available():
-        sys.exit("PyTorch sees no CUDA device; --device cpu --tiny shows that the script works")
-    numbers = torch.float32 if given.tiny else torch.bfloat16
-    peak = matrix_peak(given.device, 512 if given.tiny else 8192, numbers)
-    rows: list[list[Any]] = []
-    jobs: list[list[Any]] = []
-    for name in given.only.split(","):
-        with tempfile.TemporaryDirectory() as folder:
-            setting = Setting(given.device, given.tiny, Path(folder), peak)
-            rows += measure(CONTESTS[name](setting), setting)
-            if name == "bert":
-                jobs = job(setting)
-        if given.device.startswith("cuda"):
-            torch.cuda.empty_cache()
-    where = (
-        torch.cuda.get_device_name() if given.device.startswith("cuda") else "the CPU, tiny shapes: no figures to quote"
-    )
+    names = [name.strip() for name in given.only.split(",")]
+    if unknown := [name for name in names if name not in PARTS]:
+        sys.exit(f"--only: there is no part {', '.join(unknown)}; known: {', '.join(PARTS)}")
+    if given.part:
+        print(json.dumps(run_part(given.part, given.device, given.tiny, given.seconds)))
+        return
+    where = _device(given.device, given.tiny)
+    ends = time.monotonic() + TOTAL_S
+    found = {name: _started(name, given, ends) for name in names}
+    _tell(where, found, given.tiny)
+    if any(one["state"] not in ("ok", "skipped") for one in found.values()):
+        sys.exit(1)
+
+
+def _device(device: str, tiny: bool) -> str:
+    """The device's name. Exits if it is not there."""
+    if importlib.util.find_spec("torch") is None:
+        sys.exit(f"{sys.executable} has no torch: set PYTHON to the interpreter that has")
+    import torch
+
+    if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            sys.exit("PyTorch sees no CUDA device; --device cpu --tiny shows that the script works")
+        return str(torch.cuda.get_device_name(device))
+    if not tiny:
+        sys.exit(f"--device {device} needs --tiny: the real shapes take hours there")
+    return "the CPU, tiny shapes: no figures to quote"
+
+
+def _started(name: str, given: argparse.Namespace, ends: float) -> dict[str, Any]:
+    """Run a part in its own process; what it returned, or why it did not."""
+    part, started = PARTS[name], time.monotonic()
+    limit = min(part.seconds, ends - started)
+    if missing := [one for one in part.needs if importlib.util.find_spec(one) is None]:
+        return {"state": f"not run: {', '.join(missing)} is not installed", "seconds": 0.0}
+    if limit < LEAST_S:
+        return {"state": "not run: no time left", "seconds": 0.0}
+    print(f"\n--- {name} (at most {limit:.0f} s)", flush=True)
+    command = [sys.executable, "-m", "benchmarks.gpu", "--part", name, "--device", given.device]
+    command += ["--seconds", str(limit - 10)] + ["--tiny"] * given.tiny
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        print(output, flush=True)
+        return {"state": f"stopped after {limit:.0f} s", "seconds": limit}
+    *said, last = output.rstrip().rsplit("\n", 1) if output.strip() else [""]
+    print(*said, sep="\n", flush=True)
+    try:
+        found = dict(json.loads(last))
+    except ValueError:
+        print(last, flush=True)
+        found = {"state": f"failed with status {process.returncode}"}
+    return {**found, "seconds": time.monotonic() - started}
+
+
+def run_part(name: str, device: str, tiny: bool, seconds: float) -> dict[str, Any]:
+    """The rows and figures of a part, in this process."""
+    if name in _TESTS:
+        return _tests(name)
+    import torch
+
+    from benchmarks.gpu_contests import CONTESTS, Row, Setting, job, matrix_peak, measure
+
+    ends = time.monotonic() + seconds
+    numbers = torch.float32 if tiny else torch.bfloat16
+    peak = matrix_peak(device, 512 if tiny else 8192, numbers)
+    with tempfile.TemporaryDirectory(dir=_roomy()) as folder:
+        setting = Setting(device, tiny, Path(folder), peak, ends)
+        figures: list[tuple[str, float]] = [("matrix peak, TFLOP/s", peak / 1e12)]
+        rows: list[Row]
+        if name == "job":
+            rows, more = job(setting)
+            figures += more
+        else:
+            rows = measure(CONTESTS[name](setting), setting)
+    return {"state": "ok", "rows": [asdict(row) for row in rows], "figures": dict(figures)}
+
+
+def _tests(name: str) -> dict[str, Any]:
+    """The tests' outcome; pytest prints what failed."""
+    left_out = [] if name == "device" else [f"--ignore={_TESTS['device']}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", _TESTS[name], *left_out]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout)
+    count = dict(reversed(pair.split(" ")) for pair in re.findall(r"\d+ (?:passed|failed|skipped|error)", done.stdout))
+    if done.returncode:
+        return {"state": f"failed: {count.get('failed', 0)} of {sum(map(int, count.values()))} tests"}
+    return {
+        "state": "ok" if "passed" in count else "skipped",
+        "figures": {f"tests {k}": int(n) for k, n in count.items()},
+    }
+
+
+def _roomy() -> str | None:
+    """A folder in memory, if there is room for the largest model; None for the usual place."""
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 40 << 30 else None
+
+
+def _tell(where: str, found: Mapping[str, Mapping[str, Any]], tiny: bool) -> None:
+    """Print what was measured and what was wanted; write it as JSON named after the device."""
+    table: list[list[Any]] = []
+    for part, one in found.items():
+        for row in one.get("rows", []):
+            busy = "-" if row["busy"] is None else row["busy"]
+            table.append(
+                [part, row["model"], row["variant"], row["unit"], row["per_second"], row["slower"], busy, row["mfu"]]
+            )
+        for name, figure in one.get("figures", {}).items():
+            table.append([part, name, "", "", figure, "", "", ""])
+        table.append([part, one["state"], "", "", "", "", "", f"{one['seconds']:.0f} s"])
+    for goal in () if tiny else GOALS:
+        rows = found.get(goal.part, {}).get("rows")
+        figure = goal.figure(rows) if rows else None
+        reached = "not measured" if figure is None else "reached" if figure >= goal.least else "short"
+        table.append(["goal", goal.name, f"at least {goal.least:,g}", "", figure or "-", "", "", reached])
+    slug = re.sub(r"[^a-z0-9]+", "-", where.lower()).strip("-")
     report(
-        None if given.tiny else "gpu",
+        None if tiny else f"gpu-{slug}",
         f"Random weights on {where}",
-        COLUMNS,
-        rows,
+        ["part", "model", "variant", "unit", "per second", "headrace is x times as fast", "device busy", "MFU"],
+        table,
         [
-            f"{str(numbers).removeprefix('torch.')}; matrix peak measured here: {peak / 1e12:.2f} TFLOP/s.",
-            "Tokens are those of the texts, padding not counted.",
-            f"Medians of {1 if given.tiny else ROUNDS} rounds, the variants in turn, after one that is not counted.",
+            "Tokens are those of the texts, padding not counted; MFU is the share of the matrix peak measured here.",
+            "Medians of 3 rounds (generation: 1), the variants in turn, after one that is not counted.",
+            "The usual ways run a part of the inputs.",
         ],
     )
-    if jobs:
-        report(
-            None if given.tiny else "gpu-jobs",
-            f"A whole job as it comes on {where}",
-            ["model", "tokens/s", "budget found", "of the memory", "memory of", "device computed", "MFU", "limit"],
-            jobs,
-            ["headrace.run with nothing set but the dtype: the budget follows throughput and memory while it runs."],
-        )
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def texts(tiny: bool) -> list[str]:
     """Docstrings of the standard library, some dozen times over on a GPU."""
     if tiny:
         return ["canal " * (number % 40 + 1) for number in range(64)]
-    return list(collect().values()) * 6
+    return list(collect().values()) * 18
 
 
 def prompts(tiny: bool) -> list[dict[str, Any]]:

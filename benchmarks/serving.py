@@ -1,6 +1,6 @@
 """The server under load: the cost of a request, other servers, overload, and bulk work beside requests.
 
-    python -m benchmarks.serving [--quick] [overhead | routes | embedding | overload | backfill]
+    python -m benchmarks.serving [--quick] [overhead | routes | embedding | choice | overload | backfill]
 
 Each server and the load generator run in separate processes, on loopback. Other batching servers take part after
 `scripts/install-peers`.
@@ -37,6 +37,8 @@ FULL = 32
 CAPACITY = FULL / (BASE_S + UNIT_S * FULL)
 """Records a second that the timed engine can do: full batches without a gap."""
 CALLERS = 64
+FIXED = [("float32", 1_024), ("bfloat16", 1_024), ("bfloat16", 4_096), ("bfloat16", 16_384)]
+"""Numbers and budgets that a server is compared with."""
 PEERS = Path(os.environ.get("PEERS_PYTHON", ".venv-peers/bin/python"))
 PEER_NAMES = {"mosec": "mosec", "litserve": "litserve", "bentoml": "bentoml", "ray": "ray", "infinity": "infinity_emb"}
 
@@ -146,19 +148,19 @@ def memory_mb(pid: int) -> float:
 def compared(
     names: tuple[str, ...], own: Mapping[str, str], model: str, seconds: float, bodies: Callable[[str], str]
 ) -> dict[str, tuple[list[float], float]]:
-    """Answers per second and p99: of our servers three times in turn, then of each other server, alone, once."""
-    late: dict[str, float] = {}
+    """Answers per second and median p99: of our servers three times in turn, then of each other server, alone, once."""
+    late: dict[str, list[float]] = {}
 
     def measured(title: str, port: int, body: str) -> float:
         result = load(port, CALLERS, seconds, body=body)
-        late[title] = p99(result)
+        late.setdefault(title, []).append(p99(result))
         print(f"{title}: {per_s(result):.1f} a second", file=sys.stderr, flush=True)
         return per_s(result)
 
     with contextlib.ExitStack() as up:
         variants: dict[str, Callable[[], float]] = {}
         for title, app in own.items():
-            port, _ = up.enter_context(serving(app))
+            port, _ = up.enter_context(serving(*app.split()))
             load(port, CALLERS, 2, body=bodies("headrace"))
             variants[title] = partial(measured, title, port, bodies("headrace"))
         figures = rounds(1 if quick() else 3, variants)
@@ -169,7 +171,7 @@ def compared(
                 figures[title] = [measured(title, port, bodies(name))]
         except NotUpError as error:
             print(error, file=sys.stderr, flush=True)
-    return {title: (found, late[title]) for title, found in figures.items()}
+    return {title: (found, statistics.median(late[title])) for title, found in figures.items()}
 
 
 def _ready(body: str) -> str:
@@ -202,6 +204,28 @@ def overhead() -> None:
 
 def embedding() -> None:
     """Texts of mixed length to vectors, on a CPU."""
+    found = _docstrings(("litserve", "bentoml", "infinity"), {"Headrace": "embed"})
+    ours = statistics.median(found["Headrace"][0])
+    rows = [
+        [title, statistics.median(per), ours / statistics.median(per), late] for title, (per, late) in found.items()
+    ]
+    title = f"all-MiniLM-L6-v2 on a CPU, {CALLERS} callers, docstrings of mixed length, one per request"
+    report("serving_embedding", title, ("server", "texts/s", "Headrace is x as fast", "p99, ms"), rows)
+
+
+def choice() -> None:
+    """What a server chooses by itself against fixed settings."""
+    ours = "as it comes"
+    fixed = {f"{dtype}, {tokens:,} tokens": f"embed {dtype} {tokens}" for dtype, tokens in FIXED}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder  # as on a machine where nothing was found before
+        found = _docstrings((), {ours: "embed", **fixed})
+    rows = [[title, statistics.median(per), ratio(found[ours][0], per), late] for title, (per, late) in found.items()]
+    title = f"What a server chooses, all-MiniLM-L6-v2 on a CPU, {CALLERS} callers, docstrings, one per request"
+    report("serving_choice", title, ("setting", "texts/s", "as it comes is x as fast", "p99, ms"), rows)
+
+
+def _docstrings(names: tuple[str, ...], own: Mapping[str, str]) -> dict[str, tuple[list[float], float]]:
     docstrings = list(collect().values())
     texts = docstrings[:: len(docstrings) // 600][:600]
     with tempfile.TemporaryDirectory() as folder:
@@ -211,19 +235,7 @@ def embedding() -> None:
             file.write_text("\n".join(_as(name, text) for text in texts))
             return f"@{file}"
 
-        found = compared(
-            ("litserve", "bentoml", "infinity"),
-            {"Headrace": "embed"},
-            str(find_folder(None)),
-            2.0 if quick() else 10.0,
-            bodies,
-        )
-    ours = statistics.median(found["Headrace"][0])
-    rows = [
-        [title, statistics.median(per), ours / statistics.median(per), late] for title, (per, late) in found.items()
-    ]
-    title = f"all-MiniLM-L6-v2 on a CPU, {CALLERS} callers, docstrings of mixed length, one per request"
-    report("serving_embedding", title, ("server", "texts/s", "Headrace is x as fast", "p99, ms"), rows)
+        return compared(names, own, str(find_folder(None)), 2.0 if quick() else 10.0, bodies)
 
 
 def routes() -> None:
@@ -341,7 +353,14 @@ def backfill() -> None:
 def main() -> None:
     """Those that are named, or all."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
-    known = {"overhead": overhead, "routes": routes, "embedding": embedding, "overload": overload, "backfill": backfill}
+    known = {
+        "overhead": overhead,
+        "routes": routes,
+        "embedding": embedding,
+        "choice": choice,
+        "overload": overload,
+        "backfill": backfill,
+    }
     for name in [name for name in sys.argv[1:] if name in known] or known:
         known[name]()
 

@@ -157,9 +157,16 @@ def bare(port: int) -> None:
     uvicorn.run(app, port=port, loop="uvloop", http="httptools", access_log=False, log_level="warning")
 
 
-def headrace(port: int, engine: str | None, task: str = "embed", **settings: Any) -> None:
-    """Headrace with an engine of this file, or the default model."""
-    name = None if engine is None else f"benchmarks.serving_apps:{engine}"
+def embed(port: int, dtype: str = "auto", tokens: str = "") -> None:
+    """Headrace with the default model, as it comes or with fixed numbers and batches."""
+    config = EngineConfig("embed", engine_options={"dtype": dtype}, batch_tokens=int(tokens) if tokens else None)
+    app, state = build(ServerSettings(config))
+    Server(app, state, {"port": port, "log_level": "warning"}).run_app()
+
+
+def headrace(port: int, engine: str, task: str = "embed", **settings: Any) -> None:
+    """Headrace with an engine of this file."""
+    name = f"benchmarks.serving_apps:{engine}"
     app, state = build(ServerSettings(EngineConfig(task, engine=name), name=engine, **settings))
     Server(app, state, {"port": port, "log_level": "warning"}).run_app()
 
@@ -216,7 +223,7 @@ def main() -> None:
         case "routed" | "fastapi" | "starlette" | "timeout":
             routed(int(port), name)
         case "embed":
-            headrace(int(port), None)
+            embed(int(port), *rest)
         case "timed":
             headrace(int(port), "Timed", limits=ServeLimits(max_requests=64, timeout_s=5))
         case "talk":

@@ -6,6 +6,7 @@ import importlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +32,10 @@ from headrace.jobs.planning.survey import survey
 from headrace.jobs.settings import JobSettings
 
 _MANY = 32
+_IN_FLIGHT = 2
+"""Batches on the way in a device that overlaps them, as in jobs."""
+_TURN = 4
+"""Batches of a point that run after one another on such a device: the first and the last overlap with nothing."""
 _FACTORS = (0.5, 1, 2, 4, 8, 16)
 """Of the engine's own budget."""
 _COMPARED = 256
@@ -158,8 +163,7 @@ class _Measuring:
     def result(self) -> Grid:
         """Measure all points. The best budget is stored if it is for the default number of threads, as in jobs."""
         for point in self._points:
-            point.run()  # the first batch of a shape is slower
-            point.forget()
+            point.weigh()  # also because the first batch of a shape is slower
         ends = time.perf_counter() + self._options.seconds
         while True:
             for point in self._points:
@@ -190,6 +194,11 @@ class _Way:
     key: dict[str, Any]
     off: str
     passes: bool
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a job has two batches on the way."""
+        return profile_of(self.engine).overlaps
 
 
 def _engines(settings: JobSettings) -> tuple[str, ...]:
@@ -234,7 +243,7 @@ def _points(way: _Way, work: Sequence[Work], budgets: Sequence[int]) -> Iterator
     own = profile_of(way.engine)
     for budget in budgets or [round(own.batch_cost * factor) for factor in _FACTORS]:
         shape = replace(own, batch_cost=budget, batch_size=max(own.batch_size, budget // 8))
-        yield _Point(way, budget, _spread(pack(work, shape)))
+        yield _Point(way, budget, pack(work, shape))
 
 
 def _spread(batches: Sequence[Sequence[Work]]) -> list[Sequence[Work]]:
@@ -251,51 +260,70 @@ def _spread(batches: Sequence[Sequence[Work]]) -> list[Sequence[Work]]:
 
 
 class _Point:
-    """One point of the curve, measured batch by batch."""
+    """One point of the curve, measured batch by batch.
+
+    Args:
+        batches: costliest first.
+    """
 
     def __init__(self, way: _Way, budget: int, batches: Sequence[Sequence[Work]]) -> None:
         self.way = way
         self._budget = budget
-        self._batches = batches
-        _, self._meter = memory_of(way.engine)
+        self._longest = batches[0]
+        self._batches = _spread(batches)
         self._fits = True
-        self.forget()
-
-    def forget(self) -> None:
-        """Start again."""
         self._next = 0
         self._times: list[float] = []
-        self._cost = self._computed = 0.0
+        self._wall = self._cost = self._computed = 0.0
         self._records = 0
         self._peak: int | None = None
 
+    def weigh(self) -> None:
+        """Measure how much memory the longest records take. Not timed: the meter makes a GPU give its memory back."""
+        _, meter = memory_of(self.way.engine)
+        meter = meter if meter is not None and meter.restart() else None
+        self._forward([self._longest] * (_IN_FLIGHT if self.way.overlaps else 1))
+        self._peak = meter.peak() if meter is not None else None
+
     def run(self) -> None:
-        """Run one more batch. A budget that does not fit is dropped."""
+        """Run some more batches. A budget that does not fit is dropped."""
         if not self._fits:
             return
-        batch = self._batches[self._next % len(self._batches)]
-        meter = self._meter if self._meter is not None and self._meter.restart() else None
+        count = _TURN if self.way.overlaps else 1
+        batches = [self._batches[(self._next + place) % len(self._batches)] for place in range(count)]
+        started = time.perf_counter()
+        times = self._forward(batches)
+        self._wall += time.perf_counter() - started
+        self._next += count
+        self._times += times
+        for batch in batches[: len(times)]:
+            costs: list[float] = [item.cost for item in batch]
+            self._cost += sum(costs)
+            self._computed += batch_cost(costs, padded=profile_of(self.way.engine).pads)
+            self._records += len(batch)
+
+    def _forward(self, batches: Sequence[Sequence[Work]]) -> list[float]:
+        """The seconds of each batch; empty if one does not fit."""
         with _threads(self.way.setting.threads):
-            started = time.perf_counter()
             try:
-                self.way.engine.forward([item.payload for item in batch])
+                if len(batches) == 1:
+                    return [self._seconds(batches[0])]
+                with ThreadPoolExecutor(_IN_FLIGHT) as pool:
+                    return list(pool.map(self._seconds, batches))
             except EngineOutOfMemoryError:
                 self._fits = False
-                return
-            self._times.append(time.perf_counter() - started)
-        peak = meter.peak() if meter is not None else None
-        self._peak = max(self._peak or 0, peak) if peak is not None else self._peak
-        self._next += 1
-        costs: list[float] = [item.cost for item in batch]
-        self._cost += sum(costs)
-        self._computed += batch_cost(costs, padded=profile_of(self.way.engine).pads)
-        self._records += len(batch)
+                return []
+
+    def _seconds(self, batch: Sequence[Work]) -> float:
+        started = time.perf_counter()
+        self.way.engine.forward([item.payload for item in batch])
+        return time.perf_counter() - started
 
     def row(self) -> GridRow | None:
         """The measurement; None if the budget did not fit."""
         if not self._fits or not self._times:
             return None
-        seconds, way = sum(self._times), self.way
+        seconds, way = self._wall, self.way
         padding = 1 - self._cost / self._computed
         measured = Measured(self._budget, self._cost / seconds, statistics.median(self._times), padding, self._peak)
         return GridRow(way.setting, measured, self._records / seconds, way.off, way.passes)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
@@ -13,6 +15,8 @@ from typing import Literal
 import torch
 
 from headrace.errors import ConfigError, EngineDeadError, EngineOutOfMemoryError
+
+logger = logging.getLogger("headrace")
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _KINDS = ("cpu", "cuda")
@@ -25,16 +29,32 @@ def choose_device(device: str) -> torch.device:
         ConfigError: an unknown name, or a CUDA device this machine does not have.
     """
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            usable = torch.cuda.is_available()
+        for one in found:  # such as a driver that is too old
+            logger.warning("the model runs on the CPU: %s", str(one.message).partition("\n")[0])
+        return torch.device("cuda" if usable else "cpu")
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"device {device!r} is unknown; it may be auto, cpu, cuda or cuda:N") from error
     if chosen.type not in _KINDS:
         raise ConfigError(f"device {device!r} is not supported; it may be auto, cpu, cuda or cuda:N")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {device!r}: PyTorch sees {torch.cuda.device_count()} CUDA devices; use device=cpu")
+    if chosen.type == "cuda" and ((reason := _why_no_cuda()) or (chosen.index or 0) >= torch.cuda.device_count()):
+        count = 0 if reason else torch.cuda.device_count()
+        says = f" (PyTorch says: {reason})" if reason else ""
+        raise ConfigError(f"device {device!r}: PyTorch sees {count} CUDA devices; use device=cpu{says}")
     return chosen
+
+
+def _why_no_cuda() -> str:
+    """Why PyTorch cannot use CUDA here, such as a driver that is too old; empty if it can."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # without CUDA, PyTorch asserts that it has it
+        return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return ""
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype | Literal["auto"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ import headrace
 from headrace.app.grid import GridOptions, measure
 from headrace.app.jobs import tuning
 from headrace.app.jobs.job import JobSettings
+from headrace.app.servers import warm_up as warm_up_module
 from headrace.app.servers.warm_up import warm_up
 from headrace.device.cache import TuningCache
+from headrace.device.memory import MemoryLimit, PeakMeter
+from headrace.device.placement import choose_device
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.networks import pytorch as torch_network
 from headrace.engines.text.embedding import EmbeddingEngine
@@ -50,6 +54,25 @@ def room(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 def test_a_gpu_that_is_not_there_is_named(encoder_folder: Path, device: str) -> None:
     with pytest.raises(ConfigError, match=f"device '{device}': PyTorch sees 0 CUDA devices; use device=cpu"):
         EmbeddingEngine(encoder_folder, device=device)
+
+
+def test_a_driver_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    old = "The NVIDIA driver on your system is too old (found version 11040).\nPlease update it."
+
+    def init() -> None:
+        raise RuntimeError(old)
+
+    def is_available() -> bool:
+        warnings.warn(f"CUDA initialization: {old}", stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"^device 'cuda': .* use device=cpu \(.* too old \(found version 11040\)\)$"):
+        choose_device("cuda")
+    assert choose_device("auto").type == "cpu"
+    assert "the model runs on the CPU: CUDA initialization: The NVIDIA driver on your system is too old" in caplog.text
 
 
 def test_a_budget_below_one_record_runs_records_alone(encoder_folder: Path, tmp_path: Path) -> None:
@@ -89,6 +112,38 @@ def test_a_server_whose_trial_runs_out_of_memory_takes_a_smaller_budget(
     config = EngineConfig("embed", str(encoder_folder), engine_options={"device": "cpu", "dtype": "float32"})
     found = warm_up(config, None, TuningCache(tmp_path))
     assert found.tokens is not None and found.tokens <= 1_024
+
+
+class Peaks(PeakMeter):
+    """A model of 100 MB, and 100 kB for each token of the largest batch so far."""
+
+    largest = 0
+
+    def restart(self) -> bool:
+        return True
+
+    def peak(self) -> int:
+        return 100_000_000 + 100_000 * self.largest
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(700, 512), (3_000, 2_048)])
+def test_a_server_takes_no_budget_that_would_fill_the_memory(
+    encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, most: int
+) -> None:
+    """A job follows its memory; a server keeps the budget that it begins with."""
+    peaks, run = Peaks(), torch_network.TorchNetwork.run
+
+    def counted(self: torch_network.TorchNetwork, arrays: Any) -> Any:
+        peaks.largest = max(peaks.largest, arrays["input_ids"].size)
+        return run(self, arrays)
+
+    limit = MemoryLimit(round((100_000_000 + 100_000 * tokens) / 0.8), "a test")
+    monkeypatch.setattr(torch_network.TorchNetwork, "run", counted)
+    monkeypatch.setattr(warm_up_module, "memory_of", lambda engine: (limit, peaks))
+    monkeypatch.setattr(warm_up_module, "knee", lambda points, most_s: max(points, key=lambda point: point.budget))
+    config = EngineConfig("embed", str(encoder_folder), engine_options={"device": "cpu", "dtype": "float32"})
+    found = warm_up(config, None, TuningCache(tmp_path)).tokens
+    assert found == most
 
 
 def test_a_cache_that_names_an_unknown_dtype_is_told_and_ignored(

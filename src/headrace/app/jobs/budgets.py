@@ -19,6 +19,8 @@ from headrace.events import BatchDone, BatchSplit, BudgetChanged, Event, JobDone
 
 _RANGE = (4, 32)
 """How many times smaller and larger the budget may become than the engine's default."""
+_START = 4
+"""On a CPU, a job begins with so many times the engine's default, which also suits requests of a server."""
 
 
 def find_key(engine: TunableEngine, task: str) -> dict[str, Any]:
@@ -61,7 +63,8 @@ def starting_budget(
         return own
     assert can_be_tuned(engine), "that is one of the conditions"
     kept = budget_in((cache or TuningCache()).read(find_key(engine, config.task or "")))
-    return min(max(kept or own, own / _RANGE[0]), own * _RANGE[1])
+    first = own * _START if engine.hardware().get("device", "cpu") == "cpu" else own
+    return min(max(kept or first, own / _RANGE[0]), own * _RANGE[1])
 
 
 def _is_followed(config: EngineConfig, engine: AnyEngine) -> bool:

@@ -30,7 +30,7 @@ logger = logging.getLogger("headrace")
 _MOST_S = 10.0
 _MOST_SHARE = 0.02
 """Maximum share of the job's forecast time for trying."""
-_WORTH_S = 20.0
+_WORTH_S = 10.0
 """A job that takes less in float32 runs in float32: loading the model twice would take more than it could gain."""
 _UNKNOWN_S = 1.0
 """Seconds for trying if the length of the job is unknown."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,16 @@ from headrace.app.jobs.tuning import batches_of, exact, in_dtype, is_auto, is_in
 from headrace.batching.policy.cost import batch_cost
 from headrace.device.budget import Measured, knee
 from headrace.device.cache import TuningCache
-from headrace.engines.base import AnyBatchEngine, AnyEngine, Prepared, TunableEngine, can_be_tuned, runs_batches
+from headrace.device.memory import MemoryWatch
+from headrace.engines.base import (
+    AnyBatchEngine,
+    AnyEngine,
+    Prepared,
+    TunableEngine,
+    can_be_tuned,
+    memory_of,
+    runs_batches,
+)
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.loading import load_engine
 from headrace.engines.profile import profile_of
@@ -30,6 +40,8 @@ _LENGTHS = (3, 8, 12, 20, 35, 60, 90, 180)
 _TEXTS = 96
 _PRECISION_S = 2.0
 _BUDGETS_S = 4.0
+_RUNS = 3
+"""Of a budget's batch, of which the fastest counts: other work on the machine makes a run longer, never shorter."""
 _FACTORS = (0.5, 1, 2, 4, 8)
 """Of the engine's own budget."""
 
@@ -123,25 +135,40 @@ def _work(engine: AnyBatchEngine) -> list[Work]:
 
 
 def _best_budget(engine: AnyBatchEngine, work: Sequence[Work], own: float, target_s: float | None) -> float | None:
-    """The knee of throughput over some budgets; None if there was time for only one."""
+    """The knee of throughput over the budgets that leave some memory free; None if there was time for only one."""
     ends = time.perf_counter() + _BUDGETS_S
     points: list[Measured] = []
+    watch = MemoryWatch(*memory_of(engine))
     # A request may wait for two batches: its own and the one before.
     most_s = None if target_s is None else target_s / 2
     for factor in sorted(_FACTORS, key=lambda factor: abs(factor - 1)):
-        if time.perf_counter() > ends:
+        if time.perf_counter() > ends or own * factor > (watch.bound or math.inf):
             break
         batch = _full_batch(work, own * factor)
         try:
-            engine.forward([item.payload for item in batch])
-            started = time.perf_counter()
-            engine.forward([item.payload for item in batch])
+            engine.forward([item.payload for item in batch])  # the first one of a shape is slower
+            seconds = _fastest(engine, batch, ends)
         except EngineOutOfMemoryError:
             break
-        seconds = time.perf_counter() - started
-        cost = sum(item.cost for item in batch)
-        points.append(Measured(own * factor, cost / seconds, seconds))
-    return knee(points, most_s).budget if len(points) > 1 else None
+        costs: list[float] = [item.cost for item in batch]
+        watch.ran(len(batch), batch_cost(costs, padded=True))
+        points.append(Measured(own * factor, sum(costs) / seconds, seconds))
+    fitting = [point for point in points if point.budget <= (watch.bound or math.inf)]
+    if not fitting:
+        return watch.bound
+    return knee(fitting, most_s).budget if len(points) > 1 else None
+
+
+def _fastest(engine: AnyBatchEngine, batch: Sequence[Work], ends: float) -> float:
+    """Seconds of the fastest of some runs, at least one."""
+    best = float("inf")
+    for _ in range(_RUNS):
+        started = time.perf_counter()
+        engine.forward([item.payload for item in batch])
+        best = min(best, time.perf_counter() - started)
+        if time.perf_counter() > ends:
+            break
+    return best
 
 
 def _full_batch(work: Sequence[Work], budget: float) -> list[Work]:
