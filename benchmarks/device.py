@@ -1,6 +1,6 @@
 """What Headrace chooses by itself against a full grid of settings, and against sentence-transformers at its best.
 
-python -m benchmarks.device                # about 10 minutes
+python -m benchmarks.device                # about 6 minutes
 python -m benchmarks.device --minutes 5    # stops after 5; run it again to go on
 """
 
@@ -34,8 +34,8 @@ from headrace.observe.reporting.report import Report
 GRID_RECORDS = 150 if quick() else 600
 RECORDS = 300 if quick() else 3_000
 """Of the jobs that are compared with what was chosen: tuning is included in their time."""
-ROUNDS = 1 if quick() else 3
-GRID_ROUNDS = 1 if quick() else 2
+ROUNDS = 1 if quick() else 2
+GRID_ROUNDS = 1
 BUDGETS = (1_024, 4_096) if quick() else (512, 1_024, 2_048, 4_096, 8_192, 16_384)
 SIZES = (16, 32) if quick() else (8, 16, 32, 64)
 
@@ -146,7 +146,7 @@ def main() -> None:
         for name, took in sorted(figures.items(), key=lambda item: statistics.median(item[1]))
     ]
     notes = [
-        f"Docstrings of Python's library; medians of {ROUNDS} rounds (grid: {GRID_ROUNDS}), the variants in turn.",
+        f"Docstrings of Python's library; medians of {ROUNDS} rounds (grid: {GRID_ROUNDS} round), in turn.",
         "Spread: slowest round / fastest. Tuning is included in the time as it comes, loading in none.",
         f"Chosen in each round: {'; '.join(parts.note('chosen'))}.",
     ]

@@ -24,6 +24,7 @@ from benchmarks.streaming import streamed
 from headrace import ContinuousBatcher
 from headrace.engines.choosing import registry
 from headrace.engines.generation.ragged_attention import NAME
+from headrace.observe.reporting.table import as_text
 
 ROUNDS = 3
 PEERS = 6
@@ -330,7 +331,7 @@ def job(setting: Setting) -> tuple[list[Row], list[tuple[str, float]]]:
         max_model_len=256,
         progress=False,
     )
-    print(done, flush=True)
+    print(as_text(done), flush=True)
     device, memory = done.device, done.memory
     mfu = device.mfu if device is not None and device.mfu is not None else 0.0
     busy = device.computed if device is not None else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 _STEP = 2
 """Factor between a budget and its neighbours."""
 _FAR = 8
-"""Factor to a smaller budget that is compared too: what each doubling loses may be too little to notice, and adds up."""
+"""Factor to a smaller budget that is compared too: each doubling may lose too little to notice, and it adds up."""
 _PAIRS = 4
 """Batches of each size in a comparison, which compares their medians."""
 _NEARLY = 0.7

@@ -11,15 +11,15 @@ import torch
 
 from headrace.device.streams import synchronize
 
-_SHAPES = ((128, 384, 384), (64, 384, 1536))
-"""Rows, inputs and outputs of linear layers in a small text encoder, small enough to be measured between two moments
-at which other processes take the core."""
+_SHAPES = {"cpu": ((128, 384, 384), (64, 384, 1536)), "cuda": ((16_384, 1024, 1024), (8_192, 1024, 4096))}
+"""Rows, inputs and outputs of linear layers. On a CPU, those of a small text encoder: they are measured between two
+moments at which other processes take the core. A GPU takes longer to start such a product than to compute it."""
 _RUNS = 15
 _ENOUGH_S = 0.1
 """Measuring ends after so long, however few the runs."""
-_PEAK_SIZE = 1024
-_COPIED = 64 << 20
-"""Bytes: more than a CPU's cache holds."""
+_PEAK_SIZE = {"cpu": 1024, "cuda": 8192}
+_COPIED = {"cpu": 64 << 20, "cuda": 512 << 20}
+"""Bytes: more than a cache holds."""
 _PEAK_S = 0.2
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -60,11 +60,12 @@ def peaks(kind: str, dtype: str) -> dict[str, float]:
     device, torch_dtype = torch.device(kind), {"float32": torch.float32, **_HALVES}.get(dtype)
     if torch_dtype is None:
         return {}
-    matrix = torch.ones(_PEAK_SIZE, _PEAK_SIZE, device=device, dtype=torch_dtype)
-    block = torch.ones(_COPIED // 4, device=device)
+    size, copied = _PEAK_SIZE[device.type], _COPIED[device.type]
+    matrix = torch.rand(size, size, device=device).to(torch_dtype)
+    block = torch.ones(copied // 4, device=device)
     return {
-        "operations": 2 * _PEAK_SIZE**3 / _best(lambda: matrix @ matrix, device),
-        "bytes": 2 * _COPIED / _best(block.clone, device),
+        "operations": 2 * size**3 / _best(lambda: matrix @ matrix, device),
+        "bytes": 2 * copied / _best(block.clone, device),
     }
 
 
@@ -88,13 +89,14 @@ def set_threads(count: int) -> int:
 def _speed(dtype: torch.dtype, device: torch.device) -> float:
     """The geometric mean over the shapes."""
     product = 1.0
-    for shape in _SHAPES:
+    shapes = _SHAPES[device.type]
+    for shape in shapes:
         try:
             exact, half = (_product(shape, one, device) for one in (torch.float32, dtype))
         except RuntimeError:
             return 0.0
         product *= _ratio(exact, half, device)
-    return float(product ** (1 / len(_SHAPES)))
+    return float(product ** (1 / len(shapes)))
 
 
 def _product(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Callable[[], torch.Tensor]:

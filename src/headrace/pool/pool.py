@@ -286,15 +286,15 @@ class ModelPool:
 
     async def _load(self, entry: PoolEntry, *, sleeps: bool) -> None:
         assert self._loop is not None
-        started, before = self._loop.time(), self._used_memory()
+        started, before = self._loop.time(), 0.0
         limit = asyncio.timeout(entry.load_timeout_s)
         try:
             async with limit:
                 woken = sleeps and await self._wake(entry)
-                if sleeps and not woken:
-                    started, before = self._loop.time(), self._used_memory()
                 if not woken:
+                    started, before = self._loop.time(), self._used_memory()
                     entry.model, entry.rest = await make(entry.load)
+                grown = self._used_memory() - before
         except BaseException as raised:  # a model's own code may raise anything
             error = as_exception(raised)
             late = limit.expired()  # the function may raise a TimeoutError of its own
@@ -304,13 +304,13 @@ class ModelPool:
                 else f"cannot be loaded: {text_of(error)}"
             )
             self._not_loaded(entry, f"model {entry.name!r} {why}", error)
-            if entry.model is not None:  # it was to be woken
+            if entry.model is not None:  # it was to be woken, or its memory cannot be measured
                 self._drop_now(entry)
             if is_cancelled(raised):
                 raise
         else:
             entry.loaded(self._loop.time() - started, woken=woken)
-            self._loaded(entry, self._used_memory() - before)
+            self._loaded(entry, grown)
         self._decide()
 
     async def _wake(self, entry: PoolEntry) -> bool:

@@ -151,3 +151,8 @@ def test_rows_that_change_meanwhile_end_the_job(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sql, "RETRIES", RetryPolicy(4, 0.0, 0.0))
     with pytest.raises(JobError, match="the rows of the query have changed"):
         read(Failing(1, changed=True))
+
+
+def test_an_option_that_no_database_takes_is_refused(database: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot .*table"):
+        open_source(f"{database}?table=docs", sql=QUERY)

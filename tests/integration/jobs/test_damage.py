@@ -21,7 +21,7 @@ from headrace.events import BatchDone, Event, PartCommitted, PartDamaged
 from headrace.io.storage import parts as parts_module
 from headrace.io.storage.parts import PartFolder
 from headrace.jobs.pipeline.job import JobEnd, Limits, StopRequest
-from headrace.jobs.state.inspection import inspect
+from headrace.jobs.state.inspection import NoJobError, inspect
 from headrace.jobs.state.merging import merge
 from headrace.observe.reporting.report import ReportBuilder
 
@@ -317,3 +317,9 @@ def test_the_figures_agree_with_user_code_and_equal_inputs(tmp_path: Path, stopp
     runner = Runner(source, tmp_path / "out.jsonl")
     end, report = stopped_reports(runner, -1, dedupe=True, finish=refuse_some)
     assert (report.ok, report.failed) == (end.records - end.failed, end.failed) == (ROWS - 12, 12)
+
+
+def test_a_folder_of_parts_without_its_slash_is_told(tmp_path: Path) -> None:
+    (tmp_path / "out.parquet").mkdir()
+    with pytest.raises(NoJobError, match=r"out\.parquet is a folder: for its parts, end the name in /"):
+        inspect(tmp_path / "out.parquet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ def test_peaks_are_those_of_the_device() -> None:
     found = native.peaks("cpu", "float32")
     assert found["operations"] > 1e8 and found["bytes"] > 1e8
     assert native.peaks("cpu", "int8") == {}
+
+
+def test_a_gpu_is_measured_with_products_that_take_longer_than_their_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else no type would seem faster than another there."""
+    operations: list[int] = []
+    monkeypatch.setattr(native, "_product", lambda shape, dtype, device: operations.append(2 * math.prod(shape)))
+    monkeypatch.setattr(native, "_ratio", lambda exact, half, device: 4.0)
+    assert native._speed(torch.bfloat16, torch.device("cuda")) == pytest.approx(4)
+    assert min(operations) / 1e15 >= 30e-6, "a launch and a wait take some 10 µs, at 1,000 TFLOP/s"
 
 
 def test_energy_is_that_of_the_job(tmp_path: Path) -> None:

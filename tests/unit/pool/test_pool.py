@@ -238,6 +238,26 @@ def test_a_model_that_turns_out_to_be_too_large_is_refused_from_then_on(virtual:
     assert machine.loads == {"a": 1, "b": 1}
 
 
+def test_memory_that_cannot_be_measured_fails_the_requests_and_leaves_nothing_loaded(virtual: VirtualTime) -> None:
+    machine, measured = Machine(), iter([0.0, OSError("no device"), OSError("no device")])
+
+    def used() -> float:
+        found = next(measured)
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    async def main() -> None:
+        async with machine.pool("a", memory_bytes=5, used_memory=used) as pool:
+            for _ in range(2):  # after the load, and before it
+                with pytest.raises(EngineError, match="model 'a' cannot be loaded: no device"):
+                    await use(pool, "a")
+                await asyncio.sleep(2)
+                assert not machine.here
+
+    virtual(main())
+
+
 def test_closing_serves_what_has_begun_and_fails_what_waits(virtual: VirtualTime) -> None:
     machine = Machine()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -35,11 +36,16 @@ def make_engine(address: Address, json_serializer: Callable[[object], str] | Non
         url = sqlalchemy.make_url(address.url)
         if "+" not in url.drivername:
             url = url.set(drivername=_DRIVERS.get(address.scheme, address.scheme))
-        engine: sa.Engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", sqlalchemy.exc.SAWarning)  # options that it would ignore
+            engine: sa.Engine = sqlalchemy.create_engine(url, poolclass=sqlalchemy.pool.NullPool, **options)
     except ImportError as error:
         raise MissingExtraError(
             f'{address.scheme}:// needs {error.name}: pip install "headrace[sql]" or the driver that the address names'
         ) from error
+    except sqlalchemy.exc.SAWarning as warning:
+        told = str(warning).partition(" and are being ignored")[0]
+        raise ConfigError(f"cannot use the address {address.shown}: {told}; leave them out") from None
     except (sqlalchemy.exc.ArgumentError, ValueError, TypeError) as error:
         raise ConfigError(f"cannot use the address {address.shown}: {type(error).__name__}; check its form") from None
     return engine

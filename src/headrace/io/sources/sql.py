@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from urllib.parse import urlsplit
 
 from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError, text_of
 from headrace.io.base import Chunk
@@ -279,6 +280,10 @@ def _named(address: Address) -> Database:
         raise ConfigError(f"cannot read {address.shown}: there is no file {address.path}")
     if address.scheme == "duckdb":
         module = needs("duckdb", "duckdb", "duckdb://")
+        if urlsplit(address.url).query:
+            raise ConfigError(
+                f"cannot use the address {address.shown}: leave out ? and what follows; a query names tables"
+            )
         return _DuckDB(lambda: module.connect(str(address.path), read_only=True), address.shown)
     if address.scheme not in ("postgresql", "sqlite", "mysql", "mariadb"):
         raise ConfigError(f"cannot read {address.shown}: {address.scheme} is an output only")

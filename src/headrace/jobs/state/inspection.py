@@ -75,6 +75,8 @@ def state_of(name: str | Path) -> tuple[Target, JobState]:
     except OSError as error:
         raise ConfigError(f"cannot read {target.work / 'job.json'}: {error}") from error
     if state is None:
+        if not (target.is_folder or is_remote(target.place)) and target.place.is_dir():
+            raise NoJobError(f"{target.place} is a folder: for its parts, end the name in /")
         raise NoJobError(
             f"no job has written {shown(name)}: there is no {target.work / 'job.json'}, "
             "which a job writes once its model is loaded"
