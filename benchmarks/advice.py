@@ -1,7 +1,7 @@
 """Jobs with one bad setting each: a script follows the first advice of their reports, at most three times.
 
 python -m benchmarks.advice            all jobs
-python -m benchmarks.advice NAME...    those whose names contain one of these
+python -m benchmarks.advice NAME...    those whose names contain one of these; the other rows of the table are kept
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import headrace
-from benchmarks.common import report
+from benchmarks.common import RESULTS, report
+from benchmarks.prefixes import LETTERS, model_folder
 from headrace.engines.base import Prepared
 from headrace.engines.profile import EngineProfile
 from headrace.jobs.pipeline.job import Limits
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.figures import in_json
 
+COLUMNS = ["job", "records/s", "advice followed", "saves: said / did", "records/s then", "best setting", "of the best"]
 STEPS = 3
 ENOUGH = 0.9
 _SAME = "the same setting"
@@ -92,6 +94,8 @@ class Settings:
     words: tuple[int, int] = (1, 60)
     copies: int = 1
     """How often each text occurs."""
+    documents: int = 0
+    """Of a language model's job: documents, each with many questions, in a table without order."""
 
     def with_options(self, **options: object) -> Settings:
         """The same with other options of `headrace.run`."""
@@ -112,8 +116,17 @@ def paced(**engine_options: object) -> dict[str, Any]:
     return {"task": "custom", "engine": "benchmarks.advice:Paced", "engine_options": engine_options}
 
 
-def cases() -> list[Case]:
-    """All of them."""
+def questions(model: Path, **options: object) -> Settings:
+    """A job of a language model that reads many questions about few documents."""
+    generate = {
+        "task": "generate", "model": str(model), "dtype": "float32", "max_num_seqs": 16, "max_tokens": 4,
+        "kv_cache_tokens": 8_192, "ignore_eos": True, **options,
+    }  # fmt: skip
+    return Settings(96, options=generate, documents=8)
+
+
+def cases(model: Path) -> list[Case]:
+    """All of them; `model` is the folder of a language model."""
     slow_prepare = Settings(1_500, options=paced(prepare_ms=4, token_us=30))
     small = Settings(6_000, options=paced(fixed_ms=10, token_us=10))
     memory = Settings(2_000, options=paced(token_us=30, room=6_000)).with_options(batch_size=1_000)
@@ -156,20 +169,46 @@ def cases() -> list[Case]:
             replace(embed, records=120).with_options(dtype="float16"),
             replace(embed, records=120),
         ),
+        Case(
+            "Llama, two answers at a time (--max-num-seqs 2)",
+            questions(model, prompt_template="{question}", max_tokens=24, max_num_seqs=2),
+            questions(model, prompt_template="{question}", max_tokens=24, max_num_seqs=16),
+        ),
+        Case(
+            "Llama, fields in a bad order (--prompt-template)",
+            questions(model, prompt_template="{number} {question} {document}="),
+            questions(model, prompt_template="{document} {question} {number}="),
+        ),
+        Case(
+            "Llama, prompts in the order of the input (--order input)",
+            questions(model, prompt_template="{document} {question} {number}=", order="input"),
+            questions(model, prompt_template="{document} {question} {number}="),
+        ),
     ]
+
+
+def rows(settings: Settings) -> Iterator[dict[str, str]]:
+    """The rows of a job, always the same."""
+    made = random.Random(7)
+    if settings.documents:
+        documents = ["".join(made.choices(LETTERS, k=600)) for _ in range(settings.documents)]
+        for _ in range(settings.records):
+            question, number = "".join(made.choices(LETTERS, k=12)), f"{made.randrange(10**6)}"
+            yield {"document": made.choice(documents), "question": question, "number": number}
+        return
+    least, most = settings.words
+    different = [f"{made.random()} " + "word " * made.randint(least, most)
+                 for _ in range(settings.records // settings.copies)]  # fmt: skip
+    chosen = different * settings.copies
+    made.shuffle(chosen)
+    yield from ({"text": text} for text in chosen)
 
 
 def texts(settings: Settings, folder: Path) -> Path:
     """The input of a job."""
-    made = random.Random(7)
-    path = folder / f"{settings.records}-{settings.words}-{settings.copies}.jsonl"
+    path = folder / f"{settings.records}-{settings.words}-{settings.copies}-{settings.documents}.jsonl"
     if not path.exists():
-        least, most = settings.words
-        different = [f"{made.random()} " + "word " * made.randint(least, most)
-                     for _ in range(settings.records // settings.copies)]  # fmt: skip
-        chosen = different * settings.copies
-        made.shuffle(chosen)
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in chosen))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows(settings)))
     return path
 
 
@@ -195,10 +234,9 @@ def followed(settings: Settings, advice: Mapping[str, Any]) -> Settings | None:
         return replace(settings, limits=limits[flag]())  # type: ignore[arg-type]
     if flag == "--output-file":
         return replace(settings, suffix=value)
-    options: dict[str, object] = {"--dedupe": True, "--dtype": value, "--order": value, "--worker-kind": value}
-    if flag in options:
-        return settings.with_options(**{flag.strip("-").replace("-", "_"): options[flag]})
-    if flag in ("--batch-size", "--batch-tokens"):
+    if flag in ("--dedupe", "--dtype", "--order", "--prompt-template", "--worker-kind"):
+        return settings.with_options(**{flag.strip("-").replace("-", "_"): value == "true" or value})
+    if flag in ("--batch-size", "--batch-tokens", "--max-num-seqs"):
         return settings.with_options(**{flag.strip("-").replace("-", "_"): int(value)})
     return None
 
@@ -241,20 +279,30 @@ def workplace() -> Iterator[Path]:
         yield Path(name)
 
 
+def earlier() -> list[list[Any]]:
+    """The rows of earlier runs."""
+    path = RESULTS / "advice.json"
+    return [list(row.values()) for row in json.loads(path.read_text())["rows"]] if path.exists() else []
+
+
 def main() -> None:
     """Run the jobs, one after the other."""
     wanted = sys.argv[1:]
     with workplace() as folder:
-        chosen = [case for case in cases() if not wanted or any(word in case.name for word in wanted)]
-        rows = [measured(case, folder) for case in chosen]
+        made = model_folder(folder / "llama")
+        chosen = [case for case in cases(made) if not wanted or any(word in case.name for word in wanted)]
+        table = [measured(case, folder) for case in chosen]
+        names = [case.name for case in cases(made)]
+    kept = {row[0]: row for row in (earlier() if wanted else [])} | {row[0]: row for row in table}
+    table = [kept[name] for name in names if name in kept]
     report(
-        "advice" if not wanted else None,
+        "advice",
         "Following the first advice of the report",
-        ["job", "records/s", "advice followed", "saves: said / did", "records/s then", "best setting", "of the best"],
-        rows,
+        COLUMNS,
+        table,
         [f"At most {STEPS} steps each. The first jobs have an engine with simulated device times."],
     )
-    if short := [row[0] for row in rows if row[-1] != _SAME and int(row[-1].rstrip("%")) < 100 * ENOUGH]:
+    if short := [row[0] for row in table if row[-1] != _SAME and int(row[-1].rstrip("%")) < 100 * ENOUGH]:
         sys.exit(f"below {ENOUGH:.0%} of the best setting: {', '.join(short)}")
 
 

@@ -14,27 +14,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from headrace.device.cache import cpu_facts
+
 RESULTS = Path(__file__).parent / "results"
-_MATRIX_INSTRUCTIONS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "AVX-512 BF16", "amx_bf16": "AMX BF16"}
-"""Flags of /proc/cpuinfo that decide how fast matrix products are, and in which dtypes."""
 
 
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
-    model = platform.processor() or platform.machine()
-    flags: set[str] = set()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()]
-        model = next((value.strip() for name, _, value in lines if name.strip() == "model name"), model)
-        flags = next((set(value.split()) for name, _, value in lines if name.strip() == "flags"), flags)
-    return {
-        "cpu": model,
-        "instructions": [name for flag, name in _MATRIX_INSTRUCTIONS.items() if flag in flags],
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
+    system = f"{platform.system()} {platform.machine()}"
+    return {**cpu_facts(), "cores": os.cpu_count(), "python": platform.python_version(), "system": system}
 
 
 def version(package: str) -> str:

@@ -35,7 +35,7 @@ MINE = ("--task", "custom", "--engine", "mine:Engine")
 
 
 def top(folder: Path) -> None:
-    """A frame of a running job, as a terminal of 100 columns shows it."""
+    """A frame of a running job, as a terminal of 110 columns shows it."""
     arguments = ["run", "-i", "docs.jsonl", "-o", "vectors.parquet", *MINE, "--workers", "2"]
     output = folder / "vectors.parquet"
     with subprocess.Popen(program(*arguments), cwd=folder, stderr=subprocess.DEVNULL) as job:
@@ -44,14 +44,14 @@ def top(folder: Path) -> None:
         while (frame := job_frame(str(output))).counts["records"] < 3_500:
             time.sleep(0.5)
         job.kill()
-    console = Console(record=True, width=100, file=io.StringIO(), highlight=False, force_terminal=True)
+    console = Console(record=True, width=110, file=io.StringIO(), highlight=False, force_terminal=True)
     console.print(drawn(frame, wall_clock()))
     (folder / "top.svg").write_text(console.export_svg(title="headrace top vectors.parquet"), encoding="utf-8")
     with Browser(folder / "profile-top") as browser:
         browser.open((folder / "top.svg").as_uri())
         width = browser.until("document.documentElement.viewBox?.baseVal.width")
         height = browser.evaluate("document.documentElement.viewBox.baseVal.height")
-        browser.picture(IMAGES / "top.png", 1000, round(1000 * height / width))
+        browser.picture(IMAGES / "top.png", 1060, round(1060 * height / width))
 
 
 async def load(url: str, seconds: float) -> None:
@@ -76,7 +76,7 @@ def dashboard(folder: Path) -> None:
         with Browser(folder / "profile-dashboard") as browser:
             browser.open(f"{url}/dashboard")
             browser.until("Number(document.body?.dataset.frames || 0)", lambda frames: frames >= 30)
-            browser.picture(IMAGES / "dashboard.png", 1180, 1420)
+            browser.picture(IMAGES / "dashboard.png", 1180, 1325)
         clients.join()
 
 

@@ -83,15 +83,15 @@ def jobs(folder: Path) -> None:
     headrace(folder, *common, "-o", "after.parquet", "--workers", "4")
     headrace(folder, "report", "before.parquet", "--gpu-hour-price", "2.50")
     headrace(folder, "report", "before.parquet", "after.parquet", "-o", "compared.html")
-    picture(folder / "before.parquet.report.html", IMAGES / "report.png", 1180, 2750, dark=False)
-    picture(folder / "compared.html", IMAGES / "report-compared.png", 1180, 1500, dark=True)
+    picture(folder / "before.parquet.report.html", IMAGES / "report.png", 1180, 2635, dark=False)
+    picture(folder / "compared.html", IMAGES / "report-compared.png", 1180, 1250, dark=True)
 
 
 def bench(folder: Path) -> None:
     """A comparison of what is installed."""
     write_texts(folder / "texts.jsonl", 1_000)
     headrace(folder, "bench", "-i", "texts.jsonl", "--batch-sizes", "8,32", "--rounds", "3")
-    picture(folder / "bench.html", IMAGES / "bench.png", 1180, 1080, dark=False)
+    picture(folder / "bench.html", IMAGES / "bench.png", 1180, 690, dark=False)
 
 
 def main() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -127,3 +129,26 @@ def test_what_makes_no_sense_is_refused_by_name() -> None:
         models.reusable("model")  # type: ignore[call-overload]
     with pytest.raises(ConfigError, match="must return or yield a batcher"):
         models.reusable(lambda: 5).blocking(1)  # type: ignore[arg-type]
+
+
+def test_a_load_that_nobody_waits_for_ends_before_python_does() -> None:
+    """Native code that is still running then may abort the process."""
+    program = """
+import asyncio, threading, time
+from headrace.concurrency.daemon_thread import on_daemon_thread
+
+def load():
+    started.set()
+    time.sleep(0.2)
+    print("loaded")
+
+async def main():
+    waiting = asyncio.create_task(on_daemon_thread(load))
+    await asyncio.to_thread(started.wait)
+    waiting.cancel()
+
+started = threading.Event()
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
+    assert (done.stdout, done.stderr) == ("loaded\n", "")

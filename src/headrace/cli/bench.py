@@ -15,7 +15,7 @@ import typer
 
 from headrace.app.bench import BenchSettings, Comparison, Row, compare, contenders_for, read_texts
 from headrace.cli.flags import FlagGroup, with_groups
-from headrace.cli.outcome import guarded, say
+from headrace.cli.outcome import aligned, guarded, say
 from headrace.cli.report import check_file, check_place
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.resolving import resolve
@@ -166,10 +166,8 @@ def as_lines(found: Comparison) -> list[str]:
     """The table, and the machine."""
     head = ("contender", "setting", "records/s", "headrace is x", "agrees", "")
     table = [head, *(_cells(row, found.reference) for row in found.rows)]
-    widths = [max(len(row[place]) for row in table) for place in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     there = ", ".join(f"{name} {value}" for name, value in found.machine.items())
-    return [*lines, "", there]
+    return [*aligned(table), "", there]
 
 
 def _cells(row: Row, reference: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -100,6 +100,12 @@ def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Repor
 
 def _errors(settings: JobSettings) -> Path:
     return find_target(str(settings.sink), settings.output_format).errors
+
+
+def aligned(table: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> list[str]:
+    """The rows of a table as lines, each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(map(justify, row, widths)).rstrip() for row in table]
 
 
 def say(line: str, level: Literal["info", "error"] = "info") -> None:

@@ -14,7 +14,7 @@ from headrace.app.jobs.job import JobSettings
 from headrace.cli.curve import check_picture, draw
 from headrace.cli.engine_flags import EngineFlags
 from headrace.cli.flags import FlagGroup, with_groups
-from headrace.cli.outcome import guarded, say
+from headrace.cli.outcome import aligned, guarded, say
 from headrace.cli.run import RecordFlags
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.options import INT8
@@ -112,8 +112,6 @@ def as_lines(grid: Grid) -> list[str]:
     """The table, and what it means."""
     head = ("engine", "dtype", "threads", "budget", "tokens/s", "records/s", "ms/batch", "padding", "peak MB", "")
     table = [head, *(_cells(row, row is grid.chosen) for row in grid.rows)]
-    widths = [max(len(row[place]) for row in table) for place in range(len(head))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     ratio = grid.many_s / grid.one_s
     chosen = grid.chosen
     setting = chosen.setting
@@ -121,7 +119,7 @@ def as_lines(grid: Grid) -> list[str]:
     option = "--quantize" if setting.dtype == INT8 else "--dtype"
     flags += f" --engine {setting.engine}" if setting.engine == "onnx" else f" {option} {setting.dtype}"
     return [
-        *lines,
+        *aligned(table, str.rjust),
         "",
         f"32 inputs take {ratio:.1f} times as long as one: {32 / ratio:.0f} times the throughput.",
         f"chosen: {flags}",

@@ -1,10 +1,12 @@
-"""Blocking calls on threads of their own: one that hangs delays neither others nor the end of the program."""
+"""Blocking calls on threads of their own: one that hangs delays no others, and the end of the program by seconds."""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextvars
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,6 +15,8 @@ from headrace.errors import ProcessError, text_of
 ResultT = TypeVar("ResultT")
 
 _NAME = "headrace-model"
+_LAST_CALLS_S = 10.0
+"""Seconds for calls to end when Python does: native code that goes on without it may abort the process."""
 
 
 async def on_daemon_thread(call: Callable[[], ResultT], too_late: Callable[[ResultT], object] | None = None) -> ResultT:
@@ -58,3 +62,11 @@ def as_exception(error: BaseException) -> Exception:
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return ProcessError(f"{type(error).__name__}: {text_of(error)}")
+
+
+@atexit.register
+def _wait_for_calls() -> None:
+    ends = time.monotonic() + _LAST_CALLS_S
+    for thread in threading.enumerate():
+        if thread.name == _NAME and thread is not threading.current_thread():
+            thread.join(max(0.0, ends - time.monotonic()))

@@ -212,29 +212,31 @@ def test_processes_where_python_runs_one_thread_at_a_time() -> None:
     check_promise(before, changed(job, prepare_s=0.005, cpu_share=1.0).run())
 
 
-def generation(slots: int, records: int = 400, steps: int = 20) -> Report:
-    """A job of a language model: a step takes 20 ms, and 1 ms for each of its records."""
+def generation(slots: int, records: int = 400, steps: int = 20, spread: int = 7) -> Report:
+    """A job of a language model: a step takes 20 ms, and 1 ms for each of its records. Prompts take 1 ms a token."""
     builder = ReportBuilder(0.0, Host(slots=slots))
     builder(JobStarted(None, records, 0, 0.0))
     at, number, left, active = 0.0, 0, records, [0] * 0
     while left or active:
         joined = min(slots - len(active), left)
-        left, active = left - joined, active + [steps + (left + place) % 7 for place in range(joined)]
+        left, active = left - joined, active + [steps + (left + place) % spread for place in range(joined)]
         took = 0.02 + 0.001 * len(active)
         at += took
         ended = active.count(1)
         builder(StepDone(number, len(active), joined, ended, 0, 0, ended, took, 0.0, at))
         active, number = [more - 1 for more in active if more > 1], number + 1
+    builder(PrefixCacheUsed(records, 0, records, at, records * steps, records * 0.001))
     builder(PartCommitted(0, records, 0, 0, at))
     builder(JobDone("finished", at))
     return builder.build()
 
 
-def test_more_slots_where_each_step_takes_long_whatever_is_in_it() -> None:
-    before = generation(4)
+@pytest.mark.parametrize("spread", [7, 1], ids=["steps of several sizes", "all steps full"])
+def test_more_slots_where_each_step_takes_long_whatever_is_in_it(spread: int) -> None:
+    before = generation(4, spread=spread)
     slots = int(said(before, r"--max-num-seqs (\d+) would").group(1))
     assert slots == 16
-    check_saved(before, generation(slots), at_most=False)
+    check_saved(before, generation(slots, spread=spread), at_most=False)
 
 
 @pytest.mark.parametrize(("devices", "value", "prepare_s"), [(2, 2, 0.0005), (8, 8, 0.00001), (8, 4, 0.0005)])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from headrace.errors import ConfigError
 from headrace.events import BatchDone, BatchFormed, JobStarted, RecordFailed
 from headrace.observe.reporting.report import ReportBuilder
 
@@ -51,6 +53,24 @@ def test_failed_records_are_a_table_of_bounded_size(caplog: pytest.LogCaptureFix
     assert table.num_rows == 1_000
     assert table.to_pylist()[7] == {"position": 7, "reason": "RecordError", "message": "no 7"}
     assert "holds 1,000 of 1,500 failed records" in caplog.text
+
+
+def test_records_are_a_table_of_bounded_size_with_the_errors_of_failed_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "out.jsonl").write_text("".join(f'{{"id": {n}, "output": [0.5]}}\n' for n in range(9)))
+    (tmp_path / "out.errors.jsonl").write_text('{"id": "a", "reason": "RecordError", "message": "no text"}\n')
+    places = {"output": str(tmp_path / "out.jsonl"), "errors": str(tmp_path / "out.errors.jsonl")}
+    report = replace(ReportBuilder().build(), state="finished", ok=9, failed=1, **places)
+    with caplog.at_level("WARNING"):
+        table = report.records_table(3)
+    assert "holds 4 of 10 records, the first finished ones and 1 failed ones" in caplog.text
+    assert table.to_pylist()[2:] == [
+        {"id": "2", "output": [0.5], "error": None},
+        {"id": "a", "output": None, "error": "RecordError: no text"},
+    ]
+    with pytest.raises(ConfigError, match="the job was interrupted"):
+        replace(report, state="interrupted").records_table()
 
 
 def test_a_report_of_nothing_has_empty_tables() -> None:

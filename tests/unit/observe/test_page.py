@@ -16,13 +16,17 @@ import pytest
 from tests.unit.observe.simulated import Simulation
 
 from headrace.errors import ConfigError
-from headrace.events import MemoryUsed, RecordFailed, WorkUnitDone
+from headrace.events import MemoryUsed, OrderChosen, PrefixCacheUsed, RecordFailed, WorkUnitDone
+from headrace.observe.accounting.device_limit import DeviceFigures
+from headrace.observe.accounting.timeline import LABELS
+from headrace.observe.page import render as render_module
 from headrace.observe.page.charts import charts
 from headrace.observe.page.render import ReportedJob, _job, render, write_page
 from headrace.observe.reporting import summary
 from headrace.observe.reporting.figures import figures, in_json, series
 from headrace.observe.reporting.report import ReportBuilder
 from headrace.observe.reporting.summary import RunSummary
+from headrace.observe.reporting.table import device_rows, savings_rows
 
 HOSTILE = "</script><script>alert(1)</script><!--\u2028<img src=x onerror=alert(2)>&amp;{{ 7 * 7 }}"
 
@@ -222,3 +226,22 @@ def test_advice_that_the_last_job_has_followed_is_not_on_the_page(run: RunSummar
 def test_a_page_that_cannot_be_written_is_named(tmp_path: Path, run: RunSummary) -> None:
     with pytest.raises(ConfigError, match=r"cannot write .*/none/page.html"):
         write_page(tmp_path / "none" / "page.html", [ReportedJob("a", "finished", [run])])
+
+
+def test_the_docs_explain_every_figure_of_the_page(run: RunSummary) -> None:
+    package = Path(render_module.__file__).parent
+    template = (package / "templates" / "report.html.j2").read_text(encoding="utf-8")
+    device = DeviceFigures(0.5, 1.0, 1.0, 0.5, "host", "float16", 1.0, 1.0, 1.0, 0.5)
+    saved = savings_rows([OrderChosen("input", 1, "", 0.0)], 1, PrefixCacheUsed(1, 1, 1, 0.0))
+    shown = {
+        *(label.partition(" (")[0] for label in LABELS.values()),
+        *re.findall(r'^  \("[a-z-]+", "([^"]+)"', template, re.MULTILINE),
+        *(title for title in re.findall(r"<h3>([^<]+)</h3>", template) if "{{" not in title),
+        *(label.partition("{")[0].rstrip(" ,(") for label in re.findall(r"</b><span>(.+?)</span>", template)),
+        *(label for label, _ in (*device_rows(device), *saved)),
+        *(what.partition(" (")[0] for what in figures([run]).percentiles),
+    }
+    assert len(shown) > 40
+    docs = (Path(__file__).parents[3] / "docs" / "report.md").read_text(encoding="utf-8").lower()
+    docs = " ".join(docs.replace("*", "").split())
+    assert [label for label in sorted(shown) if label.lower() not in docs] == []

@@ -110,7 +110,8 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
     try:
         job = build(plan, engine, stop, broadcast, batcher(broadcast) if batcher is not None else None)
         found = None
-        if not (plan.settings.retry or plan.output.is_finished) and (on_survey or wants_sample(plan, engine)):
+        works = not plan.settings.retry and (plan.settings.overwrite or not plan.output.is_finished)
+        if works and (on_survey or wants_sample(plan, engine)):
             found = _survey(plan, job, spread=False)
             if on_survey is not None:
                 on_survey(found)
@@ -133,14 +134,14 @@ def carry_out(  # noqa: PLR0913 - keyword-only, and each caller leaves most of t
             listeners.append(Recorder(report, plan.output.work / REPORT, plan.output.work / LIVE, described))
             for left_out in plan.left_out:
                 broadcast(InputLeftOut(left_out, time.monotonic()))
-            if not plan.output.is_finished and (compared := compared_prompts(plan, job)) is not None:
+            if works and (compared := compared_prompts(plan, job)) is not None:
                 broadcast(compared)
             end = main_path.run(job)
     finally:
         _close(engine)
         if isinstance(plan.output.writer, CallbackWriter | TableWriter):
             plan.output.writer.close()
-    return end, replace(report.build(), model=downloaded_model(plan.settings))
+    return end, _placed(report.build(), plan)
 
 
 def _tracing(plan: Plan, began: float) -> contextlib.AbstractContextManager[TraceWriter | None]:
@@ -159,6 +160,15 @@ def _close(engine: AnyEngine) -> None:
         logger.warning("headrace: closing the engine raised %s: %s", type(error).__name__, text_of(error))
 
 
+def _placed(report: Report, plan: Plan) -> Report:
+    """The report with the names of the model and of the output."""
+    output = plan.output
+    is_file = not isinstance(output.writer, CallbackWriter) and output.table is None
+    errors = str(output.errors) if is_file and output.errors.exists() else None
+    model = downloaded_model(plan.settings)
+    return replace(report, model=model, output=str(output.target) if is_file else None, errors=errors)
+
+
 def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
     """How a finished job ended, found without its engine: see `plan.finished_before`."""
     started = time.monotonic()
@@ -168,7 +178,7 @@ def already_finished(plan: Plan) -> tuple[JobEnd, Report] | None:
     report = ReportBuilder()
     report(JobStarted(plan.source.total_bytes, plan.source.total_records, ended.records, started, ended.failed))
     report(JobDone("finished", time.monotonic()))
-    found = replace(report.build(), model=downloaded_model(plan.settings))
+    found = _placed(report.build(), plan)
     return JobEnd("already_finished", ended.records, ended.failed), found
 
 

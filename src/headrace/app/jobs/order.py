@@ -54,7 +54,7 @@ def compared_prompts(plan: Plan, job: Job) -> PromptsCompared | None:
         JobError: the input cannot be read.
     """
     fields = plan.columns.inputs() if plan.columns.template is not None else ()
-    if (len(fields) < 2 and plan.settings.order != "input") or plan.settings.retry or plan.user.prepares:
+    if (len(fields) < 2 and plan.settings.order != "input") or plan.user.prepares:
         return None
     source = plan.source
     if isinstance(source, JoinedSource) or getattr(source, "reads_once", False):

@@ -23,8 +23,8 @@ _BLOCK = 128
 _BLOCKS = 8
 _EXAMPLES = 3
 _PROMPTS = 8192
-_PROMPTS_SIZE = 32_000_000
-"""Maximum prompts that are compared, and maximum characters of them."""
+_PROMPT_SIZE = 4_000
+"""Maximum prompts that are compared, and the characters that each may have on average."""
 _PROMPTS_S = 5.0
 """Maximum seconds to read these."""
 _READ_S = 20.0
@@ -132,7 +132,7 @@ def survey_prompts(job: Job, most: int = _PROMPTS) -> Repeats | None:
             except RecordError:
                 continue
             size += len(prompts[-1])
-        if len(prompts) >= most or size >= _PROMPTS_SIZE or time.monotonic() > ends:
+        if len(prompts) >= most or size >= most * _PROMPT_SIZE or time.monotonic() > ends:
             break
     template, prompts = job.columns.template, prompts[:most]
     return repeats(prompts) if template is None else template_repeats(template, fields[:most])

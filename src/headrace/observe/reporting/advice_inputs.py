@@ -145,6 +145,19 @@ class AdviceInputs:
         used, work = self.prepare_cpu_s, self.host_s.get("prepare", 0.0)
         return used is not None and self.at_once > 1 and BOTTLENECK * self.wall_s < used < 0.75 * work
 
+    @property
+    def step_fixed_s(self) -> float:
+        """What a step takes beside what grows with its tokens.
+
+        Where all steps have equally many records, prompts tell what a token takes: they are read many tokens at a time.
+        """
+        used = self.prefix_cache
+        if self.fixed_s is not None or used is None or not used.computed or used.computed_s is None:
+            return self.fixed_s or 0.0
+        token_s = used.computed_s / used.computed
+        rest = self.device_s - used.computed_s - used.generated * token_s
+        return max(rest, 0.0) / max(self.batches, 1)
+
     def host_floor(self, without: str = "") -> float:
         """What the host's stages take at least, one of them left out."""
         host = self.host_s

@@ -15,9 +15,10 @@ _SHOWN = 200
 def slots(numbers: AdviceInputs) -> Advice | None:
     """So few records are generated at once that what each step takes beside its records counts."""
     now = numbers.host.slots
-    if not now or not numbers.fixed_s or numbers.slots_full < LIMITED:
+    if not now or not numbers.step_fixed_s or numbers.slots_full < LIMITED:
         return None
-    fixed = min(numbers.fixed_s * numbers.batches, numbers.device_s)
+    each = numbers.step_fixed_s
+    fixed = min(each * numbers.batches, numbers.device_s)
     wanted = fixed / max(numbers.device_s - fixed, 1e-9) / FIXED_ENOUGH
     if wanted < 2:
         return None
@@ -26,7 +27,7 @@ def slots(numbers: AdviceInputs) -> Advice | None:
     return Advice(
         "--max-num-seqs",
         str(now * times),
-        f"Each of {numbers.batches:,} steps takes {numbers.fixed_s * 1000:,.1f} ms however many of {now} records are "
+        f"Each of {numbers.batches:,} steps takes {each * 1000:,.1f} ms however many of {now} records are "
         f"in it, {fixed / numbers.wall_s:.0%} of the time: --max-num-seqs {now * times} would save about "
         f"{saving(numbers, gain)}.",
         gain,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import logging
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.io.sources.opening import open_source
 from headrace.observe.accounting.timeline import CAUSES, LABELS, Cause
 from headrace.observe.reporting.table import rows
 
@@ -101,6 +106,30 @@ def failures_table(kept: Sequence[RecordFailed], failed: int) -> pa.Table:
             "message": arrow.array([one.message for one in kept], arrow.string()),
         }
     )
+
+
+def records_table(output: str, errors: str | None, most: int, done: int) -> pa.Table:
+    """The first `most` rows of an output, and then the first `most` failed records, of `done` records.
+
+    Raises:
+        ConfigError: the output cannot be read.
+        ModuleNotFoundError: pyarrow is not installed.
+    """
+    import pyarrow as arrow
+
+    read = (record.data for chunk in open_source(output).chunks(lambda position: position) for record in chunk.records)
+    rows: list[dict[str, object]] = [{**row, "error": None} for row in itertools.islice(read, most)]
+    failed = 0
+    with Path(errors).open(encoding="utf-8") if errors is not None else contextlib.nullcontext(()) as lines:
+        for letter in map(json.loads, itertools.islice(lines, most)):
+            rows.append({"id": letter["id"], "error": f"{letter['reason']}: {letter['message']}"})
+            failed += 1
+    _tell_left_out(len(rows), done, f"records, the first finished ones and {failed:,} failed ones")
+    if len({type(row["id"]) for row in rows if row.get("id") is not None}) > 1:
+        rows = [{**row, "id": str(row.get("id"))} for row in rows]
+    names = dict.fromkeys(name for row in rows for name in row if name != "error")
+    table = arrow.table({name: arrow.array([row.get(name) for row in rows]) for name in names})
+    return table.append_column("error", arrow.array([row["error"] for row in rows], arrow.string()))
 
 
 def _tell_left_out(kept: int, of: int, what: str) -> None:

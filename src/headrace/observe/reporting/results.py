@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from headrace.errors import ConfigError
 from headrace.events import (
     CloseReason,
     MemoryUsed,
@@ -126,6 +127,10 @@ class Report:
     difference."""
     advices: tuple[Advice, ...] = ()
     """Everything worth changing, what gains most first."""
+    output: str | None = None
+    """The file or folder of the job's output; None for an output of another kind."""
+    errors: str | None = None
+    """The file of the failed records beside it, if it has one."""
     steps: tuple[StepFigures, ...] = ()
     """For a job of several steps: each of them; all other figures are those of the last one that ran."""
     account: Account | None = field(default=None, repr=False)
@@ -150,6 +155,21 @@ class Report:
         A log message says how many failed, if some are left out; the errors file has each of them.
         """
         return notebook.failures_table(self.failed_records, self.failed)
+
+    def records_table(self, most: int = 1_000) -> pa.Table:
+        """Records as an Arrow table: the columns of the output, and the column `error`, which is null if none occurred.
+
+        Reads the output as it is now: the first `most` finished records, and after them the first `most` failed ones.
+        A log message says how many there are, if some are left out.
+
+        Raises:
+            ConfigError: the job has not finished, or its output is no file and no folder, or cannot be read.
+        """
+        if self.output is None or self.state != "finished":
+            why = "its output is no file" if self.state == "finished" else f"the job was {self.state}"
+            raise ConfigError(f"there is no table of records: {why}; run the job to its end, with a file as output")
+        done = self.ok + self.failed + self.skipped
+        return notebook.records_table(self.output, self.errors, most, done)
 
     def over_time_table(self) -> pa.Table:
         """Causes, records and cost over time as an Arrow table; `.to_pandas()` makes a data frame of it."""
