@@ -76,7 +76,7 @@ def dashboard(folder: Path) -> None:
         with Browser(folder / "profile-dashboard") as browser:
             browser.open(f"{url}/dashboard")
             browser.until("Number(document.body?.dataset.frames || 0)", lambda frames: frames >= 30)
-            browser.picture(IMAGES / "dashboard.png", 1180, 1490)
+            browser.picture(IMAGES / "dashboard.png", 1180, 1325)
         clients.join()
 
 

@@ -91,7 +91,7 @@ def bench(folder: Path) -> None:
     """A comparison of what is installed."""
     write_texts(folder / "texts.jsonl", 1_000)
     headrace(folder, "bench", "-i", "texts.jsonl", "--batch-sizes", "8,32", "--rounds", "3")
-    picture(folder / "bench.html", IMAGES / "bench.png", 1180, 1245, dark=False)
+    picture(folder / "bench.html", IMAGES / "bench.png", 1180, 690, dark=False)
 
 
 def main() -> None:

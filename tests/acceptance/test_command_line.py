@@ -89,7 +89,7 @@ def test_an_empty_file_is_a_finished_job(tmp_path: Path) -> None:
     [
         (["-i", "none.jsonl"], "headrace: cannot read input file none.jsonl: No such file or directory"),
         (["-o", "none/out.jsonl"], "headrace: cannot write none/out.jsonl: none is not a folder"),
-        (["-o", "out.txt"], "must end in .jsonl, .csv, .tsv or .parquet"),
+        (["-o", "out.txt"], "must end in one of .jsonl, .csv, .tsv, .parquet"),
         (["--text-column", "body"], "has a column 'body'; they have id, text"),
         (["--id-column", "key"], "has a column 'key'; they have id, text"),
         (["--task", "dance"], "unknown task 'dance'; known: embed"),

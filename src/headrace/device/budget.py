@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 
 _STEP = 2
 """Factor between a budget and its neighbours."""
+_FAR = 8
+"""Factor to a smaller budget that is compared too: each doubling may lose too little to notice, and it adds up."""
 _PAIRS = 4
 """Batches of each size in a comparison, which compares their medians."""
 _NEARLY = 0.7
@@ -91,7 +94,7 @@ class _Comparison:
 
 
 class BudgetTuner:
-    """Compares its budget with twice and half of it from time to time, by running batches of both in turn.
+    """Compares its budget with smaller ones and a larger one from time to time, by running batches of both in turn.
 
     It doubles the budget at first, as long as that pays, and compares less and less often while nothing changes.
 
@@ -113,7 +116,7 @@ class BudgetTuner:
         self._next = [self.best * _STEP, self.best / _STEP]
         self._hold = _HOLD
         self._left = 0
-        self._up = True
+        self._turns = itertools.cycle((1 / _FAR, _STEP, 1 / _STEP))
         self._begin()
 
     @property
@@ -161,9 +164,8 @@ class BudgetTuner:
         self._next = [budget for budget in self._next if budget <= self._most]
 
     def _plan(self) -> None:
-        """Compare with one neighbour, larger and smaller in turn."""
-        self._up = not self._up
-        self._next = [self.best * _STEP if self._up else self.best / _STEP]
+        """Compare with one other budget, a smaller and a larger one in turn."""
+        self._next = [self.best * next(self._turns)]
         self._begin()
 
     def _begin(self) -> None:

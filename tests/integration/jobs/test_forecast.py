@@ -92,7 +92,7 @@ def test_the_memory_of_the_batches_is_told(
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"text": "word " * (1 + n % 20)}) + "\n" for n in range(500)))
     config = EngineConfig(task="embed", batch_tokens=400)
-    tell_forecast(JobSettings(source, tmp_path / "out.jsonl", config), None)
+    tell_forecast(JobSettings(source, tmp_path / "out.jsonl", config), None, as_json=False)
     # 400 tokens take 40 MB, and 760 MB are 80 % without the model.
     assert "memory      80.0 MB at most, 8% of a small device; 19 times the batch budget would fill 80%" in (
         capsys.readouterr().out
@@ -115,5 +115,5 @@ def test_a_disk_that_is_too_small_is_told_before_anything_begins(
             execute(settings, StopRequest(), progress=False)
     else:
         with pytest.raises(ConfigError, match=r"the disk of .*out\.jsonl has too little room"):
-            tell_forecast(settings, None)
+            tell_forecast(settings, None, as_json=False)
     assert list(tmp_path.iterdir()) == [source]

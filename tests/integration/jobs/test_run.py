@@ -141,7 +141,7 @@ def test_the_front_door_runs_a_job_and_reports(runner: Runner, capsys: pytest.Ca
         ({"source": "none.jsonl"}, "cannot read input file"),
         ({"sink": "none/out.jsonl"}, "is not a folder"),
         ({"sink": "."}, "was not written by a job here"),
-        ({"sink": "out.txt"}, "must end in .jsonl, .csv, .tsv or .parquet"),
+        ({"sink": "out.txt"}, "must end in one of .jsonl, .csv, .tsv, .parquet"),
         ({"sink": "in.jsonl"}, "both input and output"),
         ({"text_column": "body"}, "no record among the first 512 has a column 'body'"),
         ({"id_column": "key"}, "no record among the first 512 has a column 'key'"),

@@ -183,6 +183,7 @@ class Sleepy(FakeEngine):
 
     def __init__(self, model: str | None = None, *, dimension: int = 8) -> None:
         super().__init__(model, dimension=dimension, seconds_per_batch=0.01)
+        time.sleep(0.05)  # a model that loads as fast as it wakes is not kept in host memory
         self.sleeper = self
         self.asleep = False
 

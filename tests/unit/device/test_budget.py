@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.device.budget import BudgetTuner, Measured, knee
@@ -47,6 +47,7 @@ def test_it_finds_the_best_budget_from_the_default(best: int) -> None:
     st.floats(0.0, 0.5),
     st.sampled_from([2.0**n for n in range(6, 16)]),
 )
+@example(best=64.0, loss=0.046875, start=4_096.0)  # a loss that neighbours do not show
 def test_it_ends_near_the_best_whatever_the_device(best: float, loss: float, start: float) -> None:
     tuner = BudgetTuner(start, 64, 32_768)
     budgets = drive(tuner, 3_000, best, loss)
