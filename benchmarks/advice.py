@@ -131,7 +131,7 @@ def cases(model: Path) -> list[Case]:
     small = Settings(6_000, options=paced(fixed_ms=10, token_us=10))
     memory = Settings(2_000, options=paced(token_us=30, room=6_000)).with_options(batch_size=1_000)
     padded = Settings(800, options=paced(), words=(1, 500))
-    lines = Settings(8_000, options=paced(token_us=3, dimension=384))
+    lines = Settings(24_000, options=paced(token_us=3, dimension=384))
     held = Settings(4_000, options=paced())
     equal = Settings(6_000, options=paced(), copies=20)
     embed = Settings(400, options={"task": "embed", "dtype": "float32"})
