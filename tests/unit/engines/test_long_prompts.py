@@ -77,6 +77,29 @@ def test_neighbouring_chunks_overlap() -> None:
     assert list(dict.fromkeys(word for part in found for word in part)) == words(100).split()
 
 
+def test_characters_of_many_tokens_leave_no_room_to_overlap() -> None:
+    """A chunk of one character must not be repeated for ever."""
+
+    class Bytes(Words):
+        def count(self, request: Any) -> int:
+            return len(self.text(request).encode())
+
+        def room(self, _: Any) -> int:
+            return 5
+
+    rules = LongPrompts(**FIRST, chunk_overlap=2)
+    asked = PromptSplitter(rules, Bytes()).prepare("a" + "\N{WATER WAVE}" * 5 + "b" * 4).payload
+    parts = []
+    for _ in range(20):
+        if not isinstance(asked, Chunks):
+            break
+        parts += asked.parts
+        asked = joined(asked, "")
+    assert not isinstance(asked, Chunks)
+    assert parts[0].startswith("a") and parts[-1].endswith("b")
+    assert "".join(parts).count("\N{WATER WAVE}") >= 5
+
+
 @pytest.mark.parametrize(
     "request_",
     [

@@ -22,7 +22,7 @@ from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.networks.pytorch import load_pretrained, loading
 from headrace.engines.requests.chat import checked_messages, rendered
 from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, parse
-from headrace.engines.requests.long_prompts import LongPrompts, PromptSplitter, room_of, taken_from
+from headrace.engines.requests.long_prompts import LongPrompts, PromptSplitter, prepared_by, room_of, taken_from
 from headrace.engines.requests.vocabulary import check_ids, detokenized, token_strings
 from headrace.engines.text.tokenizing import choose_length, usable_positions
 from headrace.engines.text.truncation import TextTruncator
@@ -144,14 +144,7 @@ class CausalLM:
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
         """The tokens of each request, or its chunks; a RecordError if it is invalid or longer than the context."""
-        one = self.whole if self._splitter is None else self._splitter.prepare
-        prepared: list[Prepared[Any] | Exception] = []
-        for value in inputs:
-            try:
-                prepared.append(one(value))
-            except RecordError as error:
-                prepared.append(error)
-        return prepared
+        return prepared_by(inputs, self, self._splitter)
 
     def whole(self, request: object) -> Prepared[TokenizedRequest]:
         """See `PromptEngine.whole`."""

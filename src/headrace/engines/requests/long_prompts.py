@@ -136,6 +136,20 @@ class PromptEngine(Protocol):
         ...
 
 
+def prepared_by(
+    inputs: Sequence[object], engine: PromptEngine, splitter: PromptSplitter | None
+) -> list[Prepared[Any] | Exception]:
+    """Each request prepared, whole or split by the splitter; its RecordError if it is invalid."""
+    one = engine.whole if splitter is None else splitter.prepare
+    prepared: list[Prepared[Any] | Exception] = []
+    for value in inputs:
+        try:
+            prepared.append(one(value))
+        except RecordError as error:
+            prepared.append(error)
+    return prepared
+
+
 @dataclass(frozen=True, slots=True)
 class _Used:
     """Tokens of the answers before the last."""
@@ -266,11 +280,12 @@ class PromptSplitter:
             if end < len(text):
                 end = _after_word(text, start, end)
             chunks.append(with_text(text[start:end]))
-            if end == len(text) or not overlap:
+            shared = end - start - 1  # at most, so that each chunk begins after the one before
+            if end == len(text) or not (overlap and shared):
                 start = end
                 continue
             guess = size * overlap // (room - around)
-            again = _most(lambda length: tokens(text[end - length : end]), around + overlap, end - start - 1, guess)  # noqa: B023
+            again = _most(lambda length: tokens(text[end - length : end]), around + overlap, shared, guess)  # noqa: B023
             start = _at_word(text, end - again, end)
         return chunks
 

@@ -27,7 +27,7 @@ from headrace.engines.model_folder import check_tokenizer, digest, find_folder
 from headrace.engines.profile import EngineProfile, Sleeper
 from headrace.engines.requests.chat import TEXT_ONLY, with_known_roles
 from headrace.engines.requests.generation import Generation, Request, Sampling, default_sampling, parse
-from headrace.engines.requests.long_prompts import PromptSplitter, room_of, taken_from
+from headrace.engines.requests.long_prompts import PromptSplitter, prepared_by, room_of, taken_from
 from headrace.engines.vllm.requests import EXTRA, MULTIMODAL, check_unicode, sampling_params
 from headrace.errors import EngineError, RecordError, TransientError
 
@@ -122,14 +122,7 @@ class VllmEngine:
 
     def prepare(self, inputs: Sequence[object]) -> list[Prepared[Any] | Exception]:
         """Render chat templates and tokenize; a record costs the number of prompt tokens."""
-        one = self.whole if self._splitter is None else self._splitter.prepare
-        prepared: list[Prepared[Any] | Exception] = []
-        for value in inputs:
-            try:
-                prepared.append(one(value))
-            except RecordError as error:
-                prepared.append(error)
-        return prepared
+        return prepared_by(inputs, self, self._splitter)
 
     def count(self, request: object) -> int:
         """See `PromptEngine.count`."""
