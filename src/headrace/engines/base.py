@@ -267,37 +267,37 @@ class SleepingEngine(Protocol):
         ...
 
 
-def runs_batches(engine: Engine[Any, Any]) -> TypeGuard[BatchEngine[Any, Any, Any]]:
+def runs_batches(engine: AnyEngine) -> TypeGuard[AnyBatchEngine]:
     """Whether the engine's profile says that it is a `BatchEngine`."""
     return profile_of(engine).batching == "batches"
 
 
-def works_in_steps(engine: Engine[Any, Any]) -> TypeGuard[StepEngine[Any, Any, Any]]:
+def works_in_steps(engine: AnyEngine) -> TypeGuard[AnyStepEngine]:
     """Whether the engine's profile says that it is a `StepEngine`."""
     return profile_of(engine).batching == "steps"
 
 
-def batches_itself(engine: Engine[Any, Any]) -> TypeGuard[StreamEngine[Any, Any, Any]]:
+def batches_itself(engine: AnyEngine) -> TypeGuard[AnyStreamEngine]:
     """Whether the engine's profile says that it is a `StreamEngine`."""
     return profile_of(engine).batching == "own"
 
 
-def can_be_followed(engine: Engine[Any, Any]) -> TypeGuard[FollowableEngine[Any]]:
+def can_be_followed(engine: AnyEngine) -> TypeGuard[FollowableEngine[Any]]:
     """Whether the engine's profile says that it is a `FollowableEngine`."""
     return profile_of(engine).followable
 
 
-def can_tokenize(engine: Engine[Any, Any]) -> TypeGuard[TokenizingEngine]:
+def can_tokenize(engine: AnyEngine) -> TypeGuard[TokenizingEngine]:
     """Whether the engine's profile says that it is a `TokenizingEngine`."""
     return profile_of(engine).tokenizes
 
 
-def caches_prefixes(engine: Engine[Any, Any]) -> TypeGuard[PrefixCachingEngine]:
+def caches_prefixes(engine: AnyEngine) -> TypeGuard[PrefixCachingEngine]:
     """Whether the engine's profile says that it is a `PrefixCachingEngine`."""
     return profile_of(engine).caches_prefixes
 
 
-def can_be_tuned(engine: Engine[Any, Any]) -> TypeGuard[TunableEngine]:
+def can_be_tuned(engine: AnyEngine) -> TypeGuard[TunableEngine]:
     """Whether its profile says that it is a `TunableEngine`."""
     return profile_of(engine).tunable
 
