@@ -24,30 +24,30 @@ FAKE = ("--engine", "headrace.testing:FakeEngine")
 def start(
     *arguments: str | Path,
     folder: Path,
-    forked: bool = True,
+    imported: str | None = None,
     file_bytes: int | None = None,
     before: str = "",
     **environment: str,
 ) -> subprocess.Popen[str]:
     """Begin `headrace` with these arguments in a folder.
 
-    It is forked from a process that has imported what it needs, if it can and may be: see `warm`. It can write no file
-    longer than `file_bytes`, and runs the statements `before` first.
+    It can write no file longer than `file_bytes`, and runs the statements `before` first. It is forked from a process
+    that has `imported` what it is likely to need, or as is said: see `warm`; "nothing" starts a new interpreter.
     """
     given = ["headrace", *map(str, arguments)]
     code = ("" if file_bytes is None else LIMITED.format(file_bytes)) + before + MAIN
-    kind = "models" if _loads_a_model(given) and not before else "light"
-    return python(code, given, folder=folder, imported=kind if forked else None, **{"COLUMNS": "100"} | environment)
+    imported = imported or ("models" if _loads_a_model(given) else "light")
+    return python(code, given, folder=folder, imported=imported, **{"COLUMNS": "100"} | environment)
 
 
 def python(
-    code: str, arguments: Sequence[str], *, folder: Path, imported: str | None, **environment: str
+    code: str, arguments: Sequence[str], *, folder: Path, imported: str, **environment: str
 ) -> subprocess.Popen[str]:
     """Begin a program; `imported` says what may be imported already: see `warm`."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     variables = {**os.environ, "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", **environment}
     child = warm.Child(list(arguments), code, str(folder), variables)
-    return (warm.fork(imported, child) if imported else None) or subprocess.Popen(
+    return (warm.fork(imported, child) if imported != "nothing" else None) or subprocess.Popen(
         [sys.executable, "-c", code, *arguments[1:]],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -90,10 +90,10 @@ def end(process: subprocess.Popen[str], seconds: float | None = None) -> tuple[i
 
 
 def headrace(
-    *arguments: str | Path, folder: Path, forked: bool = True, before: str = "", **environment: str
+    *arguments: str | Path, folder: Path, imported: str | None = None, before: str = "", **environment: str
 ) -> tuple[int, str]:
     """Run to the end."""
-    return end(start(*arguments, folder=folder, forked=forked, before=before, **environment))
+    return end(start(*arguments, folder=folder, imported=imported, before=before, **environment))
 
 
 def lines_of(said: str) -> list[str]:
