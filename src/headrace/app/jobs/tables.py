@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import tempfile
@@ -11,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from headrace.errors import ConfigError, JobError, MissingExtraError
+from headrace.errors import ConfigError, JobError
+from headrace.extras import require
 from headrace.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]
         JobError: see `execute`.
     """
     kind = str(settings.sink)
-    library = _library(kind)
+    require("pyarrow.parquet", "io", f"sink={kind!r}")
+    library = require(_MODULES[kind], "io", f"sink={kind!r}", f" {_MODULES[kind]}")
     if settings.retry or settings.output_format:
         raise ConfigError(f"sink={kind!r} returns a table and keeps no files: leave out retry and output_format")
     if "error" in settings.keep_columns:
@@ -78,16 +79,6 @@ def _frame(table: pa.Table) -> Any:
             found = iter(column.drop_null().to_pandas())
             frame.isetitem(place, [next(found) if there else None for there in column.is_valid().to_pylist()])
     return frame
-
-
-def _library(kind: str) -> Any:
-    try:
-        importlib.import_module("pyarrow.parquet")
-        return importlib.import_module(_MODULES[kind])
-    except ImportError as error:
-        raise MissingExtraError(
-            f'sink={kind!r} needs {error.name}: pip install "headrace[io]" {_MODULES[kind]}'
-        ) from error
 
 
 def _read(output: Path) -> pa.Table:

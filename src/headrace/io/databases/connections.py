@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, MissingExtraError, RecordError
-from headrace.io.databases.base import PermanentIOError, needs
+from headrace.extras import require
 from headrace.io.databases.names import Address
+from headrace.retry import PermanentIOError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -30,7 +31,7 @@ def make_engine(address: Address, json_serializer: Callable[[object], str] | Non
         ConfigError: the address is malformed.
         MissingExtraError: SQLAlchemy or the database's driver is not installed.
     """
-    sqlalchemy = needs("sqlalchemy", "sql", f"{address.scheme}://")
+    sqlalchemy = require("sqlalchemy", "sql", f"{address.scheme}://")
     options = {} if json_serializer is None else {"json_serializer": json_serializer}
     try:
         url = sqlalchemy.make_url(address.url)

@@ -8,24 +8,16 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
 
 from headrace.errors import ConfigError, DeadlineExceededError, JobError, ProcessTimeoutError
-from headrace.io.base import Chunk, Take
+from headrace.io.base import Chunk
 from headrace.io.formats.dead_letters import encode_dead_letters, letter
-from headrace.io.formats.strict_json import OnNan, StrictJson
+from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
+from headrace.io.formats.writer import LineWriter
 from headrace.io.storage.files import InputFile
-from headrace.io.storage.lines import (
-    full_lines,
-    interleaved,
-    line_blocks,
-    lines_of,
-    object_chunks,
-    parse_object,
-    rearranged,
-)
+from headrace.io.storage.lines import full_lines, line_blocks, object_chunks, parse_object
 from headrace.openai_protocol import chat_completion, completion, embeddings
 from headrace.records import Failed, JsonObject, Ok, Record
 
@@ -156,7 +148,7 @@ def _unknown_field(body: Mapping[str, Any]) -> str:
     return ""
 
 
-class OpenAIWriter:
+class OpenAIWriter(LineWriter):
     """One response per line as in OpenAI's batch output; dead letters as in its error file.
 
     A response names the model as its request did: the record's kept column `model`.
@@ -170,17 +162,12 @@ class OpenAIWriter:
     suffix = ".jsonl"
 
     def __init__(self, url: str, on_nan: OnNan = "null", clock: Callable[[], float] = time.time) -> None:
+        super().__init__(StrictJson(json_default, on_nan))
         self._body = _BODIES[url]
         self.batch = ""
         """Distinguishes the ids of these responses from those of other files."""
         self._has_created = url in (COMPLETIONS, CHAT, SCORE)
         self._clock = clock
-        self._json = StrictJson(_plain, on_nan)
-
-    @property
-    def nulled(self) -> int:
-        """Numbers written as null so far."""
-        return self._json.nulled
 
     def encode(self, outcomes: Sequence[Ok]) -> bytes:
         """The lines of one part.
@@ -200,22 +187,6 @@ class OpenAIWriter:
     def encode_failures(self, failures: Sequence[Failed]) -> bytes:
         """Lines of OpenAI's error file, including a dead letter's fields."""
         return encode_dead_letters(_error(failed) for failed in failures)
-
-    def merge(self, parts: Sequence[Path], target: BinaryIO) -> None:
-        """Concatenate the parts."""
-        for part in parts:
-            with part.open("rb") as file:
-                while block := file.read(1024 * 1024):
-                    target.write(block)
-
-    def interleave(self, base: Path, more: Sequence[Path], turns: Iterable[tuple[int, int]], target: BinaryIO) -> None:
-        """Alternate lines of both."""
-        for lines in interleaved(lines_of([base]), lines_of(more), turns):
-            target.writelines(lines)
-
-    def rearrange(self, runs: Sequence[Sequence[Path]], takes: Iterable[Take]) -> Iterator[bytes]:
-        """Lines in another order."""
-        return rearranged(runs, takes)
 
 
 def _error(failed: Failed) -> JsonObject:
@@ -264,9 +235,3 @@ _BODIES: Mapping[str, Callable[[Ok], JsonObject]] = {
 def _number(batch: str, position: int) -> str:
     """An id that is the same for a record in every run of a batch."""
     return uuid.uuid5(uuid.NAMESPACE_OID, f"{batch} {position}".lstrip()).hex
-
-
-def _plain(value: object) -> object:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"an output of type {type(value).__name__} cannot be written as JSON")

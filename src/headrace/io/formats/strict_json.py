@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -86,6 +87,19 @@ class StrictJson:
             return key
         self.nulled += 1
         return str(key)
+
+
+def json_default(value: object) -> object:
+    """The replacement for a value without a JSON type: NumPy arrays become lists, dates and times text.
+
+    Raises:
+        TypeError: there is none.
+    """
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    raise TypeError(f"an output of type {type(value).__name__} cannot be written as JSON")
 
 
 def own_text(value: object) -> str:

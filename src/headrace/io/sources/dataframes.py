@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import MissingExtraError
+from headrace.extras import require
 from headrace.io.base import Chunk, Source
 from headrace.io.formats.tables import check_names
 from headrace.io.sources.in_memory import IterableSource, chunk_of, digest_of
@@ -142,10 +142,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, object]]:
 
 
 def _exported(table: object) -> pa.RecordBatchReader:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise MissingExtraError('tables of this type need pyarrow: pip install "headrace[io]"') from error
+    pyarrow = require("pyarrow", "io", "a table of this type")
     reader = pyarrow.RecordBatchReader.from_stream(table)
     check_names(reader.schema.names, f"the {type(table).__name__}")
     return reader

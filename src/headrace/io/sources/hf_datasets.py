@@ -8,7 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ConfigError, MissingExtraError, line_of
+from headrace.errors import ConfigError, line_of
+from headrace.extras import require
 from headrace.io.base import Chunk
 from headrace.io.sources.arrow_batches import ArrowBatches
 from headrace.io.storage.files import CHUNK_ROWS, todo
@@ -131,11 +132,7 @@ def load_from_hub(address: DatasetAddress) -> ArrowBatches:
 
 
 def _library() -> ModuleType:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtraError(f'a dataset needs {error.name}: pip install "headrace[io]"') from error
-    library: ModuleType = datasets
+    library: ModuleType = require("datasets", "io", "a dataset")
     return library
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError, text_of
+from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError, line_of
+from headrace.extras import require
 from headrace.io.base import Chunk
-from headrace.io.databases.base import needs
 from headrace.io.databases.connections import as_os_errors, make_engine
 from headrace.io.databases.names import Address, is_database, parse_database
 from headrace.io.formats.tables import check_names
@@ -217,13 +217,13 @@ class _DuckDB:
             yield [dict(zip(names, row, strict=True)) for row in part]
 
     def _run(self, query: str) -> duckdb.DuckDBPyConnection:
-        module = needs("duckdb", "duckdb", "duckdb://")
+        module = require("duckdb", "duckdb", "duckdb://")
         try:
             return self._connect().execute(query)
         except module.IOException as error:
-            raise OSError(" ".join(text_of(error).split())) from error
+            raise OSError(line_of(error)) from error
         except module.Error as error:
-            raise RecordError(" ".join(text_of(error).split())) from error
+            raise RecordError(line_of(error)) from error
 
 
 def sql_source(source: object, query: str | None) -> SqlSource:
@@ -279,7 +279,7 @@ def _named(address: Address) -> Database:
     if address.scheme in ("sqlite", "duckdb") and not address.path.is_file():
         raise ConfigError(f"cannot read {address.shown}: there is no file {address.path}")
     if address.scheme == "duckdb":
-        module = needs("duckdb", "duckdb", "duckdb://")
+        module = require("duckdb", "duckdb", "duckdb://")
         if urlsplit(address.url).query:
             raise ConfigError(
                 f"cannot use the address {address.shown}: leave out ? and what follows; a query names tables"

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from headrace.errors import MissingExtraError
+from headrace.extras import require
 from headrace.observe.exporters.tracking import Ended, Tracker, TrackingListener
 from headrace.observe.live.frame import wall_clock
 
@@ -31,10 +31,7 @@ class MLflowListener(TrackingListener):
     """
 
     def __init__(self, every_s: float = 10.0) -> None:
-        try:
-            import mlflow
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(f'MLflow needs {error.name}: pip install "headrace[mlflow]"') from error
+        mlflow = require("mlflow", "mlflow", "MLflow")
         active = mlflow.active_run()
         super().__init__(lambda: _MLflowRun(mlflow, None if active is None else active.info.run_id), every_s)
 
