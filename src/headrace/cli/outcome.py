@@ -102,10 +102,17 @@ def _errors(settings: JobSettings) -> Path:
     return find_target(str(settings.sink), settings.output_format).errors
 
 
-def aligned(table: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> list[str]:
-    """The rows of a table as lines, each column as wide as its longest cell."""
+def aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:
+    """The rows of a table as lines. The first `left` columns are aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(map(justify, row, widths)).rstrip() for row in table]
+
+    def line(row: Sequence[str]) -> str:
+        cells = enumerate(zip(row, widths, strict=True))
+        return "  ".join(
+            cell.ljust(width) if place < left else cell.rjust(width) for place, (cell, width) in cells
+        ).rstrip()
+
+    return [line(row) for row in table]
 
 
 def say(line: str, level: Literal["info", "error"] = "info") -> None:

@@ -17,7 +17,7 @@ from headrace.argument_types import parse_size
 from headrace.cli import steps
 from headrace.cli.cluster_flags import ClusterFlags
 from headrace.cli.engine_flags import EngineFlags
-from headrace.cli.flags import Command, FlagGroup, with_groups
+from headrace.cli.flags import Command, FlagGroup, comma_separated, with_groups
 from headrace.cli.forecasts import as_figures, print_forecast, print_survey
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import conclude, guarded, say
@@ -343,7 +343,6 @@ def _rehearse(settings: JobSettings, gpu_hour_price: float | None, *, as_json: b
 def _settings(
     files: FileFlags, config: EngineConfig, records: RecordFlags, limits: Limits, estimate: ReportFlags
 ) -> JobSettings:
-    columns = (records.keep_columns or "").split(",")
     return JobSettings(
         files.source,
         files.sink,
@@ -352,7 +351,7 @@ def _settings(
         text_pair_column=records.text_pair_column,
         id_column=records.id_column,
         prompt_template=records.prompt_template,
-        keep_columns=tuple(stripped for name in columns if (stripped := name.strip())),
+        keep_columns=comma_separated(records.keep_columns),
         on_nan=files.on_nan,
         selection=records.selection(),
         input_format=files.input_format,

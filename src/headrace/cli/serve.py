@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import ssl
 import sys
 import time
@@ -236,8 +235,11 @@ def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
 
 def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
     """Serve in this process until told to stop; returns the exit status."""
+    from headrace.serving.http.listening import bind
+
     config.check()  # before the server's libraries are imported
-    _check_address(server.host, server.port)
+    with bind(server.host, server.port):
+        pass  # the server will be able to listen there
     config = resolve(config)
     say(f"loading {config.label or config.engine or 'the default model'} to serve {config.task} ...")
     settings = _settings(config, server)
@@ -266,20 +268,6 @@ def _tracing(path: Path | None, name: str) -> Iterator[Sequence[Listener]]:
 
     with TraceWriter(path, time.monotonic(), name) as trace:
         yield (trace,)
-
-
-def _check_address(host: str, port: int) -> None:
-    """Check that the server will be able to listen there, before anything is loaded.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another") from error
 
 
 def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsFlags, cluster: ReplicaFlags) -> int:

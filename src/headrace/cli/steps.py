@@ -16,7 +16,7 @@ from headrace.app.jobs.steps import prepared, rehearse_steps, run_steps
 from headrace.cli.cluster_flags import Execute
 from headrace.cli.flags import FlagGroup
 from headrace.cli.forecasts import as_figures, print_forecast
-from headrace.cli.outcome import conclude, say
+from headrace.cli.outcome import aligned, conclude, say
 from headrace.cli.signals import Stopper
 from headrace.errors import ConfigError
 from headrace.jobs.pipeline.job import JobEnd
@@ -113,11 +113,8 @@ def _print_steps(steps: Sequence[StepFigures]) -> None:
          f"{step.wall_s:.1f} s")
         for step in steps
     ]  # fmt: skip
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    for row in rows:
-        texts = [cell.ljust(width) if place < 2 else cell.rjust(width)
-                 for place, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
-        print("  " + "  ".join(texts), file=sys.stderr)
+    for line in aligned(rows, 2):
+        print(f"  {line}", file=sys.stderr)
     loads = sum(step.loads for step in steps)
     switches = max(loads - 1, 0)
     say(f"{loads} model{'s' * (loads != 1)} loaded, {switches} switch{'es' * (switches != 1)}")

@@ -8,7 +8,7 @@ import pickle
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -254,7 +254,7 @@ class RayWorker:
     async def load(self) -> float:
         """See `Worker.load`."""
         with self._ray_errors():
-            placed, _ = await asyncio.wait({asyncio.ensure_future(_awaited(self.greeting))}, timeout=_PLACE_S)
+            placed, _ = await asyncio.wait({asyncio.ensure_future(heartbeat.awaited(self.greeting))}, timeout=_PLACE_S)
             if not placed:
                 raise NoRoomError(f"none within {_PLACE_S:g} s")  # a query for free resources could block forever
             self._location = placed.pop().result()
@@ -303,10 +303,6 @@ class RayWorker:
         except (RayError, ConnectionError) as error:  # ConnectionError comes from Ray's client
             _check_connected()
             raise WorkerDiedError(f"{self._location} died: {_brief(error)}") from error
-
-
-async def _awaited(reference: Awaitable[T]) -> T:
-    return await reference
 
 
 def _brief(error: Exception) -> str:

@@ -50,7 +50,7 @@ def server_frame(state: ServerState, account: ServerAccount, window: Window) -> 
     return Frame(
         kind="server",
         name=shortened(account.name),
-        state="ready" if state.ready else "dead" if state.dead else "draining" if state.draining else "loading",
+        state=state.status,
         at=wall_clock(),
         up_s=totals.at - account.began,
         window_s=recent.window_s,

@@ -191,6 +191,13 @@ def wall_clock() -> float:
     return datetime.now(UTC).timestamp()
 
 
+def clock_text(seconds: float) -> str:
+    """A duration as H:MM:SS or M:SS."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 def shortened(text: str) -> str:
     """A text for a frame: of one line, and not too long."""
     return " ".join(text.split())[:_LONGEST]

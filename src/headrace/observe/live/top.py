@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.observe.accounting.timeline import CAUSES, LABELS, Cause
-from headrace.observe.live.frame import Frame
+from headrace.observe.live.frame import Frame, clock_text
 
 _COLOURS: Mapping[Cause, str] = {
     "real": "green",
@@ -63,11 +63,14 @@ def plain(text: str) -> str:
 
 def _head(frame: Frame, now: float) -> Text:
     head = Text.assemble(
-        (plain(frame.name), "bold"), "  ", (plain(frame.state), _state_style(frame.state)), f"  up {_time(frame.up_s)}"
+        (plain(frame.name), "bold"),
+        "  ",
+        (plain(frame.state), _state_style(frame.state)),
+        f"  up {clock_text(frame.up_s)}",
     )
     age = now - frame.at
     if age > _STALE_S and frame.state.startswith(("running", "ready", "no answer")):
-        head.append(f"  as of {_time(age)} ago", "yellow")
+        head.append(f"  as of {clock_text(age)} ago", "yellow")
     elif not frame.state.startswith(("running", "ready")):
         head.append(time.strftime("  at %Y-%m-%d %H:%M:%S", time.localtime(min(frame.at, 4e9))), "dim")
     return head
@@ -79,7 +82,7 @@ def _state_style(state: str) -> str:
 
 def _progress(frame: Frame) -> RenderableType:
     row = Table.grid(padding=(0, 1))
-    left = "" if frame.eta_s is None else f"{_time(frame.eta_s)} to go"
+    left = "" if frame.eta_s is None else f"{clock_text(frame.eta_s)} to go"
     row.add_row(ProgressBar(1.0, frame.fraction or 0.0, width=_BAR), f"{frame.fraction or 0.0:.0%}", left)
     return row
 
@@ -137,9 +140,3 @@ def _replicas(frame: Frame) -> RenderableType:
     if len(frame.replicas) > _MOST_ROWS:
         table.add_row(f"and {len(frame.replicas) - _MOST_ROWS:,} more")
     return table
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
