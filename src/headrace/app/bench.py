@@ -146,7 +146,7 @@ def read_texts(source: str, column: str, most: int) -> list[str]:
 
 
 def compare(settings: BenchSettings, say: Callable[[str], None]) -> Comparison:
-    """Measure all contenders in turn, each in a process of its own. Blocks.
+    """Measure all contenders in turn, each in its own process. Blocks.
 
     The first round tries all batch sizes; the others repeat the default and the best. The turns go there and back.
     """

@@ -1,4 +1,4 @@
-"""One contender of `headrace bench`, in a process of its own: it loads the model and measures each size.
+"""One contender of `headrace bench`, in its own process: it loads the model and measures each size.
 
 python -m headrace.app.bench_contender REQUEST.json
 

@@ -84,7 +84,7 @@ class HowFlags(FlagGroup):
 def bench(what: WhatFlags, how: HowFlags) -> None:
     """Compare Headrace with what else is installed, on your machine, model and texts.
 
-    Each contender runs in a process of its own, at its default and at its best batch size. Prints a table; writes one
+    Each contender runs in its own process, at its default and at its best batch size. Prints a table; writes one
     HTML page and the figures as JSON. docs/bench.md explains both.
     """
     sys.exit(guarded(lambda: _bench(what, how)))
@@ -171,5 +171,5 @@ def _cells(row: Row, reference: str) -> tuple[str, ...]:
         "failed" if row.records_per_s is None else f"{row.records_per_s:,.1f}",
         "" if row.headrace_is is None else f"{row.headrace_is:.2f}",
         agrees,
-        "; ".join(part for part in ("answers otherwise" if row.differs else "", row.error) if part),
+        "; ".join(part for part in ("different answers" if row.differs else "", row.error) if part),
     )

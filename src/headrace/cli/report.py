@@ -88,7 +88,7 @@ def _reported(name: str) -> ReportedJob:
 
 
 def page_beside(output: str) -> Path:
-    """The page of an output without a name of its own: beside it, or here if it is in a store."""
+    """The default page of an output: beside it, or here if it is in a store."""
     name = output.rstrip("/")
     return Path(f"{name.rsplit('/', 1)[-1]}.report.html" if "://" in name else f"{name}.report.html")
 

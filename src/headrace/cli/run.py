@@ -290,7 +290,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 
 
 def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], int]) -> int:
-    """Run the job, and write its report whatever becomes of it."""
+    """Run the job, and write its report even if it fails."""
     if wanted.trace is not None:
         check_place(wanted.trace)
     if wanted.report is None:

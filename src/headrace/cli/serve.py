@@ -234,7 +234,7 @@ def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
 
 
 def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
-    """Serve in this process until told to stop; returns the exit status."""
+    """Serve in this process until stopped; returns the exit status."""
     from headrace.serving.http.listening import bind
 
     config.check()  # before the server's libraries are imported
@@ -271,7 +271,7 @@ def _tracing(path: Path | None, name: str) -> Iterator[Sequence[Listener]]:
 
 
 def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsFlags, cluster: ReplicaFlags) -> int:
-    """Serve several models until told to stop; returns the exit status."""
+    """Serve several models until stopped; returns the exit status."""
     refused = {
         "flags of an engine": config != type(config)(),
         "--served-model-name": bool(server.names),
@@ -294,7 +294,7 @@ def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsF
 
 
 def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
-    """Serve on a cluster until told to stop; returns the exit status."""
+    """Serve on a cluster until stopped; returns the exit status."""
     address = ray_address(cluster.on or "")
     if tls.ssl_certfile is not None:
         raise ConfigError("Ray Serve's proxy receives the requests: leave out --ssl-certfile, or --on")

@@ -34,7 +34,7 @@ class StepFlags(FlagGroup):
     config: Annotated[
         Path | None,
         typer.Option(
-            help="YAML or JSON file of steps, each with a model of its own, which see the outputs of the steps before "
+            help="YAML or JSON file of steps, each with its own model, which see the outputs of the steps before "
             "as columns. Default: one model."
         ),
     ] = None

@@ -212,7 +212,7 @@ def _of_server(url: str) -> Callable[[], Frame]:
     """
     key = os.environ.get("HEADRACE_API_KEY", "").strip()
     if not key.isascii() or not key.isprintable():
-        raise ConfigError("the environment variable HEADRACE_API_KEY holds signs that no API key has")
+        raise ConfigError("the environment variable HEADRACE_API_KEY contains characters that an API key cannot have")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     address = url.rstrip("/").removesuffix("/dashboard").removesuffix("/v1") + STATE_PATH
     opener = urllib.request.build_opener(_NoRedirect)
@@ -240,7 +240,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
     if error.code == 403:
         return "(forbidden): this needs an admin key"
     if error.code == 404:
-        return "(not found): it is no server of headrace, or of an earlier version"
+        return "(not found): it is not a Headrace server, or it runs an earlier version"
     if error.code == 501:
         return "(not implemented): a server on Ray has no dashboard; read its /metrics"
     return f"({error.reason})"

@@ -47,7 +47,7 @@ class RemoteModel(Protocol):
         ...
 
     def newest(self) -> str | None:
-        """The newest commit of the revision; None if it cannot be told now, or never changes."""
+        """The newest commit of the revision; None if it is unknown now, or never changes."""
         ...
 
 

@@ -124,7 +124,7 @@ class StoredModel:
             ) from error
         except PermissionError as error:
             raise ConfigError(f"model {self.typed!r}: the store denies access ({first_line(error)})") from error
-        except Exception as error:  # the clients of stores raise errors of their own
+        except Exception as error:  # the clients of stores raise their own errors
             raise EngineError(f"model {self.typed!r} cannot be read from the store: {first_line(error)}") from error
 
 

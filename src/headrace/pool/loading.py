@@ -1,4 +1,4 @@
-"""Loads and unloads models with functions of the user's, on threads of their own."""
+"""Loads and unloads models with functions of the user's, on their own threads."""
 
 from __future__ import annotations
 

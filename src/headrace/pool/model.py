@@ -100,7 +100,7 @@ class PoolEntry:
         self.phase = Phase.UNLOADED
         self.model: Any = None
         self.rest: Any = None
-        """A generator that unloads the model when it goes on."""
+        """A generator that unloads the model when it continues."""
         self.loading: asyncio.Task[None] | None = None
         """The last load, which may have ended."""
         self.in_use = 0

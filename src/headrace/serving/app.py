@@ -89,7 +89,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         with background.claimed() if background is not None else contextlib.nullcontext():
-            # A load that hangs holds up no other, and one that ends when nobody waits any more is closed.
+            # A load that hangs holds up no other, and one that ends after shutdown began is closed.
             service = await on_daemon_thread(make_service, lambda late: late.engine.close())
             await service.start()
             state.draining = state.dead = False

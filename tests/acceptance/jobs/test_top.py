@@ -71,7 +71,7 @@ def test_a_job_that_runs_is_killed_runs_again_and_ends(folder: Path) -> None:
         ("nowhere/out.jsonl", "no job has written nowhere/out.jsonl"),
         ("http://127.0.0.1:1", "cannot reach http://127.0.0.1:1"),
         ("http://", "cannot reach http://"),
-        ("damaged.jsonl", "live.json: it is no live state of headrace"),
+        ("damaged.jsonl", "live.json: it is not a live state of headrace"),
         ("early.jsonl", "the job ended at once, or an earlier version ran it"),
     ],
 )

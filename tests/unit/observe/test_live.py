@@ -85,16 +85,16 @@ def test_nothing_in_a_frame_controls_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"format": "other"}, "it is no live state"),
+        ({"format": "other"}, "it is not a live state"),
         ({"version": 99}, "its version is 99"),
         ({"kind": "cat"}, "its kind is 'cat'"),
-        ({"at": "now"}, "a number that is none"),
-        ({"rates": {"records": float("nan")}}, "a number that is none"),
+        ({"at": "now"}, "a number is not valid"),
+        ({"rates": {"records": float("nan")}}, "a number is not valid"),
         ({"lanes": [1]}, "incomplete or damaged"),
         ({"replicas": [{"name": 1}]}, "incomplete or damaged"),
-        ({"causes": {"rain": 1.0}}, "a text or a cause that is none"),
+        ({"causes": {"rain": 1.0}}, "a text or a cause is not valid"),
         ({"more": 1}, "incomplete or damaged"),
-        ({"fraction": -1.0}, "a number that is none"),
+        ({"fraction": -1.0}, "a number is not valid"),
     ],
 )
 def test_what_is_no_frame_is_refused(change: dict[str, object], why: str) -> None:

@@ -1,4 +1,4 @@
-"""Tells at the end of a job what its device did: computing time, operations, peaks, energy."""
+"""Reports at the end of a job what its device did: computing time, operations, peaks, energy."""
 
 from __future__ import annotations
 

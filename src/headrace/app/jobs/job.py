@@ -320,7 +320,7 @@ class Broadcast:
 
 
 class Guarded:
-    """A listener of the user's. If it raises, it hears no further event, and the work goes on."""
+    """A listener of the user's. If it raises, it receives no further events, and the work continues."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener: Listener | None = listener

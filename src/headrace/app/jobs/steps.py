@@ -1,4 +1,4 @@
-"""Run a job of several steps, each with a model of its own.
+"""Run a job of several steps, each with its own model.
 
 Each step is a job over the whole input, whose output is a file in the working folder. The next step reads the input
 with that output as a column. So each model is loaded once, a kill loses no more than in any other job, and a resume

@@ -55,7 +55,7 @@ def _own(exporters: tuple[str, ...]) -> Tracing | None:
         from headrace.observe.exporters.otel_export import exporting
     except ModuleNotFoundError as error:
         logger.warning(
-            "headrace: the environment asks for OpenTelemetry, but %s is not installed; there are no spans: "
+            "headrace: the environment asks for OpenTelemetry, but %s is not installed; spans are off: "
             'pip install "headrace[otel]"', error.name,
         )  # fmt: skip
         return None

@@ -189,7 +189,7 @@ def build_part(settings: ServerSettings, device: Listener) -> tuple[FastAPI, Bul
 
     Args:
         settings: of the server of this model.
-        device: hears what the device does.
+        device: receives the events of the device.
 
     Raises:
         ConfigError: a task, engine or option that does not exist.
@@ -217,7 +217,7 @@ def checked(settings: ServerSettings) -> ServerSettings:
     """Check task, engine and options, and resolve the task.
 
     Raises:
-        ConfigError: one of them does not.
+        ConfigError: a task, engine or option does not exist.
     """
     config = settings.config.resolved()
     config.check(SERVER_SETTINGS, model=False)

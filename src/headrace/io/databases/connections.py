@@ -25,7 +25,7 @@ _LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED")
 
 
 def make_engine(address: Address, json_serializer: Callable[[object], str] | None = None) -> sa.Engine:
-    """A SQLAlchemy engine without a pool: each use has a connection of its own.
+    """A SQLAlchemy engine without a pool: each use has its own connection.
 
     Raises:
         ConfigError: the address is malformed.

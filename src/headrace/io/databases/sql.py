@@ -60,7 +60,7 @@ class SqlTable:
         self._table = table
 
     def close(self) -> None:
-        """Nothing to close: each use has a connection of its own."""
+        """Nothing to close: each use has its own connection."""
 
     def _find(self, connection: sa.Connection) -> bool:
         """Look for the table."""

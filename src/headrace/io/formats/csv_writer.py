@@ -113,7 +113,7 @@ class CsvWriter(LineWriter):
 
 
 def _rows_of(part: Path) -> Iterator[bytes]:
-    """The rows of a part, as bytes: a row goes on while a quote is open."""
+    """The rows of a part, as bytes: a row does not end while a quote is open."""
     held: list[bytes] = []
     quotes = 0
     for line in lines_of([part]):

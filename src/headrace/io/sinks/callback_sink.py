@@ -55,7 +55,7 @@ class CallbackWriter(NoFileWriter):
         try:
             answer = self._receive(rows)
             if isinstance(answer, (Generator, AsyncGenerator)):
-                raise TypeError(f"it returned a {type(answer).__name__}, which nobody iterates")
+                raise TypeError(f"it returned a {type(answer).__name__}, which would never run")
             if isinstance(answer, Awaitable):
                 self._runner = self._runner or asyncio.Runner()
                 self._runner.run(_result_of(answer))

@@ -106,7 +106,7 @@ def load_from_hub(address: DatasetAddress) -> ArrowBatches:
         splits = datasets.load_dataset(
             f"hf://datasets/{address.name}", address.config, revision=address.revision, streaming=True
         )
-    except Exception as error:  # datasets raises errors of its own, of huggingface_hub and of each file format
+    except Exception as error:  # datasets raises its own errors, and those of huggingface_hub and of each file format
         raise ConfigError(f"cannot read {address}: {line_of(error)}") from error
     name = address.split or next(iter(splits))
     if name not in splits or (address.split is None and len(splits) > 1):

@@ -134,7 +134,7 @@ def _many(names: Sequence[Name], root: Path, format: str | None) -> Source:  # n
 def _with_format(file: InputFile, format: str | None) -> tuple[InputFile, FileFormat]:  # noqa: A002 - as above
     name = format or _format_name(file.path)
     if name is None:
-        raise ConfigError(f"cannot tell the format of {file.path} from its name; {_known()}; or say --input-format")
+        raise ConfigError(f"cannot tell the format of {file.path} from its name; {_known()}; or pass --input-format")
     if name not in _FORMATS:
         raise ConfigError(f"unknown input format {name!r}; known: {', '.join(_FORMATS)}")
     if name == "jsonl" and format is None and (url := batch_url(file)) is not None:

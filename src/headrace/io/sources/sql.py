@@ -179,7 +179,7 @@ class _SqlAlchemy:
 
 @contextlib.contextmanager
 def _as_temporary(connection: sa.Connection, query: str) -> Iterator[str]:
-    """Copy the rows to a temporary table: while a query runs, SQLite lets nobody write, not even the same job."""
+    """Copy the rows to a temporary table: while a query runs, SQLite allows no writes, even of the same job."""
     table = f"temp.headrace_{uuid.uuid4().hex}"
     connection.exec_driver_sql(f"CREATE TABLE {table} AS {query}")
     connection.commit()

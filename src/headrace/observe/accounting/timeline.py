@@ -1,4 +1,4 @@
-"""What a device did at each moment: one cause, in bounded memory. Pure: told the times, reads no clock."""
+"""What a device did at each moment: one cause, in bounded memory. Pure: callers pass the times."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ write     idle: finished results wait for the disk
 memory    idle: as many records as allowed are in memory
 draining  idle: after the last batch
 idle      idle: a server has no request
-other     idle, for no cause that an event tells
+other     idle, for a cause that no event names
 """
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 COMPUTING: tuple[Cause, ...] = ("real", "padding", "copy", "retry")
@@ -55,7 +55,7 @@ LABELS: Mapping[Cause, str] = {
     "starting": "starting (load, tune)",
     "read": "starved by read",
     "prepare": "starved by prepare",
-    "company": "waiting for company",
+    "company": "waiting for more records",
     "finish": "blocked by finish",
     "write": "blocked by write",
     "memory": "memory limit reached",

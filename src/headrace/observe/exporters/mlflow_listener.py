@@ -21,7 +21,7 @@ class MLflowListener(TrackingListener):
 
     MLflow's own settings say where: `mlflow.set_tracking_uri`, `mlflow.set_experiment`, or the environment variables
     MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME and MLFLOW_RUN_ID. If a run is active where the listener is made, the
-    job is reported to that run, which stays open. Otherwise each job is a run of its own.
+    job is reported to that run, which stays open. Otherwise each job is its own run.
 
     Args:
         every_s: seconds between two sets of figures.

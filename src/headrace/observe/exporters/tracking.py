@@ -58,7 +58,7 @@ class Tracker(abc.ABC):
 class TrackingListener:
     """An event listener for jobs that reports to an experiment tracker; one object serves any number of jobs in turn.
 
-    It works on a thread of its own. A tracker that does not answer, or fails, costs one warning and never the job.
+    It works on its own thread. A tracker that does not answer, or fails, costs one warning and never the job.
 
     Args:
         make: makes a tracker for each job.

@@ -43,7 +43,7 @@ class Description:
 class Recorder:
     """An event listener that keeps a run's summary and its present state on disk, or in memory for a dashboard.
 
-    A file that cannot be written does not end the job. It must hear each event after `builder` has. A run that finds
+    A file that cannot be written does not end the job. It must receive each event after `builder`. A run that finds
     nothing to do leaves the files as they are.
 
     Args:

@@ -127,7 +127,7 @@ def parsed(content: Any) -> list[RunSummary]:
         ValueError, TypeError, KeyError, AttributeError: it is not as a job writes it.
     """
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise ValueError("it is no report")
+        raise ValueError("it is not a report")
     if content.get("version") != VERSION:
         raise ValueError(f"its version is {content.get('version')!r}, this headrace reads version {VERSION}")
     return [_run(run) for run in content["runs"]]
@@ -223,13 +223,13 @@ def _numbers(values: object, count: int | None = None) -> list[float]:
         raise ValueError(f"it has no list of numbers where there should be one: {values!r:.40}")
     for value in values:
         if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise ValueError(f"it has a number that is none: {value!r:.40}")
+            raise ValueError(f"a number is not valid: {value!r:.40}")
     return values
 
 
 def _texts(values: Iterable[Any]) -> None:
     if not all(type(value) is str for value in values):
-        raise ValueError("it has a text that is none")
+        raise ValueError("a text is not valid")
 
 
 def write(path: Path, runs: Sequence[str]) -> None:

@@ -265,7 +265,7 @@ class _GenerationRequest(BaseRequest):
     def records(self, **prompt: object) -> list[JsonObject]:
         """The records for the engine, one per choice: the body without what changes no answer or the server handles.
 
-        Each further choice has a seed of its own, so that sampled answers differ and a repeated request gets the same.
+        Each further choice has its own seed, so that sampled answers differ and a repeated request gets the same.
         """
         handled = ("timeout", "stream", "prompt", "messages", "n")
         given = {name: value for name, value in self.__dict__.items() if name not in handled}
