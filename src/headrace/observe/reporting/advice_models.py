@@ -109,8 +109,8 @@ def small_model(numbers: AdviceInputs) -> Advice | None:
         "0/2",
         f"The model is too small for this device{used}: each of {numbers.batches:,} batches takes "
         f"{numbers.fixed_s * 1000:,.1f} ms regardless of its size, {fixed / numbers.wall_s:.0%} of the time; two jobs "
-        f"at once, with --shard 0/2 and --shard 1/2, would save up to {saving(numbers, gain)}, or a cheaper device would "
-        "do.",
+        f"at once, with --shard 0/2 and --shard 1/2, would save up to {saving(numbers, gain)}, or a cheaper device "
+        "would do.",
         gain,
     )
 
