@@ -249,9 +249,11 @@ def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:
     encrypted = tls.for_uvicorn()
     with _tracing(server.trace, config.label or config.task or "") as listeners:
         app, state = build(replace(settings, listeners=listeners))
-        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(
-            lambda address, routes: say(f"ready at {address}: {', '.join(routes)}")
-        )
+        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(_say_ready)
+
+
+def _say_ready(address: str, routes: Sequence[str]) -> None:
+    say(f"ready at {address}: {', '.join(routes)}")
 
 
 @contextlib.contextmanager
@@ -288,9 +290,7 @@ def _serve_pool(path: Path, config: EngineConfig, server: ServerFlags, tls: TlsF
     with _tracing(server.trace, f"{len(content.models)} models") as listeners:
         app, state = build_pooled(content, replace(_settings(config, server), listeners=listeners))
         say(f"serving {', '.join(entry.name for entry in content.models)}; each is loaded when it is asked for")
-        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(
-            lambda address, routes: say(f"ready at {address}: {', '.join(routes)}")
-        )
+        return Server(app, state, {"host": server.host, "port": server.port, **encrypted}).run_app(_say_ready)
 
 
 def _serve_on(cluster: ReplicaFlags, config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from headrace.errors import ConfigError, JobError
 from headrace.extras import require
+from headrace.io.base import class_names
 from headrace.jobs.settings import JobSettings
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _filled(column: pa.ChunkedArray, ids: list[object]) -> pa.ChunkedArray:
 def _index_of(settings: JobSettings) -> Any:
     """The index of a pandas source, if all of its rows, or the first ones, are in the result."""
     source, chosen = settings.source, settings.selection
-    is_pandas = any(kind.__module__.partition(".")[0] == "pandas" for kind in type(source).__mro__)
+    is_pandas = any(name.startswith("pandas.") for name in class_names(source))
     if not is_pandas or not hasattr(source, "index") or chosen.shard is not None or chosen.sample is not None:
         return None
     return source.index[: chosen.limit]

@@ -157,10 +157,10 @@ class Collection:
         except ResponseHandlingException as error:
             raise OSError(line_of(error)) from error
         except UnexpectedResponse as error:
-            words = f"status {error.status_code}: {' '.join(error.content.decode(errors='replace').split())[:300]}"
+            message = f"status {error.status_code}: {' '.join(error.content.decode(errors='replace').split())[:300]}"
             if error.status_code in _REFUSED:
-                raise RecordError(words) from error
-            raise (OSError if error.status_code in TRANSIENT_STATUSES else PermanentIOError)(words) from error
+                raise RecordError(message) from error
+            raise (OSError if error.status_code in TRANSIENT_STATUSES else PermanentIOError)(message) from error
         except sqlite3.Error as error:  # of the local mode
             raise PermanentIOError(line_of(error)) from error
 

@@ -216,7 +216,7 @@ def _chat(ok: Ok) -> JsonObject:
     return chat_completion(_outputs(ok))
 
 
-def _ready(ok: Ok) -> JsonObject:
+def _server_body(ok: Ok) -> JsonObject:
     """A body that the server has made."""
     (body,) = _outputs(ok)
     return dict(body)
@@ -226,9 +226,9 @@ _BODIES: Mapping[str, Callable[[Ok], JsonObject]] = {
     EMBEDDINGS: _embedding,
     COMPLETIONS: _completion,
     CHAT: _chat,
-    SCORE: _ready,
-    RERANK: _ready,
-    CLASSIFY: _ready,
+    SCORE: _server_body,
+    RERANK: _server_body,
+    CLASSIFY: _server_body,
 }
 
 

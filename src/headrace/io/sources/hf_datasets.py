@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, line_of
 from headrace.extras import require
-from headrace.io.base import Chunk
+from headrace.io.base import Chunk, class_names
 from headrace.io.sources.arrow_batches import ArrowBatches
 from headrace.io.storage.files import CHUNK_ROWS, todo
 from headrace.io.storage.hub_names import DatasetAddress
@@ -138,7 +138,7 @@ def _library() -> ModuleType:
 
 def is_dataset(rows: object) -> bool:
     """Whether it is a `datasets.Dataset` (an IterableDataset is an iterable like any other)."""
-    return any(f"{kind.__module__}.{kind.__name__}" == "datasets.arrow_dataset.Dataset" for kind in type(rows).__mro__)
+    return "datasets.Dataset" in class_names(rows)
 
 
 def _undecoded(dataset: Any) -> Any:

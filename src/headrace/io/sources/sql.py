@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from headrace.errors import BrokenOffError, ConfigError, JobError, RecordError, line_of
 from headrace.extras import require
-from headrace.io.base import Chunk
+from headrace.io.base import Chunk, class_names
 from headrace.io.databases.connections import as_os_errors, make_engine
 from headrace.io.databases.names import Address, is_database, parse_database
 from headrace.io.formats.tables import check_names
@@ -249,8 +249,7 @@ def is_database_object(source: object) -> bool:
 
 
 def _library_class(source: object) -> str | None:
-    names = (f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(source).__mro__)
-    return next((name for name in names if name in _CLASSES), None)
+    return next((name for name in class_names(source) if name in _CLASSES), None)
 
 
 _CLASSES = ("sqlalchemy.Engine", "sqlalchemy.Connection", "_duckdb.DuckDBPyConnection", "duckdb.DuckDBPyConnection")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ConfigError, HeadraceError, line_of
 from headrace.extras import require
-from headrace.io.base import Source
+from headrace.io.base import Source, class_names
 from headrace.io.sources.arrow_batches import ArrowBatches
 
 if TYPE_CHECKING:
@@ -30,8 +30,7 @@ def versioned_table(source: object) -> Source | None:
         MissingExtraError: its library is not installed.
     """
     if not isinstance(source, (str, Path)):
-        names = (f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in type(source).__mro__)
-        make = next((_OBJECTS[name] for name in names if name in _OBJECTS), None)
+        make = next((_OBJECTS[name] for name in class_names(source) if name in _OBJECTS), None)
         return None if make is None else make(source)
     found = _ICEBERG.fullmatch(str(source))
     try:
