@@ -112,7 +112,11 @@ def measure(settings: JobSettings, options: GridOptions, say: Callable[[str], No
     measuring = _Measuring(plan, options)
     try:
         for name in options.engines or _engines(plan.settings):
-            todo = ["as exported"] if name == "onnx" else _ordered(options.dtypes) or ["float32"]
+            todo = (
+                ["as exported"]
+                if name == "onnx"
+                else sorted(options.dtypes, key=lambda one: one != "float32") or ["float32"]
+            )
             while todo:
                 dtype = todo.pop(0)
                 say(f"loading {name} in {dtype} ...")
@@ -209,10 +213,6 @@ def _engines(settings: JobSettings) -> tuple[str, ...]:
     except ConfigError:
         return ("torch",)
     return ("torch", "onnx")
-
-
-def _ordered(dtypes: Sequence[str]) -> list[str]:
-    return sorted(dtypes, key=lambda name: name != "float32")
 
 
 def _compared(engine: AnyBatchEngine, work: Sequence[Work], reference: list[Any]) -> tuple[str, bool]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Literal
 
 import typer
@@ -85,7 +84,8 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
 def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report | None) -> int:
     """Print how the job ended, with the report if it was not printed before. Returns the exit status."""
     sink = shown(str(settings.sink))
-    failed = f", {end.failed:,} failed, see {_errors(settings)}" if end.failed else ""
+    errors = find_target(str(settings.sink), settings.output_format).errors if end.failed else None
+    failed = f", {end.failed:,} failed, see {errors}" if errors is not None else ""
     if end.state == "already_finished":
         say(f"{sink} is already finished: {end.records:,} records{failed}; nothing to do")
         return 3 if end.failed else 0
@@ -96,10 +96,6 @@ def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Repor
         return 128 + (stopper.signal or 0)
     say(f"wrote {sink}: {end.records - end.failed:,} of {end.records:,} records{failed}")
     return 3 if end.failed else 0
-
-
-def _errors(settings: JobSettings) -> Path:
-    return find_target(str(settings.sink), settings.output_format).errors
 
 
 def aligned(table: Sequence[Sequence[str]], left: int) -> list[str]:

@@ -191,8 +191,10 @@ class RayWorkers:
         loads = [worker.loading for worker in self.initial]
         placed, _ = ray.wait([worker.greeting for worker in self.initial], num_returns=1, timeout=_PLACE_S)
         if not placed:
+            free = ray.available_resources()
             raise ConfigError(
-                f"no worker could be placed within {_PLACE_S:g} s: {_described(ray.available_resources())} are free"
+                f"no worker could be placed within {_PLACE_S:g} s: {free.get('CPU', 0):g} CPU and "
+                f"{free.get('GPU', 0):g} GPU are free"
             )
         while not (done := ray.wait(loads, num_returns=1, timeout=heartbeat.MISSED_LOADING * heartbeat.PULSE_S)[0]):
             pulses = [worker.pulse() for worker in self.initial]
@@ -235,10 +237,6 @@ def _most(cpus: float, gpus: float, replicas: int) -> int:
     total = ray.cluster_resources()
     room = [int(total.get(name, 0.0) / each) for name, each in (("CPU", cpus), ("GPU", gpus)) if each]
     return max(min(room, default=replicas), replicas)
-
-
-def _described(resources: dict[str, float]) -> str:
-    return f"{resources.get('CPU', 0):g} CPU and {resources.get('GPU', 0):g} GPU"
 
 
 class RayWorker:

@@ -123,7 +123,8 @@ def without_login(value: object) -> str:
 
 def versions() -> dict[str, str]:
     """The versions of Headrace, Python and the libraries in use, and the machine."""
-    found = {"headrace": version("headrace"), "python": platform.python_version(), "machine": _machine()}
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    found = {"headrace": version("headrace"), "python": platform.python_version(), "machine": machine}
     for name in _LIBRARIES:
         if name in sys.modules:
             try:
@@ -131,7 +132,3 @@ def versions() -> dict[str, str]:
             except PackageNotFoundError:
                 continue
     return found
-
-
-def _machine() -> str:
-    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"

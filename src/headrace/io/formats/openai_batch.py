@@ -178,7 +178,8 @@ class OpenAIWriter(LineWriter):
         return "".join([self._json.dump(self._response(ok)) + "\n" for ok in outcomes]).encode()
 
     def _response(self, ok: Ok) -> JsonObject:
-        number = _number(self.batch, ok.record.position)
+        # The same in every run of the batch.
+        number = uuid.uuid5(uuid.NAMESPACE_OID, f"{self.batch} {ok.record.position}".lstrip()).hex
         created = {"created": int(self._clock())} if self._has_created else {}
         body = {"id": number, **created, "model": (ok.record.data or {}).get("model"), **self._body(ok)}
         response = {"status_code": 200, "request_id": number, "body": body}
@@ -230,8 +231,3 @@ _BODIES: Mapping[str, Callable[[Ok], JsonObject]] = {
     RERANK: _server_body,
     CLASSIFY: _server_body,
 }
-
-
-def _number(batch: str, position: int) -> str:
-    """An id that is the same for a record in every run of a batch."""
-    return uuid.uuid5(uuid.NAMESPACE_OID, f"{batch} {position}".lstrip()).hex

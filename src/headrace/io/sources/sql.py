@@ -235,7 +235,8 @@ def sql_source(source: object, query: str | None) -> SqlSource:
     """
     database = _database(source)
     if database is None:
-        raise ConfigError(f"sql needs a database as the input, and that is {_kind(source)}")
+        kind = repr(source) if isinstance(source, str) else f"of type {type(source).__name__}"
+        raise ConfigError(f"sql needs a database as the input, and that is {kind}")
     if query is None or not query.strip():
         raise ConfigError(
             f"{database.shown} is a database: give a query, such as --sql 'SELECT * FROM docs ORDER BY id'"
@@ -287,7 +288,3 @@ def _named(address: Address) -> Database:
     if address.scheme not in ("postgresql", "sqlite", "mysql", "mariadb"):
         raise ConfigError(f"cannot read {address.shown}: {address.scheme} is an output only")
     return _SqlAlchemy(make_engine(address), address.shown)
-
-
-def _kind(source: object) -> str:
-    return repr(source) if isinstance(source, str) else f"of type {type(source).__name__}"

@@ -46,7 +46,7 @@ class _Holder:
 
     def is_gone(self) -> bool:
         """Whether it was a process of this machine that has ended."""
-        return self.space == _space() != "" and self.host == _host() and _started(self.pid) != self.started
+        return self.space == _space() != "" and self.host == socket.gethostname() and _started(self.pid) != self.started
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host} since {self.since}"
@@ -74,7 +74,10 @@ class Lease:
         self._output = output
         self._sleep = sleep
         self._clock = clock
-        self._me = _Holder(os.getpid(), _started(os.getpid()), _host(), _now(), secrets.token_hex(8), space=_space())
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._me = _Holder(
+            os.getpid(), _started(os.getpid()), socket.gethostname(), now, secrets.token_hex(8), space=_space()
+        )
         self._sent = self._renewed = 0.0
         self._followed: float | None = None
         self._ended = threading.Event()
@@ -197,10 +200,6 @@ class Lease:
             return None, ""
 
 
-def _host() -> str:
-    return socket.gethostname()
-
-
 def _started(pid: int) -> str:
     """The start time of a process of this machine; empty if there is none."""
     try:
@@ -216,7 +215,3 @@ def _space() -> str:
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

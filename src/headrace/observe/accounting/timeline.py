@@ -64,6 +64,26 @@ LABELS: Mapping[Cause, str] = {
     "other": "other",
 }
 
+COLOURS: Mapping[Cause, str] = {
+    "real": "#1f8a5b",
+    "padding": "#8fcf9f",
+    "copy": "#5fb0a6",
+    "retry": "#c2362f",
+    "lock": "#6f4e37",
+    "lost": "#7a1f1f",
+    "starting": "#8a93a3",
+    "read": "#2f6fc4",
+    "prepare": "#7b5cc9",
+    "company": "#d9a514",
+    "finish": "#e07b39",
+    "write": "#b4487f",
+    "memory": "#c7a17a",
+    "draining": "#a9bfd6",
+    "idle": "#e6eaf0",
+    "other": "#d5dae2",
+}
+"""In a terminal and a notebook; pages have those of report.css."""
+
 _SEGMENTS = 256
 """Stretches that may still change; older ones are settled."""
 _BINS = 512
