@@ -16,7 +16,7 @@ import typer
 from headrace.app.bench import BenchSettings, Comparison, Row, compare, contenders_for, read_texts
 from headrace.cli.flags import FlagGroup, comma_separated, positive_numbers, with_groups
 from headrace.cli.outcome import aligned, guarded, say
-from headrace.cli.report import check_file, check_place
+from headrace.cli.report import check_file, check_target
 from headrace.engines.choosing.config import EngineConfig
 from headrace.engines.choosing.resolving import resolve
 from headrace.engines.model_folder import find_folder
@@ -95,7 +95,7 @@ def _bench(what: WhatFlags, how: HowFlags) -> int:
         signal.signal(number, _stop)
     page, figures = how.output_file, how.json_file or how.output_file.with_suffix(".json")
     check_file(page)
-    check_place(figures)
+    check_target(figures)
     if figures == page:
         raise ConfigError(f"the page and the figures cannot both be {page}: name the page with -o, such as bench.html")
     if what.max_tokens is not None and what.task != "generate":

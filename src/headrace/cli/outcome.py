@@ -24,7 +24,7 @@ from headrace.errors import (
     UnknownOptionError,
     text_of,
 )
-from headrace.io.databases.names import shown
+from headrace.io.databases.names import display_name
 from headrace.io.sinks.targets import find_target
 from headrace.jobs.pipeline.job import JobEnd
 from headrace.observe.reporting.report import Report
@@ -83,7 +83,7 @@ def guarded(command: Callable[[], int], context: typer.Context | None = None) ->
 
 def conclude(settings: JobSettings, stopper: Stopper, end: JobEnd, report: Report | None) -> int:
     """Print how the job ended, with the report if it was not printed before. Returns the exit status."""
-    sink = shown(str(settings.sink))
+    sink = display_name(str(settings.sink))
     errors = find_target(str(settings.sink), settings.output_format).errors if end.failed else None
     failed = f", {end.failed:,} failed, see {errors}" if errors is not None else ""
     if end.state == "already_finished":

@@ -21,7 +21,7 @@ from headrace.cli.flags import Command, FlagGroup, comma_separated, with_groups
 from headrace.cli.forecasts import as_figures, print_forecast, print_survey
 from headrace.cli.logs import LogFlags
 from headrace.cli.outcome import conclude, guarded, say
-from headrace.cli.report import check_file, check_place, reported
+from headrace.cli.report import check_file, check_target, reported_jobs
 from headrace.cli.report_flags import ReportFlags
 from headrace.cli.signals import Stopper, stop_on_signals
 from headrace.cli.steps import StepFlags
@@ -292,7 +292,7 @@ def run(  # noqa: PLR0913 - one parameter per group of flags
 def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], int]) -> int:
     """Run the job, and write its report even if it fails."""
     if wanted.trace is not None:
-        check_place(wanted.trace)
+        check_target(wanted.trace)
     if wanted.report is None:
         with wanted.shown(str(settings.sink)):
             return run_job()
@@ -302,7 +302,7 @@ def _reported(settings: JobSettings, wanted: ReportFlags, run_job: Callable[[], 
             return run_job()
     finally:
         try:
-            write_page(wanted.report, reported(str(settings.sink)), wanted.gpu_hour_price)
+            write_page(wanted.report, reported_jobs(str(settings.sink)), wanted.gpu_hour_price)
             say(f"wrote {wanted.report}")
         except HeadraceError as error:  # how the job ended matters more
             say(f"no report: {error}")

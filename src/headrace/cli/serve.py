@@ -215,7 +215,7 @@ def serve(
 
 
 def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
-    from headrace.app.servers.server import ServerSettings, checked
+    from headrace.app.servers.server import ServerSettings, check_settings
     from headrace.serving.auth import read_keys
     from headrace.serving.limits import ServeLimits
 
@@ -230,7 +230,7 @@ def _settings(config: EngineConfig, server: ServerFlags) -> ServerSettings:
         latency_target_s=None if target is None else target / 1000,
         keys=read_keys(server.api_key_file, os.environ.get("HEADRACE_API_KEYS")),
     )
-    return checked(settings)
+    return check_settings(settings)
 
 
 def _serve(config: EngineConfig, server: ServerFlags, tls: TlsFlags) -> int:

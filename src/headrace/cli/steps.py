@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from headrace.app.jobs.step_settings import Step, read_steps, refuse_beside_steps
-from headrace.app.jobs.steps import prepared, rehearse_steps, run_steps
+from headrace.app.jobs.steps import prepare_steps, rehearse_steps, run_steps
 from headrace.cli.cluster_flags import Execute
 from headrace.cli.flags import FlagGroup
 from headrace.cli.forecasts import as_figures, print_forecast
@@ -83,7 +83,7 @@ def steps_of(flags: StepFlags, models: Sequence[str], job: JobSettings) -> tuple
 
 def run(job: JobSettings, steps: Sequence[Step], model_column: str | None, stopper: Stopper, execute: Execute) -> int:
     """Run all steps; returns the exit status."""
-    return carry_out(prepared(job, steps, model_column), stopper, execute)
+    return carry_out(prepare_steps(job, steps, model_column), stopper, execute)
 
 
 def carry_out(settings: Sequence[JobSettings], stopper: Stopper, execute: Execute) -> int:
@@ -124,7 +124,7 @@ def rehearse(
     job: JobSettings, steps: Sequence[Step], model_column: str | None, price: float | None, *, as_json: bool
 ) -> int:
     """Print the estimate of each step, `price` being that of an hour of the GPU; returns the exit status."""
-    estimates = rehearse_steps(prepared(job, steps, model_column))
+    estimates = rehearse_steps(prepare_steps(job, steps, model_column))
     if as_json:
         each = [{"step": name} | ({} if found is None else as_figures(*found, price)) for name, found in estimates]
         print(json.dumps({"steps": each}))

@@ -15,7 +15,7 @@ import pytest
 from tests.acceptance.command import FAKE, PROGRAM, ROOT, headrace, start, traced
 from tests.acceptance.serving.process import server
 
-from headrace.observe.live.frame import parsed
+from headrace.observe.live.frame import parse_frame
 
 pytestmark = pytest.mark.timeout(180)
 SLOW = ("--engine", "tests.acceptance.jobs.engines:slow")
@@ -145,7 +145,7 @@ def test_a_job_shows_its_dashboard(folder: Path) -> None:
         assert "script-src" in httpx.get(url).headers["content-security-policy"]
         assert httpx.get(url, headers={"Host": "attacker.example"}).status_code == 400  # no page of another server
         with httpx.stream("GET", f"{url}/events", timeout=60) as answer:
-            frames = (parsed(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
+            frames = (parse_frame(line[6:]) for line in answer.iter_lines() if line.startswith("data: "))
             running = next(frame for frame in frames if frame.counts.get("records"))
         assert running.state.startswith("running, by process")
         port = url.split(":")[2].split("/")[0]

@@ -21,7 +21,7 @@ _END_S = 5.0
 
 
 @contextlib.contextmanager
-def shown(observed: Observed, port: int) -> Iterator[str]:
+def serve_dashboard(observed: Observed, port: int) -> Iterator[str]:
     """Serve the dashboard while the body runs; yields its address.
 
     Only this machine can reach it, and no page of another server: names other than this machine's are refused.

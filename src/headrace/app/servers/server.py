@@ -160,7 +160,7 @@ def build(settings: ServerSettings) -> tuple[FastAPI, ServerState]:
     Raises:
         ConfigError: a task, engine or option that does not exist.
     """
-    settings = checked(settings)
+    settings = check_settings(settings)
     account = ServerAccount(_served_model(settings.name, settings.config).name, time.monotonic())
     api: BatchApi | None = None
 
@@ -194,7 +194,7 @@ def build_part(settings: ServerSettings, device: Listener) -> tuple[FastAPI, Bul
     Raises:
         ConfigError: a task, engine or option that does not exist.
     """
-    settings = checked(settings)
+    settings = check_settings(settings)
     server, bulk, spans = _model(settings, device, lambda: families(server, lambda: None))
     make_service = functools.partial(_service, settings, server, None, spans)
     background = None if settings.state is None else bulk
@@ -213,7 +213,7 @@ def _model(
     return server, BulkModel(server, settings.config.task or "", settings.latency_target_s, listeners), spans
 
 
-def checked(settings: ServerSettings) -> ServerSettings:
+def check_settings(settings: ServerSettings) -> ServerSettings:
     """Check task, engine and options, and resolve the task.
 
     Raises:

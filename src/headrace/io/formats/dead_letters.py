@@ -16,7 +16,7 @@ _ESCAPES = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>\\u[dD][89a-
 """JSON escapes: a surrogate pair, a lone surrogate, or any other."""
 
 
-def letter(failed: Failed) -> dict[str, object]:
+def dead_letter(failed: Failed) -> dict[str, object]:
     """One dead letter."""
     data = failed.record.data
     return {
@@ -31,7 +31,7 @@ def letter(failed: Failed) -> dict[str, object]:
 
 def encode_failures(failures: Sequence[Failed]) -> bytes:
     """Dead letters, one line each: position, id, reason, message, attempts and the record as it was read."""
-    return encode_dead_letters(letter(failed) for failed in failures)
+    return encode_dead_letters(dead_letter(failed) for failed in failures)
 
 
 def encode_dead_letters(dead_letters: Iterable[Mapping[str, object]]) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.errors import ConfigError, DeadlineExceededError, JobError, ProcessTimeoutError
 from headrace.io.base import Chunk
-from headrace.io.formats.dead_letters import encode_dead_letters, letter
+from headrace.io.formats.dead_letters import dead_letter, encode_dead_letters
 from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
 from headrace.io.formats.writer import LineWriter
 from headrace.io.storage.files import InputFile
@@ -197,7 +197,7 @@ def _error(failed: Failed) -> JsonObject:
         kind = "timeout_error" if failed.reason in _TIMEOUTS else "server_error"
         code = "engine"
     error = {"message": failed.message, "type": kind, "param": failed.param, "code": code}
-    return {**letter(failed), "custom_id": failed.record.id, "response": None, "error": error}
+    return {**dead_letter(failed), "custom_id": failed.record.id, "response": None, "error": error}
 
 
 def _outputs(ok: Ok) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from headrace.errors import JobError, RecordError
 from headrace.extras import require
 from headrace.io.base import Take
-from headrace.io.formats.arrow_types import settled
+from headrace.io.formats.arrow_types import widest_type
 from headrace.io.formats.row_groups import RowGroups, row_bytes
 from headrace.io.formats.strict_json import OnNan, StrictJson, depth, own_text
 from headrace.io.formats.vectors import MATRIX_KINDS, VECTOR_KINDS, is_vector, matrix_array, vector_array
@@ -110,7 +110,7 @@ class ParquetWriter(RowWriter):
         pa = self._pa
         if self._fixed is None:
             self._fixed = self._committed_schema()
-        schema = self._fixed or pa.schema([(field.name, settled(field.type)) for field in table.schema])
+        schema = self._fixed or pa.schema([(field.name, widest_type(field.type)) for field in table.schema])
         if unknown := [name for name in table.column_names if name not in schema.names]:
             raise RecordError(f"column {unknown[0]!r} is not in the parts committed before; {_WAY_OUT}")
         return pa.table([self._kept_to(table, field) for field in schema], schema=schema)

@@ -116,7 +116,7 @@ def _many(names: Sequence[Name], root: Path, format: str | None) -> Source:  # n
     data = [name.path for name in names if not name.left_out and (format or _format_name(name.path))]
     pictures = [name.path for name in names if not name.left_out and name.path.suffix.lower() in images.SUFFIXES]
     chosen, beside = set(data or pictures), set(pictures)
-    left_out = folders.summed_up(
+    left_out = folders.group_by_reason(
         (path.relative_to(root).as_posix(), why or ("an image beside data" if path in beside else "of no known format"))
         for path, why in names
         if path not in chosen

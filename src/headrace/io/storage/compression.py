@@ -81,7 +81,7 @@ _DECODERS: dict[str, Callable[[], _Decoder]] = {".gz": _Gzip, ".zst": _Zstd}
 SUFFIXES = tuple(_DECODERS)
 
 
-def decompressed(suffix: str, blocks: Iterator[tuple[bytes, int]], name: str) -> Iterator[tuple[bytes, int]]:
+def decompress_blocks(suffix: str, blocks: Iterator[tuple[bytes, int]], name: str) -> Iterator[tuple[bytes, int]]:
     """The content of a compressed file in blocks, each with its number of compressed bytes.
 
     Raises:

@@ -158,7 +158,7 @@ def _imported(module: str, name: str) -> tuple[type[Exception], ...]:
     return () if found is None else (found,)
 
 
-def drop_uploads(*places: Path) -> None:
+def abort_uploads(*places: Path) -> None:
     """Abort multipart uploads left by killed processes to an object or a folder, because S3 bills for them.
 
     Called by the only writer. Other stores drop incomplete uploads by themselves, as S3 does with a lifecycle rule.

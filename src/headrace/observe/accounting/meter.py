@@ -38,7 +38,7 @@ class InputSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class StageProgress:
     """How far the records of a job have come."""
 
     records: Mapping[str, int]

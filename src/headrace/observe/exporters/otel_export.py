@@ -47,7 +47,7 @@ class _Watched(SpanExporter):
         self._inner.shutdown()
 
 
-def exporting(names: Sequence[str], protocol: str, version: str) -> Tracing | None:
+def make_tracing(names: Sequence[str], protocol: str, version: str) -> Tracing | None:
     """A provider that sends to these exporters on its own thread; None if one of them cannot be used.
 
     Args:

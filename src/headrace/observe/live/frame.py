@@ -140,7 +140,7 @@ def shares(seconds: Mapping[Cause, float]) -> dict[Cause, float]:
     return {cause: seconds[cause] / whole for cause in CAUSES if seconds.get(cause, 0.0) > 0}
 
 
-def parsed(text: str | bytes) -> Frame:
+def parse_frame(text: str | bytes) -> Frame:
     """The frame in JSON text.
 
     Raises:
@@ -198,6 +198,6 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """A text for a frame: of one line, and not too long."""
     return " ".join(text.split())[:_LONGEST]

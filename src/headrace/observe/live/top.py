@@ -21,7 +21,7 @@ _MOST_ROWS = 16
 _FIRST = ("records", "tokens", "requests", "failed")
 
 
-def drawn(frame: Frame, now: float) -> RenderableType:
+def render_frame(frame: Frame, now: float) -> RenderableType:
     """The frame as it looks at `now`, in seconds since 1970."""
     parts: list[RenderableType] = [_head(frame, now)]
     if frame.fraction is not None and frame.kind == "job":

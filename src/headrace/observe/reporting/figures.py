@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.observe.accounting.histogram import Buckets, mean, merged, percentile
+from headrace.observe.accounting.histogram import Buckets, mean, merge_histograms, percentile
 from headrace.observe.accounting.timeline import CAUSES, COMPUTING, Cause
 from headrace.observe.reporting.summary import RunSummary
 
@@ -73,7 +73,7 @@ class JobFigures:
 
 def histogram(runs: Sequence[RunSummary], name: str) -> Buckets:
     """A histogram of all runs."""
-    return merged(run.account.histograms.get(name, ()) for run in runs)
+    return merge_histograms(run.account.histograms.get(name, ()) for run in runs)
 
 
 def figures(runs: Sequence[RunSummary]) -> JobFigures:

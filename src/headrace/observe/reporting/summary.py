@@ -115,12 +115,12 @@ def read(path: Path, name: object = None) -> list[RunSummary]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     try:
-        return parsed(json.loads(text))
+        return parse_runs(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is not as a job writes it ({error}); run the job again to replace it") from error
 
 
-def parsed(content: Any) -> list[RunSummary]:
+def parse_runs(content: Any) -> list[RunSummary]:
     """The runs in a parsed file.
 
     Raises:
