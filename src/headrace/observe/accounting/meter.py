@@ -142,7 +142,7 @@ class Meter:
             tokens_per_s=(current.tokens - first.tokens) / elapsed if elapsed > 0 else 0.0,
             busy=min(1.0, (current.busy_s - first.busy_s) / elapsed) if elapsed > 0 else 0.0,
             fraction=fraction,
-            eta_s=done * (1 - fraction) / rate if fraction and rate else None,
+            eta_s=done * (1 - fraction) / fraction / rate if fraction and rate else None,
             dtype=self._dtype,
         )
 
