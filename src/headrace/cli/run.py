@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
@@ -317,7 +317,7 @@ def _print_loading(settings: JobSettings) -> None:
 class RunCommand(Command):
     """Suggests -i if the input is given without its flag."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: object, args: list[str]) -> list[str]:
         """Parse the arguments."""
         first = args[0] if args else ""
         try:

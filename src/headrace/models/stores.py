@@ -90,7 +90,7 @@ class StoredModel:
     def _listed(self) -> Listing:
         with self._as_own_errors():
             store, place = self._store()
-            found: dict[str, dict[str, Any]] = store.find(place, detail=True)
+            found: dict[str, dict[str, object]] = store.find(place, detail=True)
         total = hashlib.blake2b(digest_size=20)
         names = []
         for path, facts in sorted(found.items()):

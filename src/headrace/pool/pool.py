@@ -144,7 +144,7 @@ class ModelPool:
             await (asyncio.wait(set(self._tasks)) if self._tasks else asyncio.sleep(0.01))  # the last requests
         self._loop = None
 
-    def use(self, name: str) -> AbstractAsyncContextManager[Any]:
+    def use(self, name: str) -> AbstractAsyncContextManager[object]:
         """Wait until the model is loaded, and keep it loaded within the context. Yields what `load` returned.
 
         Raises:
@@ -155,7 +155,7 @@ class ModelPool:
         """
         return self._using(name)
 
-    def use_in_background(self, name: str, leave: Callable[[], None]) -> AbstractAsyncContextManager[Any]:
+    def use_in_background(self, name: str, leave: Callable[[], None]) -> AbstractAsyncContextManager[object]:
         """The same for work that waits behind requests, such as a long job.
 
         It takes the room of a model that has requests only after ten minutes. The model makes room for the requests of
@@ -172,7 +172,7 @@ class ModelPool:
         return self._using(name, leave)
 
     @asynccontextmanager
-    async def _using(self, name: str, leave: Callable[[], None] | None = None) -> AsyncIterator[Any]:
+    async def _using(self, name: str, leave: Callable[[], None] | None = None) -> AsyncIterator[object]:
         entry = self._entry(name)
         waiter = await self._acquire(entry, leave)
         try:
@@ -277,7 +277,7 @@ class ModelPool:
         entry.phase = Phase.DROPPING
         return self._start(self._drop(entry))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         assert self._loop is not None
         task = self._loop.create_task(work)
         self._tasks.add(task)

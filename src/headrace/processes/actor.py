@@ -45,7 +45,7 @@ class ActorProcess:
     ) -> None:
         first = pack_request((make, arguments), "an argument")
         self._lock = threading.Lock()
-        self._calls: dict[int, Future[Any]] = {}
+        self._calls: dict[int, Future[object]] = {}
         self._numbers = itertools.count()
         self._ended: str | None = None
         self._process, self._connection = spawn("headrace.processes.actor", environment)
@@ -69,7 +69,7 @@ class ActorProcess:
             UnsendableError: an argument cannot be pickled.
             Exception: what the method raised.
         """
-        future: Future[Any] = Future()
+        future: Future[object] = Future()
         future.set_running_or_notify_cancel()  # the answer comes, whether or not someone still waits
         number = next(self._numbers)
         with self._lock:

@@ -32,7 +32,7 @@ class ChildProcess:
         self._packed_make = pickle.dumps((make, arguments))
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._facts: Any = None
+        self._facts: object = None
 
     def start(self) -> Any:
         """Start the process if needed; returns the `facts` of the object made there.
@@ -53,7 +53,7 @@ class ChildProcess:
             self._facts = answer
         return self._facts
 
-    def call(self, request: object, timeout_s: float | None = None) -> list[Any]:
+    def call(self, request: object, timeout_s: float | None = None) -> list[object]:
         """The results for a request; starts the process if needed.
 
         Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from headrace import errors
 from headrace.errors import HeadraceError, ProcessError, RecordError, text_of
@@ -75,7 +74,7 @@ def pack_request(request: object, what: str = "the record") -> bytes:
         raise UnsendableError(f"{what} cannot be sent to another process: {text_of(error)}") from error
 
 
-def unpack(packed: bytes) -> list[Any]:
+def unpack(packed: bytes) -> list[object]:
     """The results passed to `pack` in the other process."""
     return [item.unpacked() if isinstance(item, Portable) else item for item in pickle.loads(packed)]
 

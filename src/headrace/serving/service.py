@@ -106,7 +106,7 @@ class InFlight:
         self._cost = sum(entry.cost for entry in prepared)
         if on_text is not None:
             prepared = service.with_progress(prepared, on_text)
-        futures: list[asyncio.Future[Any]] = []
+        futures: list[asyncio.Future[object]] = []
         self.scope.watch(futures)  # before submitting: if one is refused, the earlier ones are cancelled
         for entry in prepared:
             futures.append(service.submit(entry, call))  # noqa: PERF401 - each is watched once it is queued
@@ -297,7 +297,7 @@ class Service:
             param=call.param,
         )
 
-    def submit(self, entry: Prepared[object], call: Call) -> asyncio.Future[Any]:
+    def submit(self, entry: Prepared[object], call: Call) -> asyncio.Future[object]:
         """Queue one prepared record."""
         if isinstance(entry.payload, Chunks):
             return asyncio.ensure_future(run_chunks(entry.payload, partial(self._part, call=call)))

@@ -31,7 +31,7 @@ def is_table_kind(sink: object) -> bool:
     return isinstance(sink, str) and sink in _MODULES
 
 
-def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]) -> Any:
+def run_to_table(settings: JobSettings, execute: Callable[[JobSettings], object]) -> object:
     """Run a job and return its rows, in input order, as the table that its sink names.
 
     Each record has a row. A failed record has nulls, and its error in the column `error`, which is present only if some
@@ -119,7 +119,7 @@ def _filled(column: pa.ChunkedArray, ids: list[object]) -> pa.ChunkedArray:
         return pc.coalesce(column.cast(pa.string()), texts)
 
 
-def _index_of(settings: JobSettings) -> Any:
+def _index_of(settings: JobSettings) -> object:
     """The index of a pandas source, if all of its rows, or the first ones, are in the result."""
     source, chosen = settings.source, settings.selection
     is_pandas = any(name.startswith("pandas.") for name in class_names(source))

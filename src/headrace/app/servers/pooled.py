@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI
 from prometheus_client.metrics_core import Metric
@@ -65,7 +65,7 @@ class ModelSection(_Section):
     task: str | None = None
     model: str | None = None
     engine: str | None = None
-    engine_options: dict[str, Any] = {}
+    engine_options: dict[str, object] = {}
     engine_process: bool = False
     engine_timeout_s: Seconds | None = None
     batch_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -32,7 +32,7 @@ class LanceTable:
         if not address.is_file:
             raise ConfigError(f"{address.shown} is not a local folder: write lancedb:///folder?table={address.table}")
         self._address = address
-        self._open: Any = None
+        self._open: object = None
 
     def count(self, columns: Sequence[str]) -> int | None:
         """The number of rows; None if there is no table."""

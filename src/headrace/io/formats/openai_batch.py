@@ -33,7 +33,7 @@ SERVER_ONLY = frozenset({SCORE, RERANK, CLASSIFY})
 """URLs whose answers only a server's Batch API makes."""
 
 
-class Answers(tuple[Any, ...]):  # noqa: SLOT001 - a tuple's subclass cannot have slots with names
+class Answers(tuple[object, ...]):  # noqa: SLOT001 - a tuple's subclass cannot have slots with names
     """The outputs of one request, one per input."""
 
     truncated: tuple[int, ...] = ()
@@ -119,7 +119,7 @@ class OpenAIFormat:
         return Record(position, position, data)
 
 
-def _problem(row: Mapping[str, Any], url: str) -> str:
+def _problem(row: Mapping[str, object], url: str) -> str:
     """The problem with a request; empty if valid."""
     if not isinstance(row.get("custom_id"), str) or not row["custom_id"]:
         return f"custom_id is {row.get('custom_id')!r}: it must be a text"
@@ -132,7 +132,7 @@ def _problem(row: Mapping[str, Any], url: str) -> str:
     return ""
 
 
-def _unknown_field(body: Mapping[str, Any]) -> str:
+def _unknown_field(body: Mapping[str, object]) -> str:
     """The unsupported field of an embedding request; empty if none."""
     given = body.get("input")
     if isinstance(given, list) and len(given) != 1:

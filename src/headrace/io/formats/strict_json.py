@@ -23,7 +23,12 @@ class StrictJson:
     """
 
     def __init__(
-        self, default: Callable[[Any], Any], on_nan: OnNan = "null", *, compact: bool = True, ascii_only: bool = False
+        self,
+        default: Callable[[object], object],
+        on_nan: OnNan = "null",
+        *,
+        compact: bool = True,
+        ascii_only: bool = False,
     ) -> None:
         self._default = default
         self._on_nan = on_nan
@@ -154,7 +159,7 @@ def _opened(item: Any) -> list[tuple[str, Any]]:
     else:
         pairs = [[("value", inner)] for inner in item]
         opening, closing = "[", "]"
-    tokens: list[tuple[str, Any]] = [("text", opening)]
+    tokens: list[tuple[str, object]] = [("text", opening)]
     for number, pair in enumerate(pairs):
         tokens += [("text", ", "), *pair] if number else pair
     return [*tokens, ("text", closing)]

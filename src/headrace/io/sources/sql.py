@@ -35,7 +35,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
 
-Rows: TypeAlias = Generator[list[dict[str, Any]]]
+Rows: TypeAlias = Generator[list[dict[str, object]]]
 
 
 class Database(Protocol):
@@ -122,7 +122,7 @@ class SqlSource:
         if given != self._total:
             raise self._changed()
 
-    def _rows_after(self, given: int, last: list[dict[str, Any]]) -> Rows:
+    def _rows_after(self, given: int, last: list[dict[str, object]]) -> Rows:
         """The rows from `given` on; checks that the one before is still the same."""
         place = 0
         with contextlib.closing(self._database.rows(self._query)) as found:
@@ -191,7 +191,7 @@ def _as_temporary(connection: sa.Connection, query: str) -> Iterator[str]:
         connection.commit()
 
 
-def _names_of(result: sa.CursorResult[Any]) -> list[str]:
+def _names_of(result: sa.CursorResult[object]) -> list[str]:
     """The names of the columns, which SQLAlchemy would make unique."""
     names = [column[0] for column in result.cursor.description]
     check_names(names, "the result of the query")

@@ -84,7 +84,7 @@ def _of(
     return ArrowBatches(f"the {kind} table {place}", facts, total, read)
 
 
-_OBJECTS: Mapping[str, Callable[[Any], Source]] = {
+_OBJECTS: Mapping[str, Callable[[object], Source]] = {
     "deltalake.DeltaTable": _delta,
     "pyiceberg.Table": _iceberg,
     "lancedb.Table": _lance,

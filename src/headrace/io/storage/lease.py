@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from headrace.errors import ConfigError, JobError, OutputLockedError
 from headrace.io.storage.locations import as_os_errors, facts, store, with_retries
@@ -185,7 +184,7 @@ class Lease:
     def _unchanged(self, tag: str) -> dict[str, str]:
         return {"IfMatch": tag} if self._conditional else {}
 
-    def _put(self, **conditions: Any) -> None:
+    def _put(self, **conditions: object) -> None:
         content = json.dumps(asdict(self._me)).encode()
         self._sent = self._clock()
         as_os_errors(self._fs.pipe_file)(self._address, content, **conditions)

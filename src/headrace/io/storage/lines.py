@@ -163,7 +163,7 @@ def object_chunks(
     file: InputFile,
     base: int,
     next_todo: Callable[[int], int],
-    record: Callable[[int, dict[str, Any]], Record | Failed],
+    record: Callable[[int, dict[str, object]], Record | Failed],
 ) -> Generator[Chunk, None, int]:
     """The objects of a file that are not done; at most 512 rows per chunk, from one 256 KiB block or longer line.
 

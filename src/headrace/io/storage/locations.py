@@ -93,7 +93,7 @@ def facts(place: Path) -> dict[str, Any]:
     """
     fs, address = store(place)
     options = {"refresh": True} if _SCHEME_REFRESHES & {fs.protocol, *fs.protocol} else {}
-    found: dict[str, Any] = with_retries(lambda: fs.info(address, **options))()
+    found: dict[str, object] = with_retries(lambda: fs.info(address, **options))()
     return found
 
 
@@ -121,7 +121,7 @@ def as_os_errors(call: Callable[..., T]) -> Callable[..., T]:
     """Wrap a call to a store so that its client's errors become OSError."""
 
     @functools.wraps(call)
-    def translated(*args: Any, **options: Any) -> T:
+    def translated(*args: object, **options: object) -> T:
         try:
             return call(*args, **options)
         except FileNotFoundError as error:

@@ -129,7 +129,7 @@ class _Html(_Display):
 
     every_s = _HTML_EVERY_S
 
-    def __init__(self, display: Callable[..., Any], html: Callable[[str], object]) -> None:
+    def __init__(self, display: Callable[..., object], html: Callable[[str], object]) -> None:
         self._display = display
         self._html = html
         self._shown: Any = None

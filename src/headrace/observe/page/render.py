@@ -208,7 +208,7 @@ def _money(value: float | None) -> str:
     return f"{value:,.2f}" if value >= 1 or not value else f"{value:.3g}"
 
 
-def _flags(text: str) -> Any:
+def _flags(text: str) -> object:
     """Text with each flag in it as code, which no line break divides."""
     import markupsafe
 

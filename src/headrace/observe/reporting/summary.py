@@ -71,9 +71,9 @@ class RunSummary:
         return json.dumps({**{one.name: getattr(self, one.name) for one in fields(self)}, "account": _brief(self)})
 
 
-def figures_of(report: Report) -> dict[str, Any]:
+def figures_of(report: Report) -> dict[str, object]:
     """The fields of a report that are kept, as JSON."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name in _OF_REPORT:
         value = getattr(report, name)
         if isinstance(value, tuple):
@@ -85,7 +85,7 @@ def figures_of(report: Report) -> dict[str, Any]:
     return found
 
 
-def _brief(summary: RunSummary) -> dict[str, Any]:
+def _brief(summary: RunSummary) -> dict[str, object]:
     """The account with fewer digits. (`asdict` would copy every number first.)"""
     account = {one.name: getattr(summary.account, one.name) for one in fields(summary.account)}
     account["bins"] = {name: _rounded(row) for name, row in summary.account.bins.items()}
@@ -120,7 +120,7 @@ def read(path: Path, name: object = None) -> list[RunSummary]:
         raise ConfigError(f"{path} is not as a job writes it ({error}); run the job again to replace it") from error
 
 
-def parse_runs(content: Any) -> list[RunSummary]:
+def parse_runs(content: object) -> list[RunSummary]:
     """The runs in a parsed file.
 
     Raises:
@@ -227,7 +227,7 @@ def _numbers(values: object, count: int | None = None) -> list[float]:
     return values
 
 
-def _texts(values: Iterable[Any]) -> None:
+def _texts(values: Iterable[object]) -> None:
     if not all(type(value) is str for value in values):
         raise ValueError("a text is not valid")
 
