@@ -144,7 +144,7 @@ class ModelPool:
             await (asyncio.wait(set(self._tasks)) if self._tasks else asyncio.sleep(0.01))  # the last requests
         self._loop = None
 
-    def use(self, name: str) -> AbstractAsyncContextManager[object]:
+    def use(self, name: str) -> AbstractAsyncContextManager[Any]:
         """Wait until the model is loaded, and keep it loaded within the context. Yields what `load` returned.
 
         Raises:
@@ -155,7 +155,7 @@ class ModelPool:
         """
         return self._using(name)
 
-    def use_in_background(self, name: str, leave: Callable[[], None]) -> AbstractAsyncContextManager[object]:
+    def use_in_background(self, name: str, leave: Callable[[], None]) -> AbstractAsyncContextManager[Any]:
         """The same for work that waits behind requests, such as a long job.
 
         It takes the room of a model that has requests only after ten minutes. The model makes room for the requests of
