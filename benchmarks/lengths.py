@@ -3,8 +3,8 @@
 python -m benchmarks.lengths
 
 No scheduler reaches known lengths if nothing tells a short answer from a long one before it ends. One that knows the
-exact distribution of long-tailed lengths, but not each length, takes 1.07 times as long and computes 1.2 % of the tokens
-again, or 1.03 times and 4.2 % if it keeps less room free (`tests/unit/batching/test_growth.py`).
+exact distribution of long-tailed lengths, but not each length, takes 1.07 times as long and computes 1.2 % of the
+tokens again, or 1.03 times and 4.2 % if it keeps less room free (`tests/unit/batching/test_growth.py`).
 """
 
 from __future__ import annotations

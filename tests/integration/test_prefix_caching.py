@@ -249,9 +249,7 @@ def test_groups_that_are_all_larger_than_the_cache_lose_nothing(folder: Path, tm
     source = write_rows(tmp_path / "in.jsonl", rows)
     computed: dict[str, int] = {}
     for order in ("input", "auto"):
-        engine = registry.create(
-            "generate", folder, max_num_seqs=4, kv_cache_tokens=128, max_tokens=4, ignore_eos=True
-        )
+        engine = registry.create("generate", folder, max_num_seqs=4, kv_cache_tokens=128, max_tokens=4, ignore_eos=True)
         job = Runner(source, tmp_path / f"{order}.jsonl", engine)
         assert job.run(order=order) == JobEnd("finished", 48, 0)
         computed[order] = engine.prefix_cache_stats().computed
