@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from headrace.client import AsyncClient, ClientSettings
 from headrace.concurrency.loop_thread import LoopThread
@@ -19,8 +19,6 @@ from headrace.records import text_refusal
 
 logger = logging.getLogger("headrace")
 
-_Ask: TypeAlias = Callable[[object], tuple[str, dict[str, object]]]
-_Read: TypeAlias = Callable[[Any], object]
 SILENCE_S = 60.0
 """A request without an answer for this long is logged, once per job."""
 
@@ -41,8 +39,8 @@ class EndpointEngine:
         self,
         model: str | None,
         endpoints: Sequence[str],
-        ask: _Ask,
-        read: _Read,
+        ask: Callable[[object], tuple[str, dict[str, object]]],
+        read: Callable[[Any], object],
         *,
         settings: ClientSettings,
         api_key: str | None = None,
@@ -51,7 +49,7 @@ class EndpointEngine:
         self._model = model
         self._endpoints = tuple(endpoints)
         self._settings = settings
-        self._warned = False
+        self._said = False
         self._ask = ask
         self._read = read
         # A dedicated event loop: connections are bound to one loop, and callers use different ones.
@@ -86,19 +84,19 @@ class EndpointEngine:
         """
         if self._loop is None:
             raise EngineDeadError("the engine is closed; create a new one")
-        timer = asyncio.get_running_loop().call_later(SILENCE_S, self._warn_of_silence, payload[0])
+        told = asyncio.get_running_loop().call_later(SILENCE_S, self._say_waiting, payload[0])
         try:
             answer = await asyncio.wrap_future(self._loop.submit(self._client.post(*payload)))
         finally:
-            timer.cancel()
+            told.cancel()
         try:
             return self._read(answer)
         except (KeyError, IndexError, TypeError) as error:
             raise EngineError(f"the answer to {payload[0]} has an unexpected format: {answer!r:.100}") from error
 
-    def _warn_of_silence(self, path: str) -> None:
-        if not self._warned:
-            self._warned = True
+    def _say_waiting(self, path: str) -> None:
+        if not self._said:
+            self._said = True
             logger.warning(
                 "headrace: no answer to a request for %s from %s after %g s; there are up to %d attempts of %g s "
                 "each (--engine-timeout limits a request with all its attempts)",
@@ -116,6 +114,61 @@ class EndpointEngine:
             return
         loop.run(self._client.close())
         loop.close()
+
+
+def embed(
+    model: str | Path | None = None,
+    *,
+    endpoints: Sequence[str],
+    concurrency: int = 64,
+    attempts: int = 6,
+    api_key: str | None = None,
+) -> EndpointEngine:
+    """Vectors from /v1/embeddings."""
+    return EndpointEngine(
+        _name(model),
+        endpoints,
+        lambda value: ("/v1/embeddings", {"input": _text(value)}),
+        lambda answer: answer["data"][0]["embedding"],
+        settings=ClientSettings(concurrency=concurrency, attempts=attempts),
+        api_key=api_key,
+    )
+
+
+def classify(
+    model: str | Path | None = None,
+    *,
+    endpoints: Sequence[str],
+    concurrency: int = 64,
+    attempts: int = 6,
+    api_key: str | None = None,
+) -> EndpointEngine:
+    """Labels from /classify."""
+    return EndpointEngine(
+        _name(model),
+        endpoints,
+        lambda value: ("/classify", {"input": _text(value)}),
+        lambda answer: {name: part for name, part in answer["data"][0].items() if name != "index"},
+        settings=ClientSettings(concurrency=concurrency, attempts=attempts),
+        api_key=api_key,
+    )
+
+
+def generate(
+    model: str | Path | None = None,
+    *,
+    endpoints: Sequence[str],
+    concurrency: int = 64,
+    attempts: int = 6,
+    api_key: str | None = None,
+) -> EndpointEngine:
+    """Answers from /v1/completions, or for chats from /v1/chat/completions."""
+    settings = ClientSettings(concurrency=concurrency, attempts=attempts)
+    return EndpointEngine(_name(model), endpoints, _request, _generation, settings=settings, api_key=api_key)
+
+
+def _name(model: str | Path | None) -> str | None:
+    return None if model is None else str(model)
 
 
 def _text(value: object) -> str:
@@ -143,35 +196,3 @@ def _generation(answer: Any) -> Generation:
         prompt_tokens=usage["prompt_tokens"],
         completion_tokens=usage["completion_tokens"],
     )
-
-
-def _embedding(answer: Any) -> object:
-    return answer["data"][0]["embedding"]
-
-
-def _label(answer: Any) -> object:
-    return {name: part for name, part in answer["data"][0].items() if name != "index"}
-
-
-def _factory(ask: _Ask, read: _Read) -> Callable[..., EndpointEngine]:
-    """A function that makes the engine of a task."""
-
-    def make(
-        model: str | Path | None = None,
-        *,
-        endpoints: Sequence[str],
-        concurrency: int = 64,
-        attempts: int = 6,
-        api_key: str | None = None,
-    ) -> EndpointEngine:
-        settings = ClientSettings(concurrency=concurrency, attempts=attempts)
-        name = None if model is None else str(model)
-        return EndpointEngine(name, endpoints, ask, read, settings=settings, api_key=api_key)
-
-    return make
-
-
-embed = _factory(lambda value: ("/v1/embeddings", {"input": _text(value)}), _embedding)
-classify = _factory(lambda value: ("/classify", {"input": _text(value)}), _label)
-generate = _factory(_request, _generation)
-"""Of prompts from /v1/completions, of chats from /v1/chat/completions."""
