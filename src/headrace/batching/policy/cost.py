@@ -12,6 +12,9 @@ from headrace.errors import CostError
 CostEstimatorFn: TypeAlias = Callable[[Any], float]
 """`(record) -> cost`, a finite number >= 0 in the unit of the budget."""
 
+MOST_COST = sys.float_info.max
+"""A larger one is not finite as a float."""
+
 TokenEstimatorFn: TypeAlias = CostEstimatorFn
 """A `CostEstimatorFn` whose unit is tokens."""
 
@@ -40,7 +43,7 @@ def checked_cost(cost: object, record: object) -> float:
     Raises:
         CostError: it is not; NaN, for example, would break every comparison with the budget.
     """
-    if isinstance(cost, (int, float)) and 0 <= cost <= sys.float_info.max:
+    if isinstance(cost, (int, float)) and 0 <= cost <= MOST_COST:
         return cost
     if isinstance(cost, numbers.Real) and not isinstance(cost, (int, float)):  # for example a numpy scalar
         return checked_cost(float(cost), record)

@@ -14,7 +14,7 @@ from headrace.io.formats.strict_json import OnNan, StrictJson
 from headrace.io.storage.compression import compress
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.lines import interleaved, lines_of, object_chunks, rearranged
-from headrace.records import Failed, Ok, Record
+from headrace.records import Failed, Ok
 
 _WRITTEN_BYTES = 4 * 1024 * 1024
 
@@ -34,7 +34,7 @@ class JsonlFormat:
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """At most 512 rows per chunk, from one block of 256 KiB (or one longer line)."""
-        return object_chunks(file, base, next_todo, lambda position, row: Record(position, position, row))
+        return object_chunks(file, base, next_todo)
 
 
 class JsonlWriter:
