@@ -265,7 +265,7 @@ def _checked(answer: object) -> Prepared[object] | Exception:
             "it must return Prepared or an exception"
         )
     try:
-        checked_cost(answer.cost, answer.payload)
+        checked_cost(answer.cost, type(answer.payload))
     except Exception as error:  # noqa: BLE001 - comparing an engine's own cost type may raise anything
         return own_copy(error)
     return answer
