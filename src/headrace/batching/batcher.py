@@ -1,7 +1,7 @@
 """`Batcher`: what all batchers share: start and stop, submit, map, statistics.
 
-`submission` accepts records, `admission` bounds the queue, a dispatcher passes records to the engine, `isolation`
-handles failures and `pending` delivers each result to its caller.
+`submission` accepts records, `admission` bounds the queue, a dispatcher passes records to the engine and handles
+failures, and `pending` delivers each result to its caller.
 """
 
 from __future__ import annotations
