@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from headrace.engines.base import Prepared
+from headrace import Prepared
 from headrace.engines.choosing.registry import create
 
 

@@ -15,9 +15,9 @@ PACKAGE = Path(headrace.__file__).parent
 ROOMS = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
 PUBLIC = [
     "BatchStats", "Batched", "Batcher", "BlockedLoopWarning", "ContinuousBatcher", "CostEstimator", "CostEstimatorFn",
-    "Done", "DynamicBatcher", "MLflowListener", "ModelPool", "NoTokenEstimateWarning", "Prompt", "ReusablePool",
-    "StepFunction", "TokenBatcher", "TokenEstimator", "TokenEstimatorFn", "WandbListener", "batched", "errors",
-    "map_batches", "map_concurrent", "reusable", "run",
+    "Done", "DynamicBatcher", "EngineProfile", "MLflowListener", "ModelPool", "NoTokenEstimateWarning", "Prepared",
+    "Prompt", "ReusablePool", "StepFunction", "StepModel", "TokenBatcher", "TokenEstimator", "TokenEstimatorFn",
+    "WandbListener", "batched", "errors", "map_batches", "map_concurrent", "reusable", "run",
 ]  # fmt: skip
 OFFER = re.compile(r"^- `(\w+)\.(\w+)`: ", re.MULTILINE)
 
@@ -35,7 +35,7 @@ def names(file: Path) -> set[str]:
 
 def test_the_package_offers_these_names_and_no_other() -> None:
     assert sorted(headrace.__all__) == sorted(PUBLIC)
-    assert all(hasattr(headrace, name) for name in PUBLIC)
+    assert all(hasattr(headrace, name) for name in [*PUBLIC, "build_app"])
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import headrace
-from headrace.app.servers.server import build_app
 from headrace.engines.choosing.config import EngineConfig
 
 
@@ -57,6 +56,6 @@ def jobs() -> None:
     headrace.run("in.jsonl", sink="out.jsonl", task="embed", batch_size=32, truncate_dim=64, device="cpu")
     headrace.run(["a"], sink=print, task="generate", engine="vllm", tensor_parallel_size=2, temperature=0.5)
     headrace.run(["a"], sink=print, engine=own, engine_options={"its_flag": 3})
-    build_app("zero-shot", "my-model", labels=["sports", "politics"], batch_tokens=4_096)
-    build_app(engine="own:make", engine_options={"its_flag": 3}, engine_timeout_s=5)
+    headrace.build_app("zero-shot", "my-model", labels=["sports", "politics"], batch_tokens=4_096)
+    headrace.build_app(engine="own:make", engine_options={"its_flag": 3}, engine_timeout_s=5)
     EngineConfig(task="embed", engine_options={"max_model_len": 128})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import headrace
-from headrace.app.servers.server import build_app
 
 
 def lengths(texts: list[str]) -> list[int]:
@@ -15,7 +14,7 @@ async def fetch(url: str) -> bytes:
 
 
 headrace.run("in.jsonl", sink="out.jsonl", task="embed", batch_sizee=32)  # mistake: the name
-build_app("classify", "my-model", max_model_len="512")  # mistake: the type
+headrace.build_app("classify", "my-model", max_model_len="512")  # mistake: the type
 headrace.DynamicBatcher(lengths, max_batch_sise=64)  # mistake: the name
 headrace.TokenBatcher(lengths, target_batch_tokens="8k")  # mistake: the type
 headrace.map_concurrent(fetch, ["a"], concurency=20)  # mistake: the name

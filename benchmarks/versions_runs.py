@@ -1,0 +1,172 @@
+"""One measurement of whichever Headrace is on the path: `python -m benchmarks.versions_runs NAME`.
+
+Prints one number. It uses only what every version offers: `DynamicBatcher`, `headrace.run`, `headrace serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import headrace
+from headrace.engines.base import Prepared
+
+BATCH, BATCHES = 256, 160
+CHUNK, CHUNKS, PRODUCERS = 50, 60, 6
+UNIT_S = 0.01
+"""Seconds: a chunk takes 3 units to load, 2 to infer and 1 to write."""
+RECORDS = 200_000
+CALLERS, SECONDS = 16, 4.0
+BODY = json.dumps({"input": "a short text"})
+
+
+class Noop:
+    """An engine that does nothing."""
+
+    pads = False
+    default_batch_cost = 1_000_000
+    default_batch_size = 256
+
+    def __init__(self, model: str | None = None) -> None:
+        del model
+
+    def describe(self) -> Mapping[str, str]:
+        """Nothing decides the output."""
+        return {"engine": "noop"}
+
+    def prepare(self, inputs: Sequence[str]) -> list[Prepared[str] | Exception]:
+        """The texts themselves."""
+        return [Prepared(text, 1) for text in inputs]
+
+    def forward(self, batch: list[str]) -> list[list[float]]:
+        """A vector of two numbers for each."""
+        return [[0.5, 0.25]] * len(batch)
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+async def submit() -> None:
+    """`await submit()` for each record, then await the futures."""
+    async with headrace.DynamicBatcher(_same, max_batch_size=BATCH) as batcher:
+        for _ in range(BATCHES):
+            await asyncio.gather(*[await batcher.submit(index) for index in range(BATCH)])
+
+
+async def mapped() -> None:
+    """`async for` over `map`."""
+    async with headrace.DynamicBatcher(_same, max_batch_size=BATCH) as batcher:
+        async for _ in batcher.map(range(BATCH * BATCHES)):
+            pass
+
+
+async def _same(batch: list[int]) -> list[int]:
+    return batch
+
+
+async def overlapped() -> None:
+    """Producers load and write on threads and share one batcher."""
+
+    async def producer(batcher: Any, first: int) -> None:
+        for chunk in range(first, CHUNKS, PRODUCERS):
+            await asyncio.to_thread(time.sleep, 3 * UNIT_S)
+            futures = await batcher.submit_batch(list(range(chunk * CHUNK, (chunk + 1) * CHUNK)))
+            await asyncio.gather(*futures)
+            await asyncio.to_thread(time.sleep, UNIT_S)
+
+    def infer(batch: list[int]) -> list[int]:
+        time.sleep(2 * UNIT_S * len(batch) / CHUNK)
+        return batch
+
+    async with headrace.DynamicBatcher(infer, max_batch_size=CHUNK) as batcher:
+        await asyncio.gather(*[producer(batcher, first) for first in range(PRODUCERS)])
+
+
+def _async(work: Callable[[], Awaitable[None]], records: int) -> float:
+    started = time.perf_counter()
+    asyncio.run(work())  # type: ignore[arg-type] # a coroutine
+    return (time.perf_counter() - started) / records * 1e6
+
+
+def job(kind: str) -> float:
+    """`headrace.run` over 200,000 records, from JSON Lines to a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "in.jsonl"
+        line = "a line of text of the usual length, as a review or a question may have"
+        source.write_text("".join(f'{{"id":{number},"text":"record {number}: {line}"}}\n' for number in range(RECORDS)))
+        started = time.perf_counter()
+        headrace.run(
+            source,
+            sink=str(Path(folder) / f"out.{kind}"),
+            task="custom",
+            engine="benchmarks.versions_runs:lengths",
+            batch_size=1024,
+            progress=False,
+        )
+        return (time.perf_counter() - started) / RECORDS * 1e6
+
+
+def lengths(batch: list[str]) -> list[int]:
+    """The engine of these jobs."""
+    return [len(text) for text in batch]
+
+
+def served() -> float:
+    """Requests of 16 callers on a server without a model."""
+    with _server() as port:
+        command = [sys.executable, "-m", "benchmarks.serving_load", str(port), "/v1/embeddings", str(CALLERS)]
+        done = subprocess.run([*command, str(SECONDS), BODY], capture_output=True, text=True, check=True)
+        figures = json.loads(done.stdout)
+        if set(figures["statuses"]) != {"200"}:
+            sys.exit(f"the server answered {figures['statuses']}")
+        return float(figures["seconds"] / len(figures["latencies_ms"]) * 1e6)
+
+
+@contextmanager
+def _server() -> Iterator[int]:
+    import socket
+
+    import httpx
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    serve = "import sys; from headrace.cli.main import main; sys.exit(main())"
+    flags = ["serve", "--engine", "benchmarks.versions_runs:Noop", "--port", str(port)]
+    process = subprocess.Popen([sys.executable, "-c", serve, *flags], stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            try:
+                if httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", content=BODY, timeout=30).is_success:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+MEASURES: dict[str, Callable[[], float]] = {
+    "submit": lambda: _async(submit, BATCH * BATCHES),
+    "map": lambda: _async(mapped, BATCH * BATCHES),
+    "overlap": lambda: _async(overlapped, CHUNK * CHUNKS),
+    "jsonl": lambda: job("jsonl"),
+    "parquet": lambda: job("parquet"),
+    "serve": served,
+}
+"""Microseconds per record (or request) by name."""
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    print(MEASURES[sys.argv[1]]())
