@@ -26,7 +26,7 @@ GOOD = [{"id": f"r{n}", "text": f"text number {n}"} for n in range(30)]
 def test_a_job_reports_writes_and_then_has_nothing_to_do(tmp_path: Path) -> None:
     write(tmp_path, *GOOD)
     command = ("run", "-i", "in.jsonl", "-o", "out.jsonl", *FAKE)
-    status, said = headrace(*command, folder=tmp_path)
+    status, said = headrace(*command, folder=tmp_path, imported="nothing")
     assert status == 0
     assert said.endswith("headrace: wrote out.jsonl: 30 of 30 records\n")
     for stage in ("load", "prepare", "starved", "inference", "finish", "write"):
@@ -148,7 +148,7 @@ def test_a_name_that_no_file_can_have_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_version_and_help(tmp_path: Path) -> None:
-    assert headrace("--version", folder=tmp_path) == (0, f"headrace {package.__version__}\n")
+    assert headrace("--version", folder=tmp_path, imported="nothing") == (0, f"headrace {package.__version__}\n")
     status, said = headrace("run", "--help", folder=tmp_path)
     assert status == 0
     for words in ("Exit status", "some records failed", "--max-error-rate", "--on-too-long"):

@@ -53,7 +53,7 @@ def draw(grid: Grid, path: Path) -> None:
             raise ConfigError(f"--plot {path}: cannot be written: {error.strerror or error}") from error
 
 
-_PANELS: dict[str, Any] = {
+_PANELS: dict[str, object] = {
     "tokens/s": lambda row: row.measured.cost_per_s,
     "ms per batch": lambda row: 1000 * row.measured.latency_s,
     "peak memory, MB": lambda row: None if row.measured.memory is None else row.measured.memory / 1e6,

@@ -99,10 +99,10 @@ class ReportFlags(FlagGroup):
             yield
             return
         try:
-            from headrace.app.servers.job_dashboard import shown
+            from headrace.app.servers.job_dashboard import serve_dashboard
         except ModuleNotFoundError as error:
             why = f"--port needs {error.name}, which is not installed"
             raise MissingExtraError(f'{why}: pip install "headrace[serve]"') from error
-        with shown(ObservedJob(output), self.port) as address:
+        with serve_dashboard(ObservedJob(output), self.port) as address:
             say(f"dashboard at {address}")
             yield

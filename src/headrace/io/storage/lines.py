@@ -103,7 +103,9 @@ def lines_of(paths: Sequence[Path]) -> Iterator[bytes]:
         with path.open("rb") as file:
             blocks = ((block, len(block)) for block in iter(lambda: file.read(_WRITTEN_BLOCK), b""))
             suffix = path.suffix
-            plain = compression.decompressed(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
+            plain = (
+                compression.decompress_blocks(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
+            )
             held: list[bytes] = []
             for block, _ in plain:
                 *whole, rest = block.split(b"\n")
@@ -134,7 +136,7 @@ def _closed_lines(path: Path) -> Iterator[bytes]:
     """The lines of a small file, which is read and closed first."""
     blocks = iter([(path.read_bytes(), 0)])
     suffix = path.suffix
-    plain = compression.decompressed(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
+    plain = compression.decompress_blocks(suffix, blocks, str(path)) if suffix in compression.SUFFIXES else blocks
     yield from io.BytesIO(b"".join(block for block, _ in plain))
 
 
@@ -161,7 +163,7 @@ def object_chunks(
     file: InputFile,
     base: int,
     next_todo: Callable[[int], int],
-    record: Callable[[int, dict[str, Any]], Record | Failed] | None = None,
+    record: Callable[[int, dict[str, object]], Record | Failed] | None = None,
 ) -> Generator[Chunk, None, int]:
     """The objects of a file that are not done; at most 512 rows per chunk, from one 256 KiB block or longer line.
 

@@ -163,7 +163,7 @@ class ServerSpans:
         )
         return RequestSpan(span, method) if span.is_recording() else None
 
-    def batches(self, process: Callable[[list[T]], Sequence[object]]) -> Callable[[list[Any]], Sequence[object]]:
+    def batches(self, process: Callable[[list[T]], Sequence[object]]) -> Callable[[list[object]], Sequence[object]]:
         """The function that runs a batch, with a span for each call.
 
         The span is a child of the first request of the batch, and linked to all of them; each of them links to it.
