@@ -245,7 +245,8 @@ def simulate(records: list[tuple[int, int]], growth: Growth) -> tuple[float, flo
 
 
 @pytest.mark.parametrize(
-    ("kind", "slower"), [("constant", 1.06), ("long-tailed", 1.2), ("by prompt", 1.05), ("drifting", 1.05), ("rising", 1.1)]
+    ("kind", "slower"),
+    [("constant", 1.06), ("long-tailed", 1.2), ("by prompt", 1.05), ("drifting", 1.05), ("rising", 1.1)],
 )
 def test_few_tokens_are_computed_again_and_little_time_is_lost(kind: str, slower: float) -> None:
     records = lengths(kind)

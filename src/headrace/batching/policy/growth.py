@@ -32,6 +32,9 @@ _NAMES = ("start", "limit", "group", "latest")
 _SMOOTHING = 0.05
 """Weight of the latest record in the comparison of predictions."""
 
+_BETTER = 0.001
+"""By how much smaller the error of a prediction must be, as a share of the limit."""
+
 _RAISED, _LOWERED = 0.1, 0.98
 """How much caution a record adds that had to be evicted, and how much remains after one that finished."""
 
@@ -75,7 +78,7 @@ class Growth:
         if len(self._kinds) > _KINDS:
             self._kinds.popitem(last=False)
         best = min(self._errors, key=self._errors.__getitem__, default=None)
-        self._best = best if best is not None and self._errors[best] < 0 else None
+        self._best = best if best is not None and self._errors[best] < -_BETTER else None
         self._all.add(share)
         self.caution *= _LOWERED
 
