@@ -85,29 +85,30 @@ class Growth:
 
         The mean over the kept records that grew further than this one; `most` if there are none.
         """
-        known = self._finals(start, most, held, group)
-        count = sum(records for _, records in known)
-        return sum(final * records for final, records in known) / count if count else max(most, held)
+        if most <= start or held >= most:
+            return max(most, held)
+        room = most - start
+        share = (held - start) / room if held > start else 0.0
+        return start + room * self._alike(start, most, group).beyond(share)
 
     def outcomes(self, start: float, most: float, held: float, group: Hashable = None) -> list[tuple[float, float]]:
         """The final costs that a record may have that has reached `held`, ascending, and their probabilities.
 
         They stand for the kept records that grew further than this one, and for some that are assumed to reach `most`.
         """
-        known = self._finals(start, most, held, group)
-        total = sum(records for _, records in known) + _DOUBT
-        return [*((final, records / total) for final, records in known), (max(most, held), _DOUBT / total)]
-
-    def _finals(self, start: float, most: float, held: float, group: Hashable) -> list[tuple[float, int]]:
-        """A few final costs for the kept records that grew further than `held`, and how many each stands for."""
         if most <= start or held >= most:
-            return []
+            return [(max(most, held), 1.0)]
+        room = most - start
+        shares = self._alike(start, most, group).outcomes_beyond((held - start) / room if held > start else 0.0)
+        return [(start + room * share, probability) for share, probability in shares]
+
+    def _alike(self, start: float, most: float, group: Hashable) -> _Shares:
+        """The kept records that predict such a record best."""
         shares = self._all
         if self._best is not None:
             alike = self._kinds.get((self._best, _kind(self._best, start, most, group)))
             shares = alike if alike is not None and len(alike) >= _ENOUGH_ALIKE else shares
-        means = shares.means_beyond((held - start) / (most - start) if held > start else 0.0)
-        return [(start + (most - start) * mean, records) for mean, records in means]
+        return shares
 
 
 class _Shares:
@@ -117,6 +118,7 @@ class _Shares:
         self._latest: deque[float] = deque()
         self._sorted: list[float] = []
         self._sums: list[float] | None = None
+        self._outcomes: dict[int, list[tuple[float, float]]] = {}
 
     def __len__(self) -> int:
         return len(self._sorted)
@@ -127,6 +129,7 @@ class _Shares:
         if len(self._latest) > _SAMPLE:
             del self._sorted[bisect_right(self._sorted, self._latest.popleft()) - 1]
         self._sums = None
+        self._outcomes.clear()
 
     def beyond(self, share: float) -> float:
         """The mean of those that grew further than `share`, or of all for 0; 1 if there are none."""
@@ -134,13 +137,19 @@ class _Shares:
         sums = self._sums_to()
         return (sums[-1] - sums[first]) / (len(self._sorted) - first) if first < len(self._sorted) else 1.0
 
-    def means_beyond(self, share: float) -> list[tuple[float, int]]:
-        """Those that grew further, or all for 0, in a few groups: the mean and the size of each."""
+    def outcomes_beyond(self, share: float) -> list[tuple[float, float]]:
+        """A few shares that stand for those that grew further, or all for 0, ascending, and their probabilities."""
         first = self._first_beyond(share)
-        count = len(self._sorted) - first
-        sums, groups = self._sums_to(), min(_OUTCOMES, count)
-        ends = [first + count * number // groups for number in range(groups + 1)] if groups else []
-        return [((sums[end] - sums[at]) / (end - at), end - at) for at, end in pairwise(ends)]
+        found = self._outcomes.get(first)
+        if found is None:
+            count = len(self._sorted) - first
+            sums, groups = self._sums_to(), min(_OUTCOMES, count)
+            ends = [first + count * number // groups for number in range(groups + 1)] if groups else []
+            total = count + _DOUBT
+            found = [((sums[end] - sums[at]) / (end - at), (end - at) / total) for at, end in pairwise(ends)]
+            found.append((1.0, _DOUBT / total))
+            self._outcomes[first] = found
+        return found
 
     def _first_beyond(self, share: float) -> int:
         return bisect_right(self._sorted, share) if share > 0 else 0
