@@ -88,7 +88,7 @@ def positive_numbers(flag: str, text: str | None) -> tuple[int, ...]:
     words = comma_separated(text)
     for word in words:
         if not (word.isascii() and word.isdecimal() and int(word) > 0):
-            raise ConfigError(f"{flag} is {text!r}, and {word!r} is not a whole number above 0")
+            raise ConfigError(f"{flag} {text}: {word!r} is not a whole number above 0")
     return tuple(sorted(map(int, words)))
 
 

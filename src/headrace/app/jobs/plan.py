@@ -149,7 +149,7 @@ def _checked(
     undo.callback(user.close)
     found = columns.resolve(shown, _columns(settings, task, url), user if settings.prepare else None)
     if column in found.keep:
-        raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} is named so")
+        raise ConfigError(f"cannot keep column {column!r}: the output of task {config.task!r} has that name")
     if target.format in ("jsonl", "csv", "tsv") and url is None and settings.prepare is None:
         _check_kept(shown, found.keep)
     _check_output(settings, output)

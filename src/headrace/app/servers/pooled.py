@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from headrace.app.servers.server import ServerSettings, build_part, check_settin
 from headrace.app.settings_file import read_settings
 from headrace.argument_types import parse_size
 from headrace.engines.choosing.config import EngineConfig
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, nearest
 from headrace.events import Listener
 from headrace.observe.exporters.prometheus import PrometheusListener, device_seconds, merge_pages
 from headrace.observe.live.server import ServerAccount, ServerFacts, numbered
@@ -117,9 +116,8 @@ def _first(error: ValidationError) -> str:
     if first["type"] != "extra_forbidden":
         return f"{place}: {first['msg']}"
     kind = PoolSection if first["loc"][0] == "pool" else ModelSection if len(first["loc"]) > 1 else ModelsFile
-    close = difflib.get_close_matches(str(first["loc"][-1]), list(kind.model_fields), 1)
-    meant = f"did you mean {close[0]}?" if close else f"known: {', '.join(kind.model_fields)}"
-    return f"{place} is unknown; {meant}"
+    more = nearest(str(first["loc"][-1]), kind.model_fields) or f"; known: {', '.join(kind.model_fields)}"
+    return f"{place} is unknown{more}"
 
 
 def build_pooled(content: ModelsFile, shared: ServerSettings) -> tuple[FastAPI, ServerState]:

@@ -106,7 +106,8 @@ class IterableSource:
             rows = self._make()
             if not isinstance(rows, (Iterable, AsyncIterable)):
                 raise ConfigError(
-                    f"the input is of type {type(rows).__name__}: no file name, no iterable, no function of one"
+                    f"the input is of type {type(rows).__name__}; give a file name, an iterable or a function that "
+                    "returns one"
                 )
             yield from _run(rows) if isinstance(rows, AsyncIterable) else iter(rows)
         except (GeneratorExit, HeadraceError):

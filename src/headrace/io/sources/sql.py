@@ -137,7 +137,7 @@ class SqlSource:
     def _changed(self) -> JobError:
         return BrokenOffError(
             f"the rows of the query have changed in {self._database.shown} while they were read; finished records are "
-            "kept: query a table that stays as it is"
+            "kept: query a table that does not change"
         )
 
 

@@ -139,7 +139,7 @@ class Lease:
                 self._sleep(RENEW_S / 2)  # if another process does the same now, the last writer wins
             holder, _ = self._read()
             if holder is None or holder.token != self._me.token:
-                raise OutputLockedError(f"{self._output} was taken by {holder} this moment; wait for it")
+                raise OutputLockedError(f"{self._output} has just been taken by {holder}; wait for it")
             self._followed = self._clock()
         self._renewed = self._sent  # the response to that put may have been lost
 
