@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.acceptance.command import FAKE, PROGRAM, ROOT, headrace, lines_of
+from tests.acceptance.command import FAKE, PROGRAM, ROOT, end, headrace, lines_of, start, traced
+from tests.acceptance.warm import Forked
 
 import headrace as package
 
@@ -153,6 +155,19 @@ def test_version_and_help(tmp_path: Path) -> None:
     assert status == 0
     for words in ("Exit status", "some records failed", "--max-error-rate", "--on-too-long"):
         assert words in said
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks on Linux alone")
+def test_the_tests_own_forks_end_as_new_processes_do(tmp_path: Path) -> None:
+    commands = ("--version",), ("run", "--no-such-flag"), ("inspect", "none.jsonl")
+    forks = [start(*command, folder=tmp_path) for command in commands]
+    assert {type(fork) for fork in forks} == {Forked}
+    ended = [headrace(*command, folder=tmp_path, imported="nothing") for command in commands]
+    assert [end(fork) for fork in forks] == ended
+    assert [status for status, _ in ended] == [0, 2, 2]
+    with traced(start("run", "-i", "in.jsonl", folder=tmp_path)) as killed:
+        killed.kill()
+        assert killed.wait() == -signal.SIGKILL
 
 
 def test_without_typer_it_says_what_to_install(tmp_path: Path) -> None:

@@ -203,6 +203,8 @@ def lengths(kind: str, count: int = 400) -> list[tuple[int, int]]:
             prompt, answer = rng.choice([(prompt, rng.randint(10, 20)), (prompt + 200, rng.randint(350, 450))])
         elif kind == "drifting":
             answer = min(max(round(rng.gauss(40 + number, 15)), 4), 512)
+        elif kind == "rising":
+            answer = round(20 + 1.1 * number + rng.uniform(-8, 8))
         found.append((prompt, answer))
     return found
 
@@ -243,7 +245,8 @@ def simulate(records: list[tuple[int, int]], growth: Growth) -> tuple[float, flo
 
 
 @pytest.mark.parametrize(
-    ("kind", "slower"), [("constant", 1.06), ("long-tailed", 1.2), ("by prompt", 1.05), ("drifting", 1.05)]
+    ("kind", "slower"),
+    [("constant", 1.06), ("long-tailed", 1.2), ("by prompt", 1.05), ("drifting", 1.05), ("rising", 1.1)],
 )
 def test_few_tokens_are_computed_again_and_little_time_is_lost(kind: str, slower: float) -> None:
     records = lengths(kind)

@@ -23,11 +23,17 @@ _OUTCOMES = 4
 _KINDS = 512
 """How many kinds of records to keep; those that are not used are forgotten."""
 
-_NAMES = ("start", "limit", "group")
-"""What the records of one kind have in common."""
+_LATEST = 24
+"""How many finished records show whether lengths are changing."""
+
+_NAMES = ("start", "limit", "group", "latest")
+"""What the records of one kind have in common; the last kind are the latest of all."""
 
 _SMOOTHING = 0.05
 """Weight of the latest record in the comparison of predictions."""
+
+_BETTER = 0.001
+"""By how much smaller the error of a prediction must be, as a share of the limit."""
 
 _RAISED, _LOWERED = 0.1, 0.98
 """How much caution a record adds that had to be evicted, and how much remains after one that finished."""
@@ -37,14 +43,14 @@ class Growth:
     """Predicts a record's final cost from finished records.
 
     It keeps the growth of each as a share: 0 for a record that did not grow, 1 for one that reached its maximum, so
-    that requests with different limits are comparable. It does so for all records and for records alike in one thing:
-    their initial cost, their limit, or their group. What has predicted the latest records best is used.
+    that requests with different limits are comparable. It does so for all records, for the very latest, and for records
+    alike in one thing: their initial cost, their limit, or their group. What has predicted best lately is used.
 
     Short records finish first, which makes early estimates too low; callers must be able to evict records.
     """
 
     def __init__(self) -> None:
-        self._all = _Shares()
+        self._all = _Shares(_SAMPLE)
         self._kinds: OrderedDict[tuple[str, Hashable], _Shares] = OrderedDict()
         self._errors: dict[str, float] = {}
         """By what records are alike in: the error of its predictions, less that of the predictions for all."""
@@ -62,7 +68,7 @@ class Growth:
             value = _kind(name, start, most, group)
             if value is None:
                 continue
-            shares = self._kinds.setdefault((name, value), _Shares())
+            shares = self._kinds.setdefault((name, value), _Shares(_LATEST if name == "latest" else _SAMPLE))
             self._kinds.move_to_end((name, value))
             if len(shares) >= _ENOUGH_ALIKE:
                 error = abs(shares.beyond(0.0) - share) - usual
@@ -72,7 +78,7 @@ class Growth:
         if len(self._kinds) > _KINDS:
             self._kinds.popitem(last=False)
         best = min(self._errors, key=self._errors.__getitem__, default=None)
-        self._best = best if best is not None and self._errors[best] < 0 else None
+        self._best = best if best is not None and self._errors[best] < -_BETTER else None
         self._all.add(share)
         self.caution *= _LOWERED
 
@@ -112,9 +118,10 @@ class Growth:
 
 
 class _Shares:
-    """How far the latest records grew."""
+    """How far the latest records grew, at most `size`."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._latest: deque[float] = deque()
         self._sorted: list[float] = []
         self._sums: list[float] | None = None
@@ -126,7 +133,7 @@ class _Shares:
     def add(self, share: float) -> None:
         self._latest.append(share)
         insort(self._sorted, share)
-        if len(self._latest) > _SAMPLE:
+        if len(self._latest) > self._size:
             del self._sorted[bisect_right(self._sorted, self._latest.popleft()) - 1]
         self._sums = None
         self._outcomes.clear()
@@ -163,6 +170,6 @@ class _Shares:
 
 def _kind(name: str, start: float, most: float, group: Hashable) -> Hashable:
     """What a record has in common with those of its kind: a size within a factor of about 1.4, or the group."""
-    if name == "group":
-        return group
+    if name in ("group", "latest"):
+        return group if name == "group" else True
     return round(2 * math.log2(max(start if name == "start" else most - start, 1.0)))

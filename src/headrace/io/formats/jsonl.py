@@ -9,7 +9,7 @@ from headrace.io.formats.strict_json import OnNan, StrictJson, json_default
 from headrace.io.formats.writer import LineWriter, row_of
 from headrace.io.storage.files import InputFile
 from headrace.io.storage.lines import object_chunks
-from headrace.records import Ok, Record
+from headrace.records import Ok
 
 
 class JsonlFormat:
@@ -27,7 +27,7 @@ class JsonlFormat:
 
     def read(self, file: InputFile, base: int, next_todo: Callable[[int], int]) -> Generator[Chunk, None, int]:
         """At most 512 rows per chunk, from one block of 256 KiB (or one longer line)."""
-        return object_chunks(file, base, next_todo, lambda position, row: Record(position, position, row))
+        return object_chunks(file, base, next_todo)
 
 
 class JsonlWriter(LineWriter):

@@ -163,7 +163,7 @@ def object_chunks(
     file: InputFile,
     base: int,
     next_todo: Callable[[int], int],
-    record: Callable[[int, dict[str, object]], Record | Failed],
+    record: Callable[[int, dict[str, object]], Record | Failed] | None = None,
 ) -> Generator[Chunk, None, int]:
     """The objects of a file that are not done; at most 512 rows per chunk, from one 256 KiB block or longer line.
 
@@ -171,7 +171,7 @@ def object_chunks(
 
     Args:
         base: the position of the first non-blank line; the number of such lines is returned.
-        record: makes a record from a position and an object, or a `Failed`.
+        record: makes a record from a position and an object, or a `Failed`; None to take the object as it is.
     """
     begin = base
     for block, size in line_blocks(file):
@@ -188,7 +188,7 @@ def object_chunks(
                 except (ValueError, TypeError, RecursionError) as error:
                     failures.append(_failed_line(position, line, error))
                     continue
-                outcome = record(position, row)
+                outcome = Record(position, position, row) if record is None else record(position, row)
                 if isinstance(outcome, Record):
                     records.append(outcome)
                 else:
